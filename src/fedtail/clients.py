@@ -91,11 +91,11 @@ class Shard:
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
-        """The loss of every client of the shard under one of the broadcast models, (clients,) float64.
+        """The loss of every client of the shard under the broadcast model of index `model`, (clients,) float64.
 
-        It is the mean over the client's examples, or the number that `objective` computes ((clients, metrics) for an evaluation).
-        Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of the round,
-        which stores it in `memo`; later calls read it there.
+        It is the mean over the client's examples, or the number that `objective` computes in its place ((clients, metrics) for an
+        evaluation). Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of
+        the round, which stores it in `memo`; later calls read it there.
         """
         name = memo_key(model, objective)
         if name not in self.memo:
@@ -319,7 +319,7 @@ class Clients:
             self.take(finite).store_rows(self.memory, rows[finite])
 
     def store_rows(self, memory: str, values: Tensor) -> None:
-        """Store one floating-point row per client under the name `memory`, to be read from the next round on.
+        """Store `values`, one floating-point row per client, (clients, ...), under the name `memory`, for the next round on.
 
         A row of NaN means that the client stores nothing. Rows of `LARGE` numbers or more, and those of a name that is on disk
         already, are written to disk at once where the shard has a place for them; others are held in the shard. Raises TypeError
@@ -355,10 +355,10 @@ def memo_key(model: int, objective: Any) -> Any:
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
-    """The mean over each client's examples of several functions (outputs, targets) -> (examples,), under one model (dim,).
+    """The mean of several functions (outputs, targets) -> (examples,) over the examples of each client of `population`.
 
-    Returns (functions, clients) float64 on the CPU; NaN for a client without examples. Needs one forward pass over all examples,
-    in batches that span clients.
+    Outputs are those of `kernel` under the flat model `params`, (dim,). Returns (functions, clients) float64 on the CPU; NaN for
+    a client without examples. Takes one forward pass over all examples, in batches that span clients.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in batches_across_clients(population, kernel.flat, params):

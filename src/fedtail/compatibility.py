@@ -203,9 +203,10 @@ def _counting_note(method: FederatedAlgorithm) -> str:
 
 
 def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
-    """The cell that says whether a risk runs with noise at a finite epsilon: "yes", "inside `Binned`", or "no" with the refusals.
+    """The cell that says whether the method's risk runs with noise at a finite epsilon.
 
-    `noise` is that of the updates; `histogram` is what `Binned` reads the losses by.
+    It is "yes", "inside `Binned`" (only with that wrapper), or "no" with the refusals. `noise` is that of the updates;
+    `histogram` is what `Binned` reads the losses by.
     """
     private = _method_with_private_mean(method, noise)
     found = _refusal_texts(private, PlainChannel())

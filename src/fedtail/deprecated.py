@@ -223,7 +223,10 @@ class _OldAttribute(property):
 
 
 def _old_attribute_property(kind: str, old: str, new: str) -> property:
-    """A property for a deprecated attribute, which reads and sets the attribute `new`, each with a DeprecationWarning."""
+    """A property for the deprecated attribute `old`, which reads and sets the attribute `new` with a DeprecationWarning.
+
+    `kind` is the name of the class, for the warning.
+    """
     def get_new(self: Any) -> Any:
         """Warn of the deprecated name, and return the attribute under its new name."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=3)

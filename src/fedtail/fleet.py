@@ -140,16 +140,19 @@ class Fleet(Protocol):
         ...
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers."""
+        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers.
+
+        `encoding` encodes the clients' rows before they are summed; the caller decodes.
+        """
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
+        """For each of `questions` the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
 
-        `again` is called to charge the ledger before clients are asked once more; `graph` says which clients share masks, by
-        default all with all. The sums are unmasked only where at least `needed` clients answered; a round's other sums may need
-        fewer.
+        `encoding` encodes the clients' rows as integers, which are then masked. `again` is called to charge the ledger before
+        clients are asked once more; `graph` says which clients share masks, by default all with all. The sums are unmasked only
+        where at least `needed` clients answered; a round's other sums may need fewer.
         """
         ...
 

@@ -224,7 +224,10 @@ class Statistic:
         return _release_entry(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One bound on the absolute entries of a row, (1,) float64: the part's `row_bound`; `width` is not used."""
+        """One bound on the absolute entries of a row, (1,) float64, for at most `clients` clients of at most `mass` each.
+
+        It is the part's `row_bound`; `width` is not used.
+        """
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
@@ -434,7 +437,10 @@ class Evaluate:
         return _release_entry(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one."""
+        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one.
+
+        No argument is used.
+        """
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
@@ -495,7 +501,7 @@ class Count:
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """A bound of one on the only entry, (1,) float64."""
+        """A bound of one on the only entry, (1,) float64. No argument is used."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
@@ -610,11 +616,11 @@ def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
-    """The client's only entry point: compute, clip, noise and encode one row per client, (clients, width), in their order.
+    """The client's only entry point: its answer to `question`, one encoded row per client, (clients, width), in their order.
 
-    A client whose row is not finite is marked as failed in the shard, and its row becomes zero before noise is added. In a sum of
-    updates without noise, a client that was to contribute is also marked as failed if its row is all zeros. Raises ValueError
-    where the encoding would round rows after integer noise was added.
+    Rows are computed, clipped, noised and encoded. A client whose row is not finite is marked as failed in the shard, and its row
+    becomes zero before noise is added. In a sum of updates without noise, a client that was to contribute is also marked as
+    failed if its row is all zeros. Raises ValueError where the encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -656,7 +662,7 @@ def count_silent_clients(questions: Iterable[Any], shard: Shard) -> int:
 
 
 def refuse_rounding_after_noise(question: Question, width: int, encoding: Encoding) -> None:
-    """Raise a ValueError where the encoding would round rows of `width` integers again after their noise was added.
+    """Raise a ValueError where the encoding would round a question's rows of `width` integers after their noise was added.
 
     The privacy cost on the ledger is that of the sum without such rounding.
     """

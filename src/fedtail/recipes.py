@@ -56,7 +56,8 @@ def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> Fe
 def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
     """FedProx: FedAvg in which each client adds the penalty strength / 2 |w - received|^2 to its loss.
 
-    `strength` (mu) holds clients near the model they received; other keywords go to `LocalSGD`.
+    `strength` (mu) holds clients near the model they received. `cohort_size` clients are sampled uniformly each round; other
+    keywords go to `LocalSGD`.
     """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
@@ -66,11 +67,11 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
              **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
-    `form` is "exact" (weights of Algorithm 3, the default), "filter" (Algorithm 1), or "smoothed" by a divergence (eq. 14);
-    `smoothing` (nu, 0.1 by default) is for the last one only. `quantile` finds the threshold of the first two, by default
-    `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the threshold, is found anew only every so many rounds; in
-    between, as losses fall, fewer clients reach it. Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and
-    for a setting that does not belong to the form.
+    `cohort_size` clients are sampled uniformly each round. `form` is "exact" (weights of Algorithm 3, the default), "filter"
+    (Algorithm 1), or "smoothed" by a divergence (eq. 14); `smoothing` (nu, 0.1 by default) is for the last one only. `quantile`
+    finds the threshold of the first two, by default `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the
+    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. Other keywords go to
+    `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -89,7 +90,8 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
     """q-FFL, solved by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
 
-    `lipschitz` (L) is by default one over the round's local learning rate; other keywords go to `LocalSGD`.
+    `cohort_size` clients are sampled uniformly each round. `lipschitz` (L) is by default one over the round's local learning
+    rate; other keywords go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
 
@@ -97,8 +99,8 @@ def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, 
 def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, **local: Any) -> FederatedAlgorithm:
     """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t -> 0 is FedAvg.
 
-    `loss_bound` is a public bound on the losses; without one each round first asks for the cohort's largest loss. Other keywords
-    go to `LocalSGD`.
+    `cohort_size` clients are sampled uniformly each round. `loss_bound` is a public bound on the losses; without one each round
+    first asks for the cohort's largest loss. Other keywords go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=Tilted(tilt, loss_bound))
 
@@ -188,7 +190,7 @@ def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:
-    """A `Family` with one Delta-FL method for each tail fraction (theta), all on the same cohorts of `cohort_size` clients.
+    """A `Family` with one Delta-FL method for each of `tail_fractions` (theta), all on the same cohorts of `cohort_size` clients.
 
     `settings` go to `delta_fl`. `fedtail.choose` picks a model for each client.
     """

@@ -375,11 +375,11 @@ class _RunningLosses:
 
     def gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
                  t: float, tau: float) -> Tensor:
-        """The weighted gradient over mini-batches of some groups, (dim,), after updating these groups' estimates in place.
+        """The weighted gradient at `params` over mini-batches of some groups, (dim,), after updating their estimates in place.
 
         `rows` holds the mini-batch of each group in `groups`. Estimates are updated from the losses of the same rows or, where it
         is given, of the mini-batches in `apart`. Within a group an example of loss f has weight exp(tau (f - R_g)), capped at the
-        size of the group, with R_g the group's estimate. Groups are weighted in proportion to |g| exp(t R_g).
+        size of the group, with R_g the group's estimate. Groups are weighted in proportion to |g| exp(t R_g), with |g| the size.
         """
         leaf = params.detach().requires_grad_()
         losses = self.losses_of(leaf, np.concatenate(rows))

@@ -191,7 +191,7 @@ def parse_statistic(name: str) -> tuple[str, float | None]:
 
 
 def named_statistic(distribution: Any, name: str) -> float:
-    """The statistic `name` of a `Distribution` or `ClientHistogram`.
+    """The statistic called `name` of `distribution`, a `Distribution` or `ClientHistogram`.
 
     Names are "mean", "std", "variance", and "p90", "worst10", "best5" with any percentage in (0, 100]; others raise FieldError.
     """

@@ -243,10 +243,9 @@ class EvaluatedRound:
         return max(1 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast of the models to train on.
+        """The method's broadcast for this state and seed, with the parameters of the models to evaluate appended.
 
-        Where the models to evaluate differ from those, as with averaged iterates, their parameters (models, dim) are
-        appended.
+        Nothing is appended where these equal the models to train on; they differ where iterates are averaged or drawn.
         """
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:

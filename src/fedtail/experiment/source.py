@@ -60,9 +60,9 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read an experiment file and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
+        """Read the experiment file at `path` and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
 
-        Nothing that the file names is imported here; `trust` names the folders and packages from which it may be imported
+        Nothing that the file names is imported by this; `trust` names the folders and packages from which it may be imported
         later. Raises ExperimentError where there is no such file, it is not TOML, or a setting is invalid.
         """
         path = Path(path)
@@ -265,10 +265,10 @@ def _open_brackets(line: str, inside: str) -> str:
 
 
 def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
-    """The key of a TOML table header, with the number of the current entry after each array of tables: ("method", 1, "risk").
+    """The key of a TOML table header [a.b] with the `words` ("a", "b"), with an entry number after each array of tables.
 
-    `entries` holds the current number of each array by key and is changed in place. `another` says that the header begins a
-    new entry, [[...]].
+    A header [method.risk] in the second [[method]] entry gives ("method", 1, "risk"). `entries` holds the current number of each
+    array by key and is changed in place. `another` says that the header begins a new entry, [[...]].
     """
     key: Key = ()
     for place, word in enumerate(words):

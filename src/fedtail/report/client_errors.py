@@ -43,7 +43,7 @@ class PageClients:
         return not any(self.first.values())
 
     def place_values(self, seed: int, values: np.ndarray) -> np.ndarray:
-        """Put the numbers of one seed's clients into the rows of that seed; returns an array over all rows, (clients,) float64.
+        """An array over all rows, (clients,) float64, with `values`, those of one seed's clients, in that seed's rows.
 
         The other rows are NaN.
         """
@@ -67,10 +67,9 @@ class _Identity:
 
 
 def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
-    """The clients of a split over all runs that have a table over clients; None where no run has one.
+    """The clients of a split over all runs of the methods that have a table over clients; None where no run has one.
 
-    Raises ValueError where two runs of the same seed have different clients, so that their errors cannot be compared by
-    client.
+    Raises ValueError where two runs of the same seed have different clients, so that their errors cannot be compared by client.
     """
     known: dict[int, tuple[RunFolder, _Identity]] = {}
     for run in {run.path: run for m in methods for run in m.runs_with_table.values()}.values():
@@ -126,9 +125,10 @@ def _client_identity(run: RunFolder, split: str) -> _Identity:
 
 
 def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
-    """The clients of all seeds as rows: one for each client where all seeds have the same clients and data.
+    """The clients of all seeds, given `by_seed`, as rows: one for each client where all seeds have the same clients and data.
 
-    Otherwise the clients of each seed follow those of the one before, with the seed in their names. None without seeds.
+    Otherwise the clients of each seed follow those of the one before, with the seed in their names. None without seeds. `split`
+    is only stored in the result.
     """
     if not by_seed:
         return None
@@ -217,8 +217,8 @@ def plotted_clients(count: int, most: int = POINTS) -> np.ndarray:
 def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Ascending positions of the clients listed on the page, and of those among them that a scatter plot shows.
 
-    Up to 2000 clients are all listed. Of more, the plotted ones are listed and, for each method, the 50 with the lowest and
-    the 50 with the highest difference in `gains`.
+    `count` is the number of clients; up to 2000 are all listed. Of more, the plotted ones are listed and, for each method, the 50
+    with the lowest and the 50 with the highest difference in `gains`.
     """
     points = plotted_clients(count)
     if count <= LISTED:

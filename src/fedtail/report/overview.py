@@ -142,12 +142,12 @@ def family_slider(family: MethodFamily, methods: Sequence[Method], clients: Page
 
 
 def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """How many clients picked each model of a family by one half of their examples, and the errors on the other half.
+    """How many clients picked each model of a family, its `members`, by one half of their examples, and errors on the other half.
 
     A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the error statistics of each model, and `own`,
-    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under
-    the last model, and by size). Clients without a finite error under every model are left out. None where no client picked.
-    With `percent`, error classes are labelled in percent.
+    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under the
+    last model, and by size). Clients without a finite error under every model are left out. None where no client picked. With
+    `percent`, error classes are labelled in percent.
     """
     picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
     judged = [column_by_seed(m, clients, "judged") for m in members]

@@ -126,10 +126,10 @@ def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily])
 
 
 def _first_compared_method(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
-    """The position of the method that the page first compares with the baseline.
+    """The position in `methods` of the one that the page first compares with the method at position `baseline`.
 
-    It is the middle one of the other members of the baseline's family; without a family the first other method, and the
-    baseline itself where it is the only method.
+    It is the middle one of the other members of the baseline's family; without a family the first other method, and the baseline
+    itself where it is the only method.
     """
     others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
     if others:

@@ -113,9 +113,9 @@ def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, 
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
-    """Of the rounds that each client was sampled for, the share to which it contributed, over all seeds, (clients,).
+    """Of the rounds that each client was sampled for under `method`, the share to which it contributed, (clients,).
 
-    NaN for a client that was never sampled.
+    Rounds of all seeds are counted together. NaN for a client that was never sampled.
     """
     sampled = _total_over_seeds(column_by_seed(method, clients, "asked"), len(clients))
     contributed = _total_over_seeds(column_by_seed(method, clients, "in_tail"), len(clients))
@@ -123,15 +123,16 @@ def tail_share(method: Method, clients: PageClients) -> np.ndarray:
 
 
 def _total_over_seeds(values: dict[int, np.ndarray], count: int) -> np.ndarray:
-    """The sum over seeds for each client, (count,), where NaN counts as zero; zeros where there are no seeds."""
+    """The sum over seeds of `values`, arrays by seed, for each client, (count,); NaN is taken for zero. Zeros without seeds."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
 def _tail_composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class of clients among contributors, and among all sampled clients.
+    """The share of each class of clients among the contributors, by window, and among all sampled clients, as a dict.
 
-    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for
-    each class, over all windows. `which` is the class of each client, a position in `labels`.
+    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for each
+    class, over all windows. `found` counts how often each client was sampled and contributed; `which` is the class of each
+    client, a position in `labels`.
     """
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
@@ -141,10 +142,10 @@ def _tail_composition(found: Participation, labels: list[str], which: np.ndarray
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
-    """The 25 clients that contributed most often: lists of their names, sizes and how often they contributed and were sampled.
+    """The 25 clients that contributed most often, by the counts in `found`, as a dict of lists over these clients.
 
-    `share` has a list over windows for each of them: of the rounds it was sampled for, the share to which it contributed,
-    None where it was not sampled.
+    These are `names`, `sizes`, how often they `contributed` and were `sampled`, and `share`, a list over windows for each: of the
+    rounds it was sampled for, the share to which it contributed, None where it was not sampled.
     """
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]

@@ -139,10 +139,10 @@ def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
 
 
 def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
-    """A checkpoint as the bytes of a safetensors file: tensors, and as metadata the other values and a digest of everything.
+    """A checkpoint of `trained` as the bytes of a safetensors file: tensors, other values as metadata, and a digest of both.
 
-    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not
-    copied: the metadata names its files. `lines` has the size and digest of each growing file.
+    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not copied:
+    the metadata names its files. `lines` has the size and digest of each growing file.
     """
     from safetensors.torch import save
 

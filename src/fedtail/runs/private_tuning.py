@@ -160,10 +160,11 @@ class PrivateSearch:
         return draw_number_of_trials(self.stopping_rule, self.search.settings.trials, random)
 
     def release_held_out_histogram(self, trained: Trained, seed: int) -> Any:
-        """Have the held-out clients release a noisy histogram of their errors under a trial's model; returns a `ClientHistogram`.
+        """Have the held-out clients release a noisy histogram of their errors under the model of `trained`, a trial.
 
-        Its `statistic(name)` gives "worst10" and others. `seed` drives the noise where the budget is replayable. Requires
-        noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned noise.
+        Returns it as a `ClientHistogram`, whose `statistic(name)` gives "worst10" and others. `seed` drives the noise where the
+        budget is replayable. Requires noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned
+        noise.
         """
         assert self.held_out_evaluation is not None
         [method], first = trained.algorithm.members, self.search.first_experiment()

@@ -255,7 +255,7 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 
 
 def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each round of the file `rounds.jsonl`, in order; nothing where there is no file.
+    """Yield a dict for each round of the file `rounds.jsonl` at `path`, in order; nothing where there is no file.
 
     The first line of the file, which gives the number of clients, is not yielded. A null in the file stands for all clients
     (`asked`) or the whole cohort (`counted`): it is replaced by their positions. `clients` is the number of clients expected,
