@@ -146,7 +146,11 @@ def page_with_table(page: str) -> str:
 
 
 def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
-    """The table's row for a method; `name` is its first column, `private` the cell about noise, the others are decided here."""
+    """The table's row for a method: `name` is its first column, `private` the cell about noise.
+
+    The other cells say whether the method runs over an integer channel, a secure channel, and on nodes that may lose what clients
+    keep, and whether its risk keeps anything on the clients.
+    """
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"

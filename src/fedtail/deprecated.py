@@ -188,7 +188,10 @@ def tables_with_new_names(table: Any) -> Any:
 
 
 def value_with_new_name(name: str, value: Any) -> Any:
-    """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning."""
+    """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning.
+
+    Raises KeyError for a setting that never had a deprecated value.
+    """
     new = VALUES[name].get(value, value)
     if new != value:
         _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)

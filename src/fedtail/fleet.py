@@ -87,7 +87,7 @@ class Fleet(Protocol):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether this process and its workers compute all clients, so that gathering rows here sends them nowhere."""
+        """Whether this process and its workers compute all clients, so that gathered rows do not leave this machine."""
         ...
 
     @property

@@ -184,7 +184,7 @@ class Statistic:
 
     @property
     def name(self) -> str:
-        """The class name of the part whose `statistic` is asked for."""
+        """The class name of the part whose `statistic` is computed, for error texts and the ledger."""
         return type(self.part).__name__
 
     @property
@@ -314,7 +314,7 @@ class Train:
     def contributes(self, clients: Clients) -> Tensor:
         """Which clients have a row other than zero, (clients,) bool: those with a positive weight that take at least one step.
 
-        Computes their losses where the risk reads them; nobody trains.
+        Computes their losses where the risk reads them; no client trains.
         """
         return self.weigh_clients(clients)[1]
 
@@ -390,7 +390,7 @@ class Evaluate:
 
     @property
     def name(self) -> str:
-        """The class name of the part that computes the metrics."""
+        """The class name of the part that computes the metrics, for error texts and the ledger."""
         return type(self.part).__name__
 
     @property

@@ -174,7 +174,7 @@ class _Track:
 
 
 def _descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
-    """Gradient descent from `params` with the given step size until `track.visit` ends it; all iterates are recorded in `track`.
+    """Gradient descent on `objective` from `params` until `track.visit` ends it; all iterates are recorded in `track`.
 
     `step_size` is a number, or a function of the step 0, 1, ... `params` itself is not changed.
     """
@@ -214,9 +214,9 @@ def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: A
 
 
 def _quasi_newton(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
-    """Minimise by scipy's L-BFGS-B, without bounds, from `params` until `track.visit` ends it or scipy finds no lower risk.
+    """Minimise `objective` by scipy's L-BFGS-B, without bounds, from `params`; all iterates are recorded in `track`.
 
-    All iterates are recorded in `track`. The last argument is not used.
+    Ends where `track.visit` says so or scipy finds no lower risk. The last argument is not used.
     """
     from scipy.optimize import minimize
 

@@ -421,7 +421,10 @@ def _takes_any_field(target: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _folder_on_import_path(folder: Path) -> Iterator[None]:
-    """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name."""
+    """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name.
+
+    It is removed from `sys.path` afterwards; imported modules stay loaded.
+    """
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -29,9 +29,9 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
                baseline: str | None = None) -> Path:
     """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
-    Returns the path of the page; folders are created. Methods are the distinct names among the runs, in their order;
-    `baseline` names the one that the others are compared with, by default the first. The file is replaced atomically. Raises
-    ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
+    `title` is the page's heading. Returns the path of the page; folders are created. Methods are the distinct names among the
+    runs, in their order; `baseline` names the one that the others are compared with, by default the first. The file is replaced
+    atomically. Raises ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
     text = render_page(page_data(runs, baseline), title)
@@ -41,7 +41,7 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
 
 
 def render_page(data: dict[str, Any], title: str) -> str:
-    """The whole page as HTML text, from `data` as `page_data` returns it; scripts and styles are embedded.
+    """The whole page as HTML text called `title`, from `data` as `page_data` returns it; scripts and styles are embedded.
 
     Names chosen by users are escaped, in the text and in the embedded JSON. Raises ImportError, with what to install, where
     plotly or jinja2 is missing.

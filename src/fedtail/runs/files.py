@@ -128,7 +128,10 @@ def hold_folder_lock(folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign_folder(folder: Path, own: set[str]) -> None:
-    """Raise RunRefused where `folder` holds files but none of those named in `own`. A missing or empty folder passes."""
+    """Raise RunRefused where `folder` holds files but none of those named in `own`. A missing or empty folder passes.
+
+    The lock file, and a `run.json` whose writing was interrupted, are ignored.
+    """
     there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
     if there and not there & own:
         raise RunRefused(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with "

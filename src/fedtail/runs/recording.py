@@ -342,7 +342,10 @@ def package_versions() -> dict[str, str]:
 
 @contextmanager
 def redirect_warnings(note: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, pass every Python warning to `note` as text instead of printing it; equal texts once only."""
+    """Within the block, pass the text of every Python warning, after "warning: ", to `note` instead of printing it.
+
+    Equal texts are passed once only. How warnings were shown before is restored afterwards.
+    """
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:
