@@ -182,8 +182,8 @@ class FederatedAlgorithm:
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
-        First come those of the risk's questions (one non-private entry where they are not declared), then one of the updates for
-        each time that the cohort trains.
+        First come those of the risk's questions (one non-private entry where the risk does not declare them), then one of the
+        updates for each time that the cohort trains in the round.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:

@@ -217,8 +217,8 @@ class _OldAttribute(property):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The attribute under its new name, with a DeprecationWarning.
 
-        Where it is read on the class itself (`instance` is None), only a class method is found so; anything else gives this
-        property.
+        Read on the class itself (`instance` is None), a class method is returned so too; for anything else this property is
+        returned.
         """
         if instance is None and isinstance(inspect.getattr_static(owner, self.new, None), classmethod):
             instance = owner

@@ -117,7 +117,7 @@ class Fleet(Protocol):
     def schedule(self) -> str | None:
         """How nodes exchange keys and shares for masked sums: "ahead", "simple" or "all-or-nothing" (`fedtail.deployment`).
 
-        None on fleets without nodes, whose rows are not masked by anybody else.
+        None on simulated fleets, which have no nodes.
         """
         ...
 

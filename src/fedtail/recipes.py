@@ -142,11 +142,13 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                 **local: Any) -> FederatedAlgorithm:
     """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
-    A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by
-    the strategy `method`, with noise of `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`,
-    with noise of `noise_multiplier` (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly
-    with their losses instead. `population`, `cohort_size`, `noise` and `planned_clients` are as in `dp_fedavg`; other keywords go
-    to `LocalSGD`. docs/departures.md says where this departs from the paper.
+    Each of the `population` clients is sampled with probability cohort_size / population. A round releases two sums over this
+    cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by the strategy `method`, with noise of
+    `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`, with noise of `noise_multiplier`
+    (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly with their losses instead.
+    `noise` is added by the server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter
+    relies on `planned_clients` of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
+    docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
     sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)

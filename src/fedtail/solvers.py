@@ -69,7 +69,7 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
     `mass`, (n,), defaults to equal masses. `group` goes to risks over groups, `Hierarchical`: labels, (n,) or (depth, n).
 
     `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step (1 at first), halved until
-    the risk falls by at least half of what its gradient promises, alpha |gradient|^2 / 2. Where the risk is beta-smooth that is
+    the risk falls by at least alpha |gradient|^2 / 2, half of what the gradient promises. Where the risk is beta-smooth that is
     soon at least 1/(2 beta), with beta unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta
     is known, `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose
     steps are its own), for risks without kinks.

@@ -109,8 +109,8 @@ class Distribution:
     def angle(self) -> float:
         """The angle in degrees between the vector of `scores` and the all-ones vector: arccos(mean(a) / sqrt(mean(a^2))).
 
-        0 means that all clients have the same score. It is 0 also where all scores are zero, and NaN where one is not finite.
-        Masses are not used as weights.
+        0 means that all clients have the same score. It is 0 also where all scores are zero, and NaN without clients or where a
+        score is not finite. Masses are not used as weights.
         """
         scores = _scale_to_unit(self.scores())
         size = float(scores.square().mean().sqrt())
@@ -121,8 +121,8 @@ class Distribution:
     def kl_to_uniform(self) -> float:
         """KL divergence from the scores, normalised to sum to one, to the uniform distribution over m clients: log m - entropy.
 
-        0 where all scores are equal, zero included; NaN where a score is negative or not finite. Masses are not used as
-        weights.
+        0 where all scores are equal, zero included; NaN without clients, or where a score is negative or not finite. Masses are
+        not used as weights.
         """
         scores = _scale_to_unit(self.scores())
         total = scores.sum()

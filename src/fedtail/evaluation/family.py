@@ -100,7 +100,7 @@ def _best_models(errors: Tensor) -> Tensor:
 
 
 def _client_errors(task: Task, population: Population) -> Tensor:
-    """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
+    """The mean error over examples of every client of `population` under the task's module, (clients,) float64, on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -65,7 +65,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, each under the model it has trained, by name and in the order of clients."""
+        """The metrics of the clients in one block, each under its own trained model: a dict by name of tensors (clients,)."""
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []

@@ -44,7 +44,7 @@ class DataPlan:
         return not self.follows
 
     def __str__(self) -> str:
-        """The data in short: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
+        """A short text on the data: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
         dealt = f", dealt out by {self.partition.name}" if self.partition else ""
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"

@@ -209,12 +209,12 @@ def import_function(source: Source, key: Key, name: str) -> Any:
 
 
 def import_object(source: Source, key: Key, name: str) -> Any:
-    """Import what "module:name" names, from a file in the experiment's folder or else from an installed package.
+    """Import what "module:name" names, from a file in the experiment's folder or else from an installed package; returns it.
 
-    Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not
-    imported, `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during
-    this import only, and only if it is trusted. Raises ExperimentError about `key` where the name is malformed, not trusted,
-    or cannot be imported.
+    Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not imported,
+    `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this import
+    only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted, or
+    cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):

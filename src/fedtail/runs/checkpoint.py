@@ -60,10 +60,10 @@ class Checkpoints:
         self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """Read the newest undamaged checkpoint; returns it, and a sentence about each damaged one.
+        """Read the newest undamaged checkpoint; returns it, and a list with a sentence about each damaged one.
 
-        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next
-        `save` replaces the other file, not the newest.
+        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next `save`
+        replaces the other file, not the newest.
         """
         found, problems = {}, []
         for path in self.files:
