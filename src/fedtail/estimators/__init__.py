@@ -9,7 +9,9 @@ from fedtail.estimators.linear import (
     TiltedLinearRegression,
     TiltedLogisticRegression,
 )
+from fedtail.estimators.pca import SuperquantilePCA, TiltedPCA
 
 __all__ = [
-    "SuperquantileLinearRegression", "SuperquantileLogisticRegression", "TiltedLinearRegression", "TiltedLogisticRegression",
+    "SuperquantileLinearRegression", "SuperquantileLogisticRegression", "SuperquantilePCA", "TiltedLinearRegression",
+    "TiltedLogisticRegression", "TiltedPCA",
 ]

@@ -27,17 +27,18 @@ class Iterate:
     excess: Array         # (units,) s
     slack: Array          # (units,) a
     weights: Array        # (units,) in (0, cap)
-    cap: Array            # (units,)
+    rest: Array           # (units,) cap - weights, the multiplier of s >= 0
 
-    @property
-    def rest(self) -> Array:
-        """What is left of the cap, the multiplier of s >= 0."""
-        return self.cap - self.weights
+    def moved(self, problem: Problem, by: Direction, length: float) -> Iterate:
+        """The iterate that is reached along a direction."""
+        return Iterate(problem.move(self.point, length * by.point), self.threshold + length * by.threshold,
+                       self.excess + length * by.excess, self.slack + length * by.slack,
+                       self.weights + length * by.weights, self.rest - length * by.weights)
 
     @property
     def gap(self) -> float:
         """The mean product of a slack and its multiplier."""
-        return float(self.slack @ self.weights + self.excess @ self.rest) / (2 * len(self.cap))
+        return float(self.slack @ self.weights + self.excess @ self.rest) / (2 * len(self.rest))
 
 
 class Direction(NamedTuple):
@@ -50,11 +51,11 @@ class Direction(NamedTuple):
     weights: Array
 
     def longest(self, at: Iterate) -> float:
-        """The longest step, at most one, that leaves everything positive."""
+        """The longest step that leaves everything positive, but none that is longer than one after `KEEP`."""
         pairs = ((at.excess, self.excess), (at.slack, self.slack), (at.weights, self.weights), (at.rest, -self.weights))
         now, change = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
         falling = change < 0
-        return float(min(1.0, np.min(-now[falling] / change[falling], initial=np.inf)))
+        return float(np.min(-now[falling] / change[falling], initial=1 / KEEP))
 
 
 class Conditions:
@@ -65,8 +66,8 @@ class Conditions:
         self.at = at
         self.losses = problem.losses(at.point)
         self.jacobian = problem.jacobian(at.point)                                     # (units, p)
-        _, slope, diagonal = problem.penalty(at.point)
-        self.gradient = at.weights @ self.jacobian + slope
+        _, self.slope, diagonal = problem.penalty(at.point)
+        self.gradient = at.weights @ self.jacobian + self.slope
         self.missing = 1 - float(at.weights.sum())
         self.primal = self.losses + at.slack - at.threshold - at.excess
         self.divisor = at.slack + at.weights * at.excess / at.rest
@@ -76,6 +77,12 @@ class Conditions:
         self.solve = _positive_solver(hessian)
         self.column = self.stiffness @ self.jacobian
         self.column_solved = self.solve(self.column)
+
+    @property
+    def relative_gradient(self) -> float:
+        """The length of the gradient over what it would be if its terms had one sign."""
+        terms = self.at.weights @ np.abs(self.jacobian) + np.abs(self.slope)
+        return float(np.linalg.norm(self.gradient) / max(np.linalg.norm(terms), 1e-300))
 
     def direction(self, slack_products: Array, excess_products: Array) -> Direction:
         """The step that changes slack times weights, and excess times rest, by these amounts, to first order."""
@@ -102,17 +109,20 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
     risk = Superquantile(tail_fraction)
     at = _first_iterate(problem, start, tail_fraction)
     size = reduce_losses(risk, problem.losses(start), problem.mass).value + problem.penalty(start)[0]
-    best, least = start, size
+    best, least, before = start, size, np.inf
     for step in range(max_iter):
         conditions = Conditions(problem, at)
         value = reduce_losses(risk, conditions.losses, problem.mass).value + problem.penalty(at.point)[0]
-        if value < least:
+        if value <= least:
             best, least = at.point, value
-        terms = np.abs(at.weights) @ np.abs(conditions.jacobian)
-        stationary = np.linalg.norm(conditions.gradient) <= 1e-10 * np.linalg.norm(terms)
-        if stationary and 2 * len(at.cap) * at.gap <= TIGHT * size and np.abs(conditions.primal).max() <= TIGHT * size:
+        gradient = conditions.relative_gradient
+        stationary = gradient <= 1e-10 or before / 2 <= gradient <= 1e-6      # the latter: rounding errors are all that is left
+        if stationary and 2 * len(at.rest) * at.gap <= TIGHT * size and np.abs(conditions.primal).max() <= TIGHT * size:
             return at.point, step + 1, True
-        at = _advance(problem, at, conditions)
+        moved = _advance(problem, at, conditions, 0.01 * TIGHT * size / len(at.rest))
+        if moved is None:
+            return best, step + 1, False
+        at, before = moved, gradient
     return best, max_iter, False
 
 
@@ -124,21 +134,26 @@ def _first_iterate(problem: Problem, start: Any, tail_fraction: float) -> Iterat
     spread = float(np.std(losses)) + 1e-3 * float(np.abs(losses).max()) + 1e-300
     threshold = float(np.quantile(losses, 1 - tail_fraction))
     excess = np.maximum(losses - threshold, 0) + spread
-    return Iterate(start, threshold, excess, threshold + excess - losses, weights, cap)
+    return Iterate(start, threshold, excess, threshold + excess - losses, weights, cap - weights)
 
 
-def _advance(problem: Problem, at: Iterate, conditions: Conditions) -> Iterate:
-    """The next iterate: Mehrotra's predictor and corrector, cut short of the boundary."""
+def _advance(problem: Problem, at: Iterate, conditions: Conditions, least_gap: float) -> Iterate | None:
+    """The next iterate: Mehrotra's predictor and corrector, cut short of the boundary; None where no step is finite."""
     products = at.slack * at.weights, at.excess * at.rest
     ahead = conditions.direction(-products[0], -products[1])
-    length = ahead.longest(at)
+    length = min(1.0, ahead.longest(at))
     after = float((at.slack + length * ahead.slack) @ (at.weights + length * ahead.weights)
-                  + (at.excess + length * ahead.excess) @ (at.rest - length * ahead.weights)) / (2 * len(at.cap))
-    aim = at.gap * min(1.0, max(after, 0.0) / at.gap) ** 3
+                  + (at.excess + length * ahead.excess) @ (at.rest - length * ahead.weights)) / (2 * len(at.rest))
+    aim = max(at.gap * min(1.0, max(after, 0.0) / at.gap) ** 3, least_gap)
     step = conditions.direction(aim - products[0] - ahead.slack * ahead.weights, aim - products[1] + ahead.excess * ahead.weights)
-    length = min(1.0, KEEP * step.longest(at))
-    return Iterate(problem.move(at.point, length * step.point), at.threshold + length * step.threshold,
-                   at.excess + length * step.excess, at.slack + length * step.slack, at.weights + length * step.weights, at.cap)
+    if not (np.isfinite(step.point).all() and np.isfinite(step.weights).all()):
+        return None
+    length = KEEP * step.longest(at)
+    moved = at.moved(problem, step, length)
+    while not np.isfinite(problem.losses(moved.point)).all():
+        length /= 2
+        moved = at.moved(problem, step, length)
+    return moved
 
 
 def _positive_solver(hessian: Array) -> Any:

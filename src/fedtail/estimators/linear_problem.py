@@ -75,15 +75,16 @@ class CrossEntropy:
     def slopes(self, predictions: Array) -> Array:
         """The probabilities less one for the class itself, along the contrasts, (samples, q)."""
         excess = class_probabilities(predictions @ self.contrasts.T)
-        excess[np.arange(len(excess)), self.labels] -= 1
+        mine = np.arange(len(excess)), self.labels
+        excess[mine] = 0.0
+        excess[mine] = -excess.sum(1)                            # that is p - 1, with all its digits where p is near one
         return excess @ self.contrasts
 
     def curvatures(self, predictions: Array) -> Array:
         """The covariance of the contrasts under the probabilities, (samples, q, q)."""
         probabilities = class_probabilities(predictions @ self.contrasts.T)
-        mean = probabilities @ self.contrasts
-        second = np.einsum("nk,ka,kb->nab", probabilities, self.contrasts, self.contrasts, optimize=True)
-        return second - mean[:, :, None] * mean[:, None, :]
+        around = self.contrasts - (probabilities @ self.contrasts)[:, None, :]      # (samples, classes, q)
+        return (probabilities[:, :, None] * around).transpose(0, 2, 1) @ around
 
 
 def class_contrasts(classes: int) -> Array:
@@ -152,6 +153,11 @@ class LinearProblem:
     def mass(self) -> Array:
         """The mass of each unit, (units,)."""
         return self.units.mass
+
+    @property
+    def convex(self) -> bool:
+        """Always: squared errors and cross entropies are."""
+        return True
 
     @property
     def scale(self) -> float:

@@ -41,6 +41,10 @@ class Problem(Protocol):
         """The mass of each unit, (units,), sum one."""
 
     @property
+    def convex(self) -> bool:
+        """Whether every unit's loss is convex in the point."""
+
+    @property
     def scale(self) -> float:
         """The mean loss of a model that explains nothing."""
 

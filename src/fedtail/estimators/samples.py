@@ -30,10 +30,11 @@ class Samples:
     def read(cls, estimator: Any, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None, groups: ArrayLike | None,
              **checks: Any) -> Samples:
         """Check what `fit` was given, by scikit-learn's rules (`checks` are those of its `validate_data`)."""
-        if y is None:
-            inputs, targets = validate_data(estimator, X, dtype=np.float64, **checks), None
-        else:
+        supervised = estimator.__sklearn_tags__().target_tags.required
+        if supervised:
             inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **checks)
+        else:
+            inputs, targets = validate_data(estimator, X, dtype=np.float64, **checks), None
         mass = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
         labels = None if groups is None else read_groups(groups, inputs)
         here = mass > 0

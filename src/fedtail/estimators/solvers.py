@@ -44,17 +44,19 @@ def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> So
     solution = minimise_directly(problem, Mean(), start, max_iter)
     losses = problem.losses(solution.point)
     spread = math.sqrt(problem.mass @ (losses - problem.mass @ losses) ** 2)
-    if spread <= NOTHING * problem.scale or isinstance(risk, Superquantile) and risk.tail_fraction == 1:
+    if not solution.converged or spread <= NOTHING * problem.scale or isinstance(risk, Superquantile) and risk.tail_fraction == 1:
         return solution                                          # losses that are all alike have the same weights in every risk
-    if isinstance(risk, Superquantile | Worst) and len(problem.penalty(start)[1]) <= MANY:
-        tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
-        point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
-        return Solution(point, steps, converged).after(solution)
-    for stage in risks_towards(risk, spread):
-        solution = minimise_directly(problem, stage, solution.point, max_iter, ROUGH).after(solution)
-    if isinstance(risk, Superquantile | Worst):
+    tail, many = isinstance(risk, Superquantile | Worst), len(problem.penalty(start)[1]) > MANY
+    if many or not tail or not problem.convex:
+        for stage in risks_towards(risk, spread):
+            solution = minimise_directly(problem, stage, solution.point, max_iter, ROUGH).after(solution)
+    if not tail:
+        return minimise_directly(problem, risk, solution.point, max_iter).after(solution)
+    if many:
         return solution
-    return minimise_directly(problem, risk, solution.point, max_iter).after(solution)
+    tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
+    point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
+    return Solution(point, steps, converged or not problem.convex and solution.converged).after(solution)
 
 
 def risks_towards(risk: Risk, spread: float) -> Iterator[Risk]:
@@ -75,7 +77,10 @@ def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, t
     """Minimise a smooth risk (`Mean`, `Tilted`, `SmoothedSuperquantile`) from `start`: Newton, or L-BFGS for many parameters."""
     if len(problem.penalty(start)[1]) > MANY:
         return _quasi_newton(problem, risk, start, max_iter, tolerance)
-    return _newton(problem, risk, start, max_iter, tolerance)
+    if not (isinstance(risk, Tilted) and risk.tilt < 0):
+        return _newton(problem, risk, start, max_iter, tolerance)
+    near = _quasi_newton(problem, risk, start, max_iter, ROUGH)      # far from a minimum the Hessian is mostly not positive
+    return near if tolerance >= ROUGH else _newton(problem, risk, near.point, max_iter, tolerance).after(near)
 
 
 def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
@@ -99,6 +104,8 @@ def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: 
         while not small and _objective(problem, risk, moved) > value - 1e-4 * length * decrement and length > 1e-12:
             length /= 2
             moved = problem.move(point, length * direction)
+        if length <= 1e-12:
+            return Solution(point, step + 1, False)
         point, before = moved, decrement
         value = _objective(problem, risk, point)
     return Solution(point, max_iter, False)
