@@ -20,7 +20,6 @@ PRECISE = 1e-28           # relative to the risk: so small a decrement is one of
 ROUGH = 1e-8              # enough on the way
 ROUNDED = 1e-11           # below this decrement the value itself is too rounded to judge a step
 NOTHING = 1e-24           # losses of this part of the scale are rounding errors of zero
-FEWEST_DIGITS = 1e-6      # smoothing of a tail over the spread of the losses, where only L-BFGS is affordable
 
 
 @dataclass(frozen=True)
@@ -46,30 +45,29 @@ def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> So
     spread = math.sqrt(problem.mass @ (losses - problem.mass @ losses) ** 2)
     if not solution.converged or spread <= NOTHING * problem.scale or isinstance(risk, Superquantile) and risk.tail_fraction == 1:
         return solution                                          # losses that are all alike have the same weights in every risk
-    tail, many = isinstance(risk, Superquantile | Worst), len(problem.penalty(start)[1]) > MANY
-    if many or not tail or not problem.convex:
-        for stage in risks_towards(risk, spread):
-            solution = minimise_directly(problem, stage, solution.point, max_iter, ROUGH).after(solution)
-    if not tail:
-        return minimise_directly(problem, risk, solution.point, max_iter).after(solution)
-    if many:
-        return solution
-    tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
-    point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
-    return Solution(point, steps, converged or not problem.convex and solution.converged).after(solution)
+    many = len(problem.penalty(start)[1]) > MANY
+    if isinstance(risk, Superquantile | Worst) and problem.convex and not many:
+        tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
+        point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
+        return Solution(point, steps, converged).after(solution)
+    *way, last = risks_towards(risk, spread, least_smoothing=1e-5 if many else 1e-7)
+    for stage in way:
+        solution = minimise_directly(problem, stage, solution.point, max_iter, ROUGH).after(solution)
+    return minimise_directly(problem, last, solution.point, max_iter).after(solution)
 
 
-def risks_towards(risk: Risk, spread: float) -> Iterator[Risk]:
-    """Easier risks on the way from the mean to `risk`, for losses that spread so much at the least mean.
+def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator[Risk]:
+    """Easier risks on the way from the mean to `risk`, for losses that spread so much at the least mean, and the last one itself.
 
-    Tilts grow by a constant factor, tails are smoothed less and less.
+    Tilts grow by a constant factor. Tails, which are not smooth, are smoothed less and less, to `least_smoothing` of the spread:
+    the last one is this much (times the logarithm of the tail's share) below the tail itself.
     """
     if isinstance(risk, Tilted):
         factor = 4.0 if risk.tilt > 0 else 1.5                   # below zero there are many minima: follow one closely
         count = math.ceil(math.log(max(1.0, abs(risk.tilt) * spread)) / math.log(factor))
-        yield from (Tilted(risk.tilt * factor**-k) for k in range(count, 0, -1))
+        yield from (Tilted(risk.tilt * factor**-k) for k in range(count, -1, -1))
     else:
-        for smoothing in spread * np.geomspace(1, FEWEST_DIGITS, 11):
+        for smoothing in spread * np.geomspace(1, least_smoothing, 1 - round(2 * math.log10(least_smoothing))):
             yield SmoothedSuperquantile(risk.tail_fraction, smoothing) if isinstance(risk, Superquantile) else Tilted(1 / smoothing)
 
 
@@ -136,7 +134,7 @@ def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, A
     if rate:
         sums = moving @ jacobian
         full = mean + rate * (jacobian.T @ (moving[:, None] * jacobian) - np.outer(sums, sums) / max(moving.sum(), 1e-300))
-    return weights @ jacobian + slope, _positive_solver(full, mean)
+    return weights @ jacobian + slope, _positive_solver(*((full, mean) if rate < 0 else (full,)))
 
 
 def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Array]:
