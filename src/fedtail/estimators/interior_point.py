@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
-from fedtail.estimators.problems import Array, Problem, reduce_losses
+from fedtail.estimators.problems import Problem
+from fedtail.estimators.reductions import Array, risk_value
 from fedtail.risk import Superquantile
 
 TIGHT = 1e-11       # how near to the minimum is near enough, relative to it
@@ -108,11 +109,11 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
     """
     risk = Superquantile(tail_fraction)
     at = _first_iterate(problem, start, tail_fraction)
-    size = reduce_losses(risk, problem.losses(start), problem.mass).value + problem.penalty(start)[0]
+    size = risk_value(risk, problem.losses(start), problem.mass) + problem.penalty(start)[0]
     best, least, before = start, size, np.inf
     for step in range(max_iter):
         conditions = Conditions(problem, at)
-        value = reduce_losses(risk, conditions.losses, problem.mass).value + problem.penalty(at.point)[0]
+        value = risk_value(risk, conditions.losses, problem.mass) + problem.penalty(at.point)[0]
         if value <= least:
             best, least = at.point, value
         gradient = conditions.relative_gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import warnings
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +14,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
-from fedtail.estimators.problems import Array, Units, reduce_losses
 from fedtail.estimators.linear_problem import (
     CrossEntropy,
     Design,
@@ -25,12 +23,14 @@ from fedtail.estimators.linear_problem import (
     class_contrasts,
     class_probabilities,
 )
+from fedtail.estimators.problems import Units
+from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.estimators.samples import Samples, check_max_iter, check_strength, tail_risk, tilted_risk
 from fedtail.estimators.solvers import Solution, minimise_directly, minimise_risk
 from fedtail.risk import Risk, Tilted
 
-NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. Raise "
-                 "max_iter, scale the data, or add a penalty (strength).")
+NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
+                 "Raise max_iter, scale the data, or add a penalty (strength).")
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class LinearFit:
             text = NOT_CONVERGED.format(type(estimator).__name__, found.steps, estimator.max_iter)
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         losses = problem.losses(found.point)
-        reduced = reduce_losses(risk, losses, problem.mass)
-        known = {"risk_": reduced.value, "weights_": samples.spread(units.spread(reduced.weights)), "n_iter_": found.steps}
+        weights = samples.spread(units.spread(risk_weights(risk, losses, problem.mass)))
+        known = {"risk_": risk_value(risk, losses, problem.mass), "weights_": weights, "n_iter_": found.steps}
         if units.labels is not None:
             known |= {"groups_": units.labels, "group_losses_": losses}
         return cls(*design.coefficients(found.point), known)
@@ -155,7 +155,7 @@ class LogisticClassifier(ClassifierMixin, BaseEstimator):
 class TiltedLinearRegression(LinearRegressor):
     r"""Linear regression by the tilted risk of the squared errors, TERM [Li23, eq. (7.2)].
 
-    Minimises  (1/t) log sum_i m_i exp(t (y_i - x_i w - b)^2) + (strength / 2) |w|^2  with `tilt` (t) and masses m that sum to one.
+    Minimises  (1/t) log sum_i m_i exp(t (y_i - x_i w - b)^2) + (strength / 2) |w|^2  with `tilt` (t) and masses m of sum one.
     t > 0 lowers the largest errors, t = 0 is least squares (ridge regression), t < 0 plays down outliers, `math.inf` is the
     smallest largest error. The tilt is in units of one over the loss: with targets in other units it means something else.
 
@@ -191,7 +191,8 @@ class SuperquantileLinearRegression(LinearRegressor):
     r"""Linear regression by the superquantile of the squared errors: the mean of the worst `tail_fraction` (theta) of them.
 
     Minimises  S_theta((y_i - x_i w - b)^2) + (strength / 2) |w|^2,  [PLMH23, eq. (6)] over samples. theta = 1 is least squares
-    (ridge regression), theta -> 0 the smallest largest error. Convex, and solved exactly by an interior-point method.
+    (ridge regression), theta -> 0 the smallest largest error. Convex, and solved exactly by an interior-point method up to a
+    thousand coefficients; beyond, L-BFGS minimises a smoothed tail.
 
     After `fit`: `coef_` (features,), `intercept_`, `risk_` (the value of the risk), `weights_` (how much each sample contributes
     to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
@@ -218,8 +219,8 @@ class TiltedLogisticRegression(LogisticClassifier):
     r"""Logistic regression by the tilted risk of the cross entropies, TERM [Li23, eq. (7.2)].
 
     Minimises  (1/t) log sum_i m_i exp(t f_i) + (strength / 2) |w|^2,  f_i the negative log-probability of the class of sample i,
-    with `tilt` (t) and masses m that sum to one. t > 0 lowers the largest losses, t = 0 is logistic regression (with scikit-learn's
-    C = 1 / (strength * samples)), t < 0 plays down wrong labels. Without a penalty, classes that can be separated have no minimum.
+    with `tilt` (t) and masses m that sum to one. t > 0 lowers the largest losses, t = 0 is logistic regression (scikit-learn's C is
+    then 1 / (strength * samples)), t < 0 plays down wrong labels. Without a penalty, separable classes have no minimum.
 
     For t < 0 the risk is not convex: `start="erm"` follows minima from t = 0 through tilts between zero and t, "zero" begins at t
     with all coefficients zero.
@@ -249,9 +250,10 @@ class TiltedLogisticRegression(LogisticClassifier):
 class SuperquantileLogisticRegression(LogisticClassifier):
     r"""Logistic regression by the superquantile of the cross entropies: the mean of the worst `tail_fraction` (theta) of them.
 
-    Minimises  S_theta(f) + (strength / 2) |w|^2,  [PLMH23, eq. (6)] over samples, f_i the negative log-probability of the class of
-    sample i. theta = 1 is logistic regression (with scikit-learn's C = 1 / (strength * samples)), theta -> 0 the smallest largest
-    loss. Convex, and solved exactly by an interior-point method, up to a thousand coefficients; beyond, a smoothed tail by L-BFGS.
+    Minimises  S_theta(f) + (strength / 2) |w|^2,  [PLMH23, eq. (6)] over samples, f_i the negative log-probability of the class
+    of sample i. theta = 1 is logistic regression (scikit-learn's C is then 1 / (strength * samples)), theta -> 0 the smallest
+    largest loss. Convex, and solved exactly by an interior-point method up to a thousand coefficients; beyond, L-BFGS minimises a
+    smoothed tail.
 
     After `fit`: `classes_`, `coef_` (1 or classes, features), `intercept_`, `risk_` (the value of the risk), `weights_` (how much
     each sample contributes to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.

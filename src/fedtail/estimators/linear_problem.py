@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtail.estimators.problems import Array, Units
+from fedtail.estimators.problems import Units
+from fedtail.estimators.reductions import Array
 
 
 class PointLoss(Protocol):

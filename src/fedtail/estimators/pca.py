@@ -15,13 +15,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
 from fedtail.estimators.pca_problem import Subspace, SubspaceProblem, signed
-from fedtail.estimators.problems import Array, Units, reduce_losses
+from fedtail.estimators.problems import Units
+from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.estimators.samples import Samples, check_max_iter, tail_risk, tilted_risk
 from fedtail.estimators.solvers import Solution, minimise_risk
 from fedtail.risk import Risk
 
-NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. Raise "
-                 "max_iter, or scale the data.")
+NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
+                 "Raise max_iter, or scale the data.")
 
 
 class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -52,8 +53,8 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         risk = self._risk()
         found = self._solve(problem, risk)
         losses = problem.losses(found.point)
-        reduced = reduce_losses(risk, losses, problem.mass)
-        self.risk_, self.weights_ = reduced.value, samples.spread(units.spread(reduced.weights))
+        weights = samples.spread(units.spread(risk_weights(risk, losses, problem.mass)))
+        self.risk_, self.weights_ = risk_value(risk, losses, problem.mass), weights
         self.n_iter_ = found.steps
         if units.labels is not None:
             self.groups_, self.group_losses_ = units.labels, losses
@@ -99,7 +100,8 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def reconstruction_errors(self, X: ArrayLike) -> Array:
         """The squared distance of each row of `X` from the subspace, (samples,)."""
         check_is_fitted(self)
-        return (Subspace(self.components_.T, self.mean_).residuals(validate_data(self, X, reset=False, dtype=np.float64)) ** 2).sum(1)
+        inputs = validate_data(self, X, reset=False, dtype=np.float64)
+        return (Subspace(self.components_.T, self.mean_).residuals(inputs) ** 2).sum(1)
 
     def score(self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None) -> float:
         """Minus the mean squared distance from the subspace, for grid search: it compares all tilts and tails alike."""
@@ -117,16 +119,16 @@ class TiltedPCA(PrincipalSubspace):
     r"""Principal components by the tilted risk of the reconstruction errors; with groups, fair PCA [Li23, section 7.7.2.1].
 
     Minimises  (1/t) log sum_i m_i exp(t f_i)  over subspaces of `n_components` axes, f_i the squared distance of sample i, with
-    `tilt` (t) and masses m that sum to one. t = 0 is PCA, t > 0 lowers the largest errors, t < 0 plays down outliers, `math.inf` is
-    the smallest largest error. With groups, f is how much more a group loses on average than in a subspace of its own, and a large
-    t makes these alike. The tilt is in units of one over the loss.
+    `tilt` (t) and masses m that sum to one. t = 0 is PCA, t > 0 lowers the largest errors, t < 0 plays down outliers, `math.inf`
+    is the smallest largest error. With groups, f is how much more a group loses on average than in a subspace of its own, and a
+    large t makes these alike. The tilt is in units of one over the loss.
 
     The subspace goes through the mean of the data; with `fit_mean` through the point where the risk is least. Not convex: what is
     found is a local minimum near the subspace of PCA.
 
     After `fit`: `components_` (n_components, features), `mean_`, `explained_variance_`, `explained_variance_ratio_`, `risk_` (the
-    value of the risk), `weights_` (how much each sample contributes to the gradient, sum one), `n_iter_`, and with groups `groups_`
-    (their labels) and `group_losses_`.
+    value of the risk), `weights_` (how much each sample contributes to the gradient, sum one), `n_iter_`, and with groups
+    `groups_` (their labels) and `group_losses_`.
 
     >>> X = np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     >>> fair = TiltedPCA(1, tilt=100.0).fit(X, groups=["a", "a", "b", "b"])
@@ -149,16 +151,16 @@ class TiltedPCA(PrincipalSubspace):
 class SuperquantilePCA(PrincipalSubspace):
     r"""Principal components by the superquantile of the reconstruction errors: the mean of the worst `tail_fraction` (theta).
 
-    Minimises  S_theta(f)  [PLMH23, eq. (6)] over subspaces of `n_components` axes, f_i the squared distance of sample i. theta = 1
-    is PCA, theta -> 0 the smallest largest error. With groups, f is how much more a group loses on average than in a subspace of
-    its own.
+    Minimises  S_theta(f)  [PLMH23, eq. (6)] over subspaces of `n_components` axes, f_i the squared distance of sample i.
+    theta = 1 is PCA, theta -> 0 the smallest largest error. With groups, f is how much more a group loses on average than in a
+    subspace of its own.
 
     The subspace goes through the mean of the data; with `fit_mean` through the point where the risk is least. Not convex: what is
     found is a local minimum near the subspace of PCA.
 
     After `fit`: `components_` (n_components, features), `mean_`, `explained_variance_`, `explained_variance_ratio_`, `risk_` (the
-    value of the risk), `weights_` (how much each sample contributes to the gradient, sum one), `n_iter_`, and with groups `groups_`
-    (their labels) and `group_losses_`.
+    value of the risk), `weights_` (how much each sample contributes to the gradient, sum one), `n_iter_`, and with groups
+    `groups_` (their labels) and `group_losses_`.
 
     >>> X = np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     >>> SuperquantilePCA(1, tail_fraction=0.5).fit(X).risk_ <= 1.0

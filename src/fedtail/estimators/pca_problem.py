@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import eigh
 
-from fedtail.estimators.problems import Array, Units
+from fedtail.estimators.problems import Units
+from fedtail.estimators.reductions import Array
 
 JOLT = 1e-3      # how far the start is turned away from the principal axes, which may be a saddle point
 
@@ -35,9 +36,9 @@ class Subspace:
 class SubspaceProblem:
     """The squared distance of each sample, or the mean excess over its least possible of each group; see `Problem`.
 
-    The loss of a group is  (|X - X U U^T|^2 - |X - X_r|^2) / |X|,  X_r its best approximation of rank r [Li23, section 7.7.2.1]; of a
-    sample it is the squared distance. A direction is (features - r, r [+ 1]): it turns axes into directions orthogonal to them
-    and, where the centre is fitted too (`fit_mean`), shifts it along these.
+    The loss of a group is  (|X - X U U^T|^2 - |X - X_r|^2) / |X|,  X_r its best approximation of rank r [Li23, section 7.7.2.1];
+    of a sample it is the squared distance. A direction is (features - r, r [+ 1]): it turns axes into directions orthogonal to
+    them and, where the centre is fitted too (`fit_mean`), shifts it along these.
     """
 
     inputs: Array

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from fedtail.risk import Risk
-
-Array = NDArray[np.float64]
-
-
-class Reduced(NamedTuple):
-    """A risk of some losses: its value, and the weight of each loss."""
-
-    value: float
-    weights: Array
-
-
-def reduce_losses(risk: Risk, losses: Array, mass: Array) -> Reduced:
-    """The value and weights of a risk of `fedtail.risk`, for arrays of numpy; all in float64."""
-    import torch
-
-    tensors = torch.from_numpy(np.ascontiguousarray(losses)), torch.from_numpy(np.ascontiguousarray(mass))
-    return Reduced(float(risk.value(*tensors)), risk.weights(*tensors).numpy())
+from fedtail.estimators.reductions import Array
 
 
 class Problem(Protocol):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d, validate_data
 
 from fedtail.errors import FieldError
-from fedtail.estimators.problems import Array
+from fedtail.estimators.reductions import Array
 from fedtail.risk import Risk, Superquantile, Tilted, Worst
 
 
@@ -55,8 +55,8 @@ def read_groups(groups: ArrayLike, inputs: Array) -> NDArray[Any]:
     labels = column_or_1d(groups)
     check_consistent_length(inputs, labels)
     if any(label is None or label != label for label in labels.tolist()):
-        raise ValueError("groups must have a label for every sample, got None or NaN. Give those samples a group of their own, or a "
-                         "sample_weight of zero and any label.")
+        raise ValueError("groups must have a label for every sample, got None or NaN. Give those samples a group of their own, "
+                         "or a sample_weight of zero and any label.")
     return labels
 
 

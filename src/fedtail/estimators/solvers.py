@@ -12,7 +12,8 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 from scipy.optimize import minimize as scipy_minimize
 
 from fedtail.estimators.interior_point import minimise_tail
-from fedtail.estimators.problems import Array, Problem, reduce_losses
+from fedtail.estimators.problems import Problem
+from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.risk import Mean, Risk, SmoothedSuperquantile, Superquantile, Tilted, Worst
 
 MANY = 1000               # parameters from which second derivatives cost more than they save
@@ -43,7 +44,8 @@ def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> So
     solution = minimise_directly(problem, Mean(), start, max_iter)
     losses = problem.losses(solution.point)
     spread = math.sqrt(problem.mass @ (losses - problem.mass @ losses) ** 2)
-    if not solution.converged or spread <= NOTHING * problem.scale or isinstance(risk, Superquantile) and risk.tail_fraction == 1:
+    is_mean = risk == Tilted(0.0) or (isinstance(risk, Superquantile) and risk.tail_fraction == 1)
+    if is_mean or not solution.converged or spread <= NOTHING * problem.scale:
         return solution                                          # losses that are all alike have the same weights in every risk
     many = len(problem.penalty(start)[1]) > MANY
     if isinstance(risk, Superquantile | Worst) and problem.convex and not many:
@@ -67,8 +69,9 @@ def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator
         count = math.ceil(math.log(max(1.0, abs(risk.tilt) * spread)) / math.log(factor))
         yield from (Tilted(risk.tilt * factor**-k) for k in range(count, -1, -1))
     else:
-        for smoothing in spread * np.geomspace(1, least_smoothing, 1 - round(2 * math.log10(least_smoothing))):
-            yield SmoothedSuperquantile(risk.tail_fraction, smoothing) if isinstance(risk, Superquantile) else Tilted(1 / smoothing)
+        for smoothing in spread * np.geomspace(1, least_smoothing, 1 - round(math.log10(least_smoothing))):
+            tail = isinstance(risk, Superquantile)
+            yield SmoothedSuperquantile(risk.tail_fraction, smoothing) if tail else Tilted(1 / smoothing)
 
 
 def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float = PRECISE) -> Solution:
@@ -82,7 +85,7 @@ def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, t
 
 
 def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
-    """Newton steps, halved until the risk falls, with a Hessian that is made positive where it is not.
+    """Newton steps, shortened until the risk falls, with a Hessian that is made positive where it is not.
 
     Ends where the decrement, twice the gain that the quadratic model promises, is `tolerance` of the risk.
     """
@@ -98,14 +101,17 @@ def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: 
         small = decrement <= ROUNDED * abs(value)
         if small and decrement >= before:                        # rounding errors: this is as near as it gets
             return Solution(point, step + 1, True)
-        length, moved = 1.0, problem.move(point, direction)
-        while not small and _objective(problem, risk, moved) > value - 1e-4 * length * decrement and length > 1e-12:
-            length /= 2
+        length = 1.0
+        while True:
             moved = problem.move(point, length * direction)
-        if length <= 1e-12:
-            return Solution(point, step + 1, False)
-        point, before = moved, decrement
-        value = _objective(problem, risk, point)
+            after = _objective(problem, risk, moved)
+            if small or after <= value - 1e-4 * length * decrement:
+                break
+            bottom = decrement * length**2 / (2 * (after - value + decrement * length))      # of a parabola through both ends
+            length = min(max(bottom, 0.01 * length), 0.5 * length)
+            if length < 1e-12:
+                return Solution(point, step + 1, False)
+        point, value, before = moved, after, decrement
     return Solution(point, max_iter, False)
 
 
@@ -114,7 +120,7 @@ def _objective(problem: Problem, risk: Risk, point: Any) -> float:
     losses = problem.losses(point)
     if not np.isfinite(losses).all():
         return math.inf
-    return reduce_losses(risk, losses, problem.mass).value + problem.penalty(point)[0]
+    return risk_value(risk, losses, problem.mass) + problem.penalty(point)[0]
 
 
 def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, Any]:
@@ -125,7 +131,7 @@ def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, A
     is the Hessian of a bound from above.
     """
     losses, jacobian = problem.losses(point), problem.jacobian(point)
-    weights = reduce_losses(risk, losses, problem.mass).weights
+    weights = risk_weights(risk, losses, problem.mass)
     _, slope, diagonal = problem.penalty(point)
     mean = problem.hessian(point, weights)
     mean[np.diag_indices_from(mean)] += diagonal
@@ -148,7 +154,7 @@ def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Ar
 
 
 def _positive_solver(*hessians: Array) -> Any:
-    """A function that solves with the first of the Hessians that is positive, else with the last one, its eigenvalues positive."""
+    """A function that solves with the first Hessian that is positive, else with the last, its eigenvalues made positive."""
     for hessian in hessians:
         lifted = hessian.copy()
         lifted[np.diag_indices_from(lifted)] += 1e-13 * np.abs(np.diag(hessian)).max() + 1e-300
@@ -167,8 +173,9 @@ def _quasi_newton(problem: Problem, risk: Risk, start: Any, max_iter: int, toler
     def objective(flat: Array) -> tuple[float, Array]:
         """The risk plus the penalty, and its gradient."""
         point = problem.unpack(flat)
-        found = reduce_losses(risk, problem.losses(point), problem.mass)
-        return (found.value + problem.penalty(point)[0]) / scale, problem.flat_gradient(flat, found.weights) / scale
+        losses = problem.losses(point)
+        value = risk_value(risk, losses, problem.mass) + problem.penalty(point)[0]
+        return value / scale, problem.flat_gradient(flat, risk_weights(risk, losses, problem.mass)) / scale
 
     scale = problem.scale or 1.0
     options = {"maxiter": 10 * max_iter, "maxfun": 20 * max_iter, "ftol": 0.01 * ROUNDED if tolerance < ROUGH else ROUGH,
