@@ -83,7 +83,7 @@ class Conditions:
     def relative_gradient(self) -> float:
         """The length of the gradient over what it would be if its terms had one sign."""
         terms = self.at.weights @ np.abs(self.jacobian) + np.abs(self.slope)
-        return float(np.linalg.norm(self.gradient) / max(np.linalg.norm(terms), 1e-300))
+        return float(np.linalg.norm(self.gradient)) / max(float(np.linalg.norm(terms)), 1e-300)
 
     def direction(self, slack_products: Array, excess_products: Array) -> Direction:
         """The step that changes slack times weights, and excess times rest, by these amounts, to first order."""

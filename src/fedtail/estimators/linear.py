@@ -90,7 +90,7 @@ class LinearRegressor(RegressorMixin, BaseEstimator):
         samples = Samples.read(self, X, y, sample_weight, groups, y_numeric=True)
         fitted = LinearFit.of(self, samples, SquaredError(np.asarray(samples.targets, dtype=np.float64)), self._risk())
         self.coef_, self.intercept_ = fitted.coefficients[0], float(fitted.intercepts[0])
-        vars(self).update(fitted.attributes)
+        self.__dict__.update(fitted.attributes)
         return self
 
     def predict(self, X: ArrayLike) -> Array:
@@ -119,14 +119,14 @@ class LogisticClassifier(ClassifierMixin, BaseEstimator):
         """
         samples = Samples.read(self, X, y, sample_weight, groups)
         check_classification_targets(samples.targets)
-        classes, labels = np.unique(samples.targets, return_inverse=True)
+        classes, labels = np.unique(np.asarray(samples.targets), return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: {classes[0]!r}.")
         fitted = LinearFit.of(self, samples, CrossEntropy.of(labels, len(classes)), self._risk())
         scores = class_contrasts(len(classes))
         scores = scores[1:] if len(classes) == 2 else scores
         self.classes_, self.coef_, self.intercept_ = classes, scores @ fitted.coefficients, scores @ fitted.intercepts
-        vars(self).update(fitted.attributes)
+        self.__dict__.update(fitted.attributes)
         return self
 
     def decision_function(self, X: ArrayLike) -> Array:
@@ -166,11 +166,11 @@ class TiltedLinearRegression(LinearRegressor):
     After `fit`: `coef_` (features,), `intercept_`, `risk_` (the value of the risk), `weights_` (how much each sample contributes
     to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
 
-    >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0.0, 1.0, 2.0, 30.0])      # the last is an outlier
+    >>> X, y = np.arange(6.0)[:, None], np.array([0.0, 1.0, 2.0, 30.0, 4.0, 5.0])      # on a line, but for one outlier
+    >>> TiltedLinearRegression(tilt=0.0).fit(X, y).coef_.round(3)
+    array([1.771])
     >>> TiltedLinearRegression(tilt=-1.0).fit(X, y).coef_.round(3)
     array([1.])
-    >>> TiltedLinearRegression(tilt=0.0).fit(X, y).coef_.round(3)
-    array([9.1])
     """
 
     def __init__(self, tilt: float = 1.0, *, strength: float = 0.0, fit_intercept: bool = True, start: str = "erm",
@@ -219,8 +219,8 @@ class TiltedLogisticRegression(LogisticClassifier):
     r"""Logistic regression by the tilted risk of the cross entropies, TERM [Li23, eq. (7.2)].
 
     Minimises  (1/t) log sum_i m_i exp(t f_i) + (strength / 2) |w|^2,  f_i the negative log-probability of the class of sample i,
-    with `tilt` (t) and masses m that sum to one. t > 0 lowers the largest losses, t = 0 is logistic regression (scikit-learn's C is
-    then 1 / (strength * samples)), t < 0 plays down wrong labels. Without a penalty, separable classes have no minimum.
+    with `tilt` (t) and masses m that sum to one. t > 0 lowers the largest losses, t = 0 is logistic regression (scikit-learn's C
+    is then 1 / (strength * samples)), t < 0 plays down wrong labels. Without a penalty, separable classes have no minimum.
 
     For t < 0 the risk is not convex: `start="erm"` follows minima from t = 0 through tilts between zero and t, "zero" begins at t
     with all coefficients zero.

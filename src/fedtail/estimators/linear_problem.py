@@ -15,7 +15,9 @@ from fedtail.estimators.reductions import Array
 class PointLoss(Protocol):
     """A loss of a sample as a function of its `width` (q) linear predictions z."""
 
-    width: int
+    @property
+    def width(self) -> int:
+        """How many numbers a prediction has (q)."""
 
     def losses(self, predictions: Array) -> Array:
         """The loss of each sample, (samples,), at predictions (samples, q)."""
@@ -32,7 +34,11 @@ class SquaredError:
     """(y - z)^2, without a half: the tilts of [Li23, section 7.7.1] refer to this loss."""
 
     targets: Array
-    width: int = 1
+
+    @property
+    def width(self) -> int:
+        """One."""
+        return 1
 
     def losses(self, predictions: Array) -> Array:
         """The squared residual of each sample, (samples,)."""
@@ -207,6 +213,10 @@ class LinearProblem:
     def move(self, point: Array, direction: Array) -> Array:
         """The sum of both."""
         return point + direction.reshape(point.shape)
+
+    def jolted(self, point: Array) -> Array:
+        """The point itself: there are no saddle points that are minima of the mean loss."""
+        return point
 
     def pack(self, point: Array) -> Array:
         """The point, flat."""

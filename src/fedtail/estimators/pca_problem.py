@@ -11,7 +11,7 @@ from scipy.linalg import eigh
 from fedtail.estimators.problems import Units
 from fedtail.estimators.reductions import Array
 
-JOLT = 1e-3      # how far the start is turned away from the principal axes, which may be a saddle point
+JOLT = 1e-3      # how far axes are turned away from a minimum of one risk, which may be a saddle point of the next
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,10 @@ class SubspaceProblem:
         axes = eigh(centred.T @ (weights[:, None] * centred))[1][:, ::-1][:, :self.axes]
         return Subspace(signed(axes), centre)
 
-    def jolted(self) -> Subspace:
-        """The principal subspace, turned a little in a direction that is always the same."""
-        found = self.principal()
-        noise = np.random.default_rng(0).standard_normal(found.axes.shape)
-        return Subspace(np.linalg.qr(found.axes + JOLT * noise)[0], found.centre)
+    def jolted(self, point: Subspace) -> Subspace:
+        """The subspace, turned a little in a direction that is always the same."""
+        noise = np.random.default_rng(0).standard_normal(point.axes.shape)
+        return Subspace(np.linalg.qr(signed(point.axes) + JOLT * noise)[0], point.centre)
 
     def losses(self, point: Subspace) -> Array:
         """The loss of each unit, (units,)."""

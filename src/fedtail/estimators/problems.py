@@ -46,6 +46,9 @@ class Problem(Protocol):
     def move(self, point: Any, direction: Array) -> Any:
         """The point that is reached from `point` along `direction`."""
 
+    def jolted(self, point: Any) -> Any:
+        """A point nearby, away from saddle points; the point itself where all losses are convex."""
+
     def pack(self, point: Any) -> Array:
         """The point as one flat array, for a solver without second derivatives."""
 
@@ -75,7 +78,7 @@ class Units:
         if groups is None:
             return cls(mass, np.ones_like(mass), None, None)
         labels, member = np.unique(groups, return_inverse=True)
-        total = np.bincount(member, mass)
+        total = np.bincount(member, mass).astype(np.float64)
         return cls(total, mass / total[member], member, labels)
 
     def mean(self, values: Array) -> Array:

@@ -77,7 +77,7 @@ def _tail_weights(tail_fraction: float, losses: Array, mass: Array) -> Array:
 
 
 def _smoothed_weights(risk: SmoothedSuperquantile, losses: Array, mass: Array) -> Array:
-    """m min(1/theta, exp((F - c)/nu)), with c such that they sum to one: the largest k are capped, for the smallest k that fits."""
+    """m min(1/theta, exp((F - c)/nu)), with c such that they sum to one: the largest k are capped, the smallest k that fits."""
     order, boundary = _boundary(risk.tail_fraction, losses, mass)
     ranked, heavy = (losses[order] - boundary) / risk.smoothing, mass[order]
     left = 1 - np.r_[0.0, heavy.cumsum()[:-1]] / risk.tail_fraction                # for all but the largest k, k = 0, 1, ...

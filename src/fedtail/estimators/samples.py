@@ -76,7 +76,7 @@ def tail_risk(tail_fraction: Any) -> Risk:
 
 def check_strength(strength: Any) -> None:
     """Raise a ValueError for a penalty that is negative or not finite."""
-    if not isinstance(strength, Real) or not 0 <= strength < math.inf:
+    if not isinstance(strength, Real) or not 0 <= float(strength) < math.inf:
         raise FieldError("strength", "at least 0 and finite", strength, "It is the factor of the penalty; 0 is none.")
 
 

@@ -21,6 +21,7 @@ PRECISE = 1e-28           # relative to the risk: so small a decrement is one of
 ROUGH = 1e-8              # enough on the way
 ROUNDED = 1e-11           # below this decrement the value itself is too rounded to judge a step
 NOTHING = 1e-24           # losses of this part of the scale are rounding errors of zero
+JOLTED = 3                # stages, of which the first are those where a minimum may turn into a saddle point
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> So
         tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
         point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
         return Solution(point, steps, converged).after(solution)
-    *way, last = risks_towards(risk, spread, least_smoothing=1e-5 if many else 1e-7)
-    for stage in way:
-        solution = minimise_directly(problem, stage, solution.point, max_iter, ROUGH).after(solution)
-    return minimise_directly(problem, last, solution.point, max_iter).after(solution)
+    stages = list(risks_towards(risk, spread, least_smoothing=1e-5 if many else 1e-7))
+    for count, stage in enumerate(stages, 1):
+        begin = problem.jolted(solution.point) if count <= JOLTED else solution.point
+        solution = minimise_directly(problem, stage, begin, max_iter, PRECISE if stage is stages[-1] else ROUGH).after(solution)
+    return solution
 
 
 def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator[Risk]:
@@ -70,8 +72,10 @@ def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator
         yield from (Tilted(risk.tilt * factor**-k) for k in range(count, -1, -1))
     else:
         for smoothing in spread * np.geomspace(1, least_smoothing, 1 - round(math.log10(least_smoothing))):
-            tail = isinstance(risk, Superquantile)
-            yield SmoothedSuperquantile(risk.tail_fraction, smoothing) if tail else Tilted(1 / smoothing)
+            if isinstance(risk, Superquantile):
+                yield SmoothedSuperquantile(risk.tail_fraction, smoothing)
+            else:
+                yield Tilted(1 / smoothing)
 
 
 def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float = PRECISE) -> Solution:
