@@ -12,6 +12,7 @@ import torch
 
 import fedtail
 from fedtail import AdaptiveClip, GaussianNoise, Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
+from fedtail.channel import FixedPoint, SignedGraph, SparseGraph
 from fedtail.client_statistics import ClientStatistics
 from fedtail.clients import Clients
 from fedtail.composition import Composition
@@ -25,7 +26,7 @@ from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guaran
 from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
-from fedtail.secure import Client, Session
+from fedtail.secure import AllOrNothingClient, AllOrNothingRounds, Client, Identity, LocalClients, Run, Session, sparse_session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -77,11 +78,15 @@ def holders():
     folder.write("risk", some, torch.ones(3, 2))
     store = folder.stores["risk"]
     method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
-    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
-            "Clients": Clients(None, some),
+    run_of_two = Run(b"run", (0, 1))
+    rounds = AllOrNothingRounds(LocalClients((0, 1), b"run"), run_of_two)
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
+            "AllOrNothingClient": AllOrNothingClient(run_of_two, 0), "AllOrNothingRounds": rounds, "AllOrNothingServer": rounds.server,
+            "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
+            "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(0.1, 0.1),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
-            "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
+            "LocalFleet": fleet, "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
             "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),

@@ -225,7 +225,7 @@ WHOLE = 2.0**COARSE.row_bits
 def test_a_ratio_needs_sums_twice_as_large_as_their_rounding(sums, resolved):
     limit = torch.full((len(sums),), WHOLE, dtype=torch.float64)
     assert COARSE.scale(limit).unique().tolist() == [1.0]
-    assert COARSE.resolves(torch.tensor(sums, dtype=torch.float64), limit, 0) is resolved
+    assert COARSE.resolves_ratios(torch.tensor(sums, dtype=torch.float64), limit, 0) is resolved
 
 
 @pytest.mark.parametrize("bits", range(20, 62, 3))
@@ -233,7 +233,7 @@ def test_small_updates_are_resolved_where_their_error_is_below_that_of_float32(b
     code, limit = FixedPoint(4, 1.0, bits), torch.tensor([1.0, 1024.0], dtype=torch.float64)
     for weight in (0.25, 0.03, 1e-3):
         worst = 4 * 0.5 * 2.0 ** (10 - code.row_bits) / weight          # four clients, half a unit of 1024 / 2^row_bits each
-        assert code.resolves(torch.tensor([weight, 0.0], dtype=torch.float64), limit, 0) is (worst <= 2.0**-24)
+        assert code.resolves_ratios(torch.tensor([weight, 0.0], dtype=torch.float64), limit, 0) is (worst <= 2.0**-24)
 
 
 @given(st.integers(1, 30), st.floats(-70, 0), st.integers(20, 62), st.integers(0, 2**32 - 1))
@@ -246,7 +246,7 @@ def test_a_ratio_that_is_resolved_is_right_to_a_factor_and_a_positive_weight_arr
     rows = torch.cat([weight, weight * updates], 1)
     sums = code.decode(code.sum(code.encode(rows, limit, 0)), limit)
     assert bool(sums[0] > 0) == bool(weight.sum() > 0)
-    assume(bool(0 < sums[0] < 1) and code.resolves(sums, limit, 0))
+    assume(bool(0 < sums[0] < 1) and code.resolves_ratios(sums, limit, 0))
     exact, found = rows.sum(0)[1:] / rows.sum(0)[0], sums[1:] / sums[0]
     top = found.abs().argmax()
     small = clients / 2 * 16 * 2.0**-code.row_bits / float(sums[0]) <= 2.0**-24

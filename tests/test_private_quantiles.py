@@ -166,7 +166,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
         low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
     assert found.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
     assert (found.honest, found.width) == (honest, width)
-    assert found.deviation / plain - 1 <= 2 * high + 2e-5
+    assert found.total_deviation / plain - 1 <= 2 * high + 2e-5
 
 
 @pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
@@ -266,7 +266,7 @@ def test_every_client_adds_its_share_and_in_any_pieces(monkeypatch):
     exactly = plan.strategy.matrix @ np.bincount(edges.place(values), minlength=4)
     noise = np.array([noisy_sum(plan, values, SeededRandomness(k)) - exactly for k in range(1000)])
     assert noise.var() == approx(150 * float(plan.shares.variance), rel=0.1)
-    assert 110 * float(plan.shares.variance) == approx(plan.shares.deviation**2)
+    assert 110 * float(plan.shares.variance) == approx(plan.shares.total_deviation**2)
     assert abs(noise.mean()) < 4.5 * noise.std() / math.sqrt(noise.size)
     whole = noisy_sum(plan, values, SeededRandomness(3))
     assert whole.dtype == np.int64

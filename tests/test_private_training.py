@@ -39,7 +39,7 @@ from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
-from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability
+from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
 from fedtail.quantiles.noisy_histogram import trim_ends
 from fedtail.questions import converse
 from fedtail.risk.base import fit_locally
@@ -368,7 +368,7 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
 
 @pytest.mark.parametrize(("noise", "ratio"), [("gaussian", 0.25), ("discrete", 0.25)])
 def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, ratio):
-    rounds, planned = 50, minimum_for(0.04, 2500)
+    rounds, planned = 50, minimum_cohort_for(0.04, 2500)
     drawn = PoissonSampling(0.04, reveal_probability(0.04, 2500, planned if noise == "discrete" else 1))
     levels = noise_for(3.0, 1e-4, rounds, drawn, ratio, discrete=noise == "discrete")
     algorithm = fedtail.dp_delta_fl(0.5, 2500, 0.1, levels.update, levels.quantile, 3.0, noise=noise, **LOCAL)

@@ -414,7 +414,7 @@ def test_long_work_is_not_taken_for_a_hang(eager, monkeypatch):
 
 def test_a_process_that_hangs_before_it_begins_is_done_without(eager, monkeypatch, held):
     monkeypatch.setattr(fork_pool, "QUIET", 0.25)
-    monkeypatch.setattr(fork_pool, "_can_differentiate", held.acquire)
+    monkeypatch.setattr(fork_pool, "_can_compute_gradients", held.acquire)
     team = Team(lambda job, block: block, 2)
     with pytest.warns(RuntimeWarning, match="It is ended, and the others do its work"):
         assert team.run("job", 8) == list(range(8))
@@ -644,13 +644,13 @@ def test_modules_that_draw_nothing_neither_seed_nor_wait():
 def test_shared_memory_holds_sums_of_64_bits():
     memory = SharedMemory(torch.zeros(2, 10), 3)
     for values in (torch.arange(11.0, dtype=torch.float64), torch.arange(11)):
-        place = memory.put(1, values)
+        place = memory.put_sum(1, values)
         assert isinstance(place, Place)
-        assert torch.equal(memory.get(place), values)
+        assert torch.equal(memory.get_sum(place), values)
     long = torch.zeros(10_000, dtype=torch.float64)
-    assert memory.put(0, long) is long
+    assert memory.put_sum(0, long) is long
     narrow = torch.zeros(3)
-    assert memory.put(0, narrow) is narrow
+    assert memory.put_sum(0, narrow) is narrow
 
 
 def test_workers_are_counted_from_none_to_many():

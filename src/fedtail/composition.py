@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.channel.base import Channel, adds_shares, refuse_release
+from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
@@ -126,8 +126,8 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
     """
     risk, aggregate, _ = parts.declarations
     names = parts.names
-    yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
-    yield from _catch_refusal(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
+    yield from _catch_refusal(lambda: refuse_mechanism(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
+    yield from _catch_refusal(lambda: refuse_mechanism(parts.channel, risk.mechanism, False, names[0]))
 
 
 def private_risk_refusals(parts: Composition) -> Iterator[str]:
@@ -207,7 +207,7 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
         yield (f"{parts.names[0]} lets about {expected:g} of {cohort:g} clients contribute to a round: a sum over so few "
                f"reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, or raise "
                "tail_fraction.")
-    yield from channel.refuse_fleet(cohort, parts.fleet)
+    yield from channel.fleet_refusals(cohort, parts.fleet)
 
 
 def small_group_refusals(parts: Composition) -> Iterator[str]:
@@ -240,7 +240,7 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
     largest = int(nodes.unique(return_counts=True)[1].max()) / len(nodes)
     beside = parts.cohort_size * (1 - largest)
     for name, mechanism in zip(parts.names, (risk.mechanism, aggregate.mechanism), strict=False):
-        if adds_shares(mechanism) and beside < mechanism.minimum:
+        if clients_add_noise(mechanism) and beside < mechanism.minimum:
             yield (f"the noise of {name} relies on {mechanism.minimum} clients beside those of any one node, which knows its own "
                    f"clients' shares, and about {beside:.3g} of {parts.cohort_size:g} in a round are. Plan for fewer clients, "
                    "sample more, or spread them over more nodes.")

@@ -9,6 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
@@ -26,20 +27,25 @@ NAMES = {
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
     "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
-                        "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
+                        "exact": "exact_discrete_gaussian", "minimum_for": "minimum_cohort_for",
+                        "probability": "discrete_gaussian_probability"},
     "fedtail.quantiles": {"flat": "flat_strategy", "nobody": "empty_tail", "optimal": "optimal_strategy",
                           "tree": "tree_strategy"},
     "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
                           "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
                           "side_by_side": "join_conversations"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
-                       "TogetherServer": "AllOrNothingServer"},
+                       "TogetherServer": "AllOrNothingServer", "centred": "centre_residues"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
+    "AllOrNothingClient": {"asked": "checked_query", "hear": "store_key_list", "masked": "masked_row"},
+    "AllOrNothingRounds": {"again": "retry"},
+    "AllOrNothingServer": {"again": "retry", "known": "members_with_keys", "missing": "missing_members"},
     "AnswerReport": {"asked": "sampled"},
-    "Client": {"asked": "checked_query"},
+    "Channel": {"described": "label_for_fleet", "lose_few": "check_enough_answers", "refuse_fleet": "fleet_refusals"},
+    "Client": {"asked": "checked_query", "done": "is_done", "masked": "masked_row"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
@@ -47,8 +53,16 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Experiment": {"computing": "training_engine"},
     "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
+    "FixedPoint": {"resolves": "resolves_ratios"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
-    "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
+    "Identity": {"check": "check_signatures", "public": "public_key", "signed": "sign_keys", "vouches": "is_signature_of",
+                 "with_numbers": "with_numbered_pins"},
+    "Ledger": {"affordable": "affordable_rounds", "as_of": "copy_of_first_bytes", "before": "earlier_histories",
+               "began_with": "record_earlier_history", "check": "check_against_mark", "limits": "describe_earlier_model",
+               "mark": "file_mark", "non_private": "non_private_releases", "numbers": "round_numbers",
+               "sources": "randomness_sources", "terms": "budget", "vouches_for": "covers_rounds"},
+    "LocalFleet": {"begin": "open_with_memory", "give_up_rows": "pop_large_rows", "note": "restore_round_results",
+                   "notes": "round_results", "stamp": "rows_stamp"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
                   "who_counted": "contributors_of"},
@@ -56,11 +70,18 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "RowPlaces": {"created": "new_files", "written": "read_written"},
     "RowStore": {"files": "num_files", "go_on": "resume_writing", "leave": "stop_writing", "live": "num_keys"},
     "Rows": {"copied": "copy_to"},
+    "Run": {"most_bytes": "max_message_bytes"},
     "RunFolder": {"deployed": "is_deployed", "finished": "is_finished", "from_histogram": "values_from_histogram",
                   "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Session": {"agree_to": "check_secrecy", "holders": "share_holders", "key_answer": "key_confirmation",
+                "kind_sent": "wire_class", "most_bytes": "max_message_bytes", "points": "share_points",
+                "read": "from_wire_message", "sent": "to_wire_message"},
+    "SignedGraph": {"requirements": "client_arguments"},
     "Source": {"changed": "with_value", "where": "location"},
+    "SparseGraph": {"requirements": "client_arguments"},
+    "SparseSession": {"bits": "member_bits"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
@@ -101,7 +122,7 @@ def with_old_names(kind: Kind) -> Kind:
         """Call the class's own `__init__` with deprecated keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
-    if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
+    if set(KEYWORDS.get(kind.__name__, {}).values()) & signature(made).parameters.keys():      # others are made as fast
         changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
         setattr(kind, old, _old_attribute_property(kind.__name__, old, new))

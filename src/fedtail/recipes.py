@@ -16,7 +16,7 @@ from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
-from fedtail.privacy.minimum_cohort import minimum_for
+from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,
@@ -172,7 +172,8 @@ def _poisson_and_noise(population: int, cohort_size: int, noise: str,
         return Poisson(rate, population), GaussianNoise
     if noise != "discrete":
         raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
-    return Poisson(rate, population), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
+    return Poisson(rate, population), partial(
+        DiscreteNoise, planned_clients=planned_clients or minimum_cohort_for(rate, population))
 
 
 def _local_sgd(settings: dict[str, Any]) -> LocalSGD:

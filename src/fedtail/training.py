@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, parts_are_equal, planned_round, run_round, states_of
 from fedtail.channel import Channel, PlainChannel
-from fedtail.channel.base import refuse_release
+from fedtail.channel.base import refuse_mechanism
 from fedtail.client_memory import ClientMemory
 from fedtail.composition import check
 from fedtail.data.population import Population
@@ -25,7 +25,7 @@ from fedtail.fleet import Fleet, RoundView
 from fedtail.model_file import read_model
 from fedtail.modules import trainable_parameters
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
-from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, history_of
+from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.sampling import Sampler
@@ -168,7 +168,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
-        ledger.record_earlier(earlier)
+        ledger.record_earlier_history(earlier)
     first = Trained(algorithm, task, state, seed)
     return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
@@ -190,9 +190,9 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
     if isinstance(privacy, PrivacyBudget):
         ledger.budget = privacy
-    if not ledger.vouches_for(trained.rounds):
+    if not ledger.covers_rounds(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
-        ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
+        ledger.record_earlier_history(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
@@ -226,7 +226,7 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     """
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
-        refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
+        refuse_mechanism(channel, evaluation.mechanism, False, type(evaluation).__name__)
         refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)
@@ -363,10 +363,10 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
     the task's module, and says that it is unknown for any other module or state dict without one.
     """
     if start is None or start is task.module:
-        return None, history_of(task.module)
+        return None, attached_history(task.module)
     if isinstance(start, (str, Path)):
         return read_model(Path(start))
-    return start, history_of(start) or EarlierHistory()
+    return start, attached_history(start) or EarlierHistory()
 
 
 def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:

@@ -128,9 +128,9 @@ def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, populati
     """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
-    from fedtail.privacy.minimum_cohort import minimum_for
+    from fedtail.privacy.minimum_cohort import minimum_cohort_for
 
-    return minimum_for(cohort / population, population)
+    return minimum_cohort_for(cohort / population, population)
 
 
 def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
@@ -193,7 +193,7 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
     With --epsilon, `epsilon` is the budget and `epsilon_spent` what the noise spends of it, which may be a little less; with
     --noise both are the same.
     """
-    from fedtail.privacy.calibration import questionable_settings
+    from fedtail.privacy.calibration import privacy_setting_warnings
     from fedtail.privacy.composed_mechanism import sampling_rate
 
     bought = found.guarantee
@@ -208,13 +208,13 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
         "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.sampling_event),
         "minimum": request.minimum, "notes": list(bought.notes),
-        "warnings": questionable_settings(request.population, request.sampling_event, request.delta)}
+        "warnings": privacy_setting_warnings(request.population, request.sampling_event, request.delta)}
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
     """Print the guarantee, a table of noise and epsilon, and a table of epsilon against rounds; warnings go to stderr."""
     from fedtail.cli.terminal import show_table
-    from fedtail.privacy.calibration import questionable_settings
+    from fedtail.privacy.calibration import privacy_setting_warnings
 
     drawn = "every client in every round" if request.sampling == "none" else \
         f"cohorts of {request.cohort} by {request.sampling} sampling"
@@ -225,7 +225,7 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     rows = [[str(count), _epsilon_text(bought.epsilon), _epsilon_text(bought.without_amplification)]
             for count, bought in zip(shown, guarantees_after(replace(request, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
-    for note in (*found.guarantee.notes, *questionable_settings(request.population, request.sampling_event, request.delta)):
+    for note in (*found.guarantee.notes, *privacy_setting_warnings(request.population, request.sampling_event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
@@ -253,7 +253,7 @@ def _skip_rows(request: Request) -> list[tuple[str, str]]:
     Without one, the largest minimum that is missed less than once in 100000 rounds. [] for other sampling, or where there is
     none.
     """
-    from fedtail.privacy.minimum_cohort import minimum_for, skip_probability
+    from fedtail.privacy.minimum_cohort import minimum_cohort_for, skip_probability
 
     if request.sampling != "poisson" or request.cohort is None:
         return []
@@ -262,7 +262,7 @@ def _skip_rows(request: Request) -> list[tuple[str, str]]:
         return [(f"rounds of fewer than {request.minimum} are skipped, with probability",
                  f"{skip_probability(rate, request.population, request.minimum):.2g}")]
     try:
-        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, request.population)))]
+        return [("largest minimum missed less than once in 100000 rounds", str(minimum_cohort_for(rate, request.population)))]
     except ValueError:
         return []
 

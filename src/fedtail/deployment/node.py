@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.base_part import Part, class_with_declared
-from fedtail.channel.base import adds_shares
+from fedtail.channel.base import clients_add_noise
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -246,7 +246,7 @@ class Node:
         Of the answers in the open round only private ones are in it, because others can be computed again. Raises RowsError where
         clients remember more than fits into a message and the node has no folder.
         """
-        memo, remembered = self.fleet.notes()
+        memo, remembered = self.fleet.round_results()
         given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
         kept, place = self.fleet.memory().kept, self._state_file(self._training)
         stores = {name: rows.mark for name, rows in kept.items() if isinstance(rows, Rows)}
@@ -255,7 +255,7 @@ class Node:
                             "the node a folder for it: Node(..., folder=...).")
         small = tuple((name, rows) for name, rows in kept.items() if isinstance(rows, Tensor))
         saved = pack(Computed(self._opened, tuple(memo.items()), given, small, tuple(remembered.items()), self._training,
-                              tuple(stores.items()), self.fleet.stamp))
+                              tuple(stores.items()), self.fleet.rows_stamp))
         if place is not None and (kept or remembered or place.parent.is_dir()):
             self._write(place, saved, {mark.file for mark in stores.values()})
         return saved
@@ -271,7 +271,7 @@ class Node:
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
         self.fleet.lock_folder()                               # of which one node is the writer
         write_whole(place, saved)
-        if not self.fleet.stamp:
+        if not self.fleet.rows_stamp:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
@@ -297,7 +297,7 @@ class Node:
         self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
         if was.opened:
             self._open(was.opened, self._read(was.opened))
-            self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
+            self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
 
@@ -307,7 +307,7 @@ def may_be_repeated(questions: Iterable[Any]) -> bool:
 
     Without fresh noise, a row that comes late would be revealed as the difference of the two sums.
     """
-    return all(adds_shares(one.mechanism) for one in questions)
+    return all(clients_add_noise(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

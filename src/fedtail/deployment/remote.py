@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Encoder, RoundLost, adds_shares
+from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
@@ -22,8 +22,8 @@ from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
-from fedtail.secure.exchanges import refuse_few
-from fedtail.secure.frames import peek, unbundled
+from fedtail.secure.exchanges import refuse_few_clients
+from fedtail.secure.frames import decode_bundle, frame_class_and_session
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
 from fedtail.secure.sparse_messages import SparseAsk
@@ -120,7 +120,7 @@ class RemoteFleet:
         Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
-        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
+        shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
         self._asking = self._pack_question(questions, encoding)
@@ -137,12 +137,12 @@ class RemoteFleet:
             `needed` of the whole cohort means that all others may drop out. A node that answered nothing in this round is in no
             number that was computed in it, so only those that did answer something are expected, less the ones that may drop out.
             """
-            refuse_few(self._counts, threshold, members)
+            refuse_few_clients(self._counts, threshold, members)
             if needed:
                 expected = {node: held if node in self._heard or not self._heard else 0 for node, held in self._counts.items()}
                 missing = sum(self._counts.values()) - needed
                 silent = sum(self._silent.get(node, 0) for node in members)
-                refuse_few(expected, sum(expected.values()) - missing + silent, members)
+                refuse_few_clients(expected, sum(expected.values()) - missing + silent, members)
 
         try:
             self._open_masked(threshold, graph)
@@ -309,7 +309,7 @@ def asks_for_row(bundle: bytes) -> bool:
 
     Raises Refused where the bundle is malformed.
     """
-    return any(peek(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in unbundled(bundle))
+    return any(frame_class_and_session(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in decode_bundle(bundle))
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:

@@ -128,7 +128,7 @@ class Kernel(Protocol):
         ...
 
 
-def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
+def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """A context in which this thread has torch's generators to itself and after which they are restored, if the kernel draws.
 
     For a kernel that draws nothing it is an empty context.

@@ -55,7 +55,7 @@ class SimulatedFleet:
         self._cohort: Cohort | None = None
         self._shard: Shard | None = None
         self._view = RoundView.empty()
-        self._restore: Callable[[], None] = _restore_nothing
+        self._restore: Callable[[], None] = _do_nothing
 
     def silent(self, questions: Iterable[Question]) -> int:
         """How many clients of the open round answered one of these questions with zeros although they were to contribute to it.
@@ -71,7 +71,7 @@ class SimulatedFleet:
         because no client was sampled, the view is empty.
         """
         self._restore()
-        self._restore = _restore_nothing
+        self._restore = _do_nothing
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.empty()
             return
@@ -143,7 +143,7 @@ class SimulatedFleet:
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
                 {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
 
-    def _row_places(self, cohort: Cohort) -> RowPlaces:
+    def _reserve_row_places(self, cohort: Cohort) -> RowPlaces:
         """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.
 
         Raises RowsError where another fleet writes to the folder.
@@ -160,5 +160,5 @@ class SimulatedFleet:
         self._restore = use_one_thread(workers)
 
 
-def _restore_nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the default for `_restore`, which `close` calls, where torch's number of threads was not changed."""

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from fedtail.clients import Shard
 from fedtail.data.population import Population
-from fedtail.engine.blocks import clients_side_by_side, cohort_blocks
+from fedtail.engine.blocks import cohort_blocks, max_clients_at_once
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.engine.kernels import own_randomness
+from fedtail.engine.kernels import isolate_generators
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.distribution import table
@@ -55,7 +55,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     own, held = (population_on_device(part, params.device) for part in population.split_examples(fraction, seed))
     kernel = kernel_for(task, params.device, params.dtype, population, engine.kernel)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    together = max(1, min(clients_side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
+    together = max(1, min(max_clients_at_once(kernel, own, params.device), AT_ONCE // kernel.dim))
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []
-        with own_randomness(kernel, params.device):
+        with isolate_generators(kernel, params.device):
             for few in (low + order).tensor_split(-(-len(order) // together)):
                 models = local.updates(shard.clients().take(few)).add_(params)
                 found += [client_values(kernel, model, held.select([k]), task.all_metrics)

@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 import numpy as np
 
-from fedtail.privacy.concentrated import check_target, epsilon_from_rho, largest_rho
+from fedtail.privacy.concentrated import check_epsilon_and_delta, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
@@ -91,7 +91,7 @@ def plan_quantiles(
     wanted, minimum = _check_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
     neighbours = cast(Adjacency, adjacency)
-    check_target(epsilon, delta)
+    check_epsilon_and_delta(epsilon, delta)
     _check_clients(clients, minimum, colluders)
     level = wanted[0] if len(wanted) == 1 else None
     plans = []
@@ -163,7 +163,7 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
     enough = Ring.for_sums(shares, clients, low, high, FAILURE)
     if modulus is None:
         ring = enough
-    elif modulus >= high - low + 2 * shares.reach(clients, FAILURE) + 1:
+    elif modulus >= high - low + 2 * shares.largest_noise(clients, FAILURE) + 1:
         ring = Ring(modulus, low - (modulus - (high - low)) // 2)
     elif allow_wrap and modulus > 1:
         ring = Ring(modulus, 1 - modulus // 2)                     # the papers' symmetric ring

@@ -147,7 +147,7 @@ def is_finished_and_whole(folder: Path) -> bool:
     try:
         result = RunFolder.open(folder).result
         mark = result.get("ledger")
-        if mark and not LedgerFile(folder / LEDGER).agrees(LedgerMark(*mark)):
+        if mark and not LedgerFile(folder / LEDGER).matches_mark(LedgerMark(*mark)):
             return False
         return all((folder / check_plain_name(name, "result.json")).is_file()
                    and digest_of((folder / name).read_bytes()) == digest for name, digest in result["files"].items())
