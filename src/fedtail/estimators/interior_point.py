@@ -80,10 +80,9 @@ class Conditions:
         self.column_solved = self.solve(self.column)
 
     @property
-    def relative_gradient(self) -> float:
-        """The length of the gradient over what it would be if its terms had one sign."""
-        terms = self.at.weights @ np.abs(self.jacobian) + np.abs(self.slope)
-        return float(np.linalg.norm(self.gradient)) / max(float(np.linalg.norm(terms)), 1e-300)
+    def gradient_terms(self) -> float:
+        """The length that the gradient would have if its terms had one sign."""
+        return float(np.linalg.norm(self.at.weights @ np.abs(self.jacobian) + np.abs(self.slope)))
 
     def direction(self, slack_products: Array, excess_products: Array) -> Direction:
         """The step that changes slack times weights, and excess times rest, by these amounts, to first order."""
@@ -110,13 +109,14 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
     risk = Superquantile(tail_fraction)
     at = _first_iterate(problem, start, tail_fraction)
     size = risk_value(risk, problem.losses(start), problem.mass) + problem.penalty(start)[0]
-    best, least, before = start, size, np.inf
+    best, least, before, terms = start, size, np.inf, 1e-300
     for step in range(max_iter):
         conditions = Conditions(problem, at)
         value = risk_value(risk, conditions.losses, problem.mass) + problem.penalty(at.point)[0]
         if value <= least:
             best, least = at.point, value
-        gradient = conditions.relative_gradient
+        terms = max(terms, conditions.gradient_terms)
+        gradient = float(np.linalg.norm(conditions.gradient)) / terms
         stationary = gradient <= 1e-10 or before / 2 <= gradient <= 1e-6      # the latter: rounding errors are all that is left
         if stationary and 2 * len(at.rest) * at.gap <= TIGHT * size and np.abs(conditions.primal).max() <= TIGHT * size:
             return at.point, step + 1, True
