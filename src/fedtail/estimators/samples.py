@@ -35,7 +35,9 @@ class Samples:
             inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **checks)
         else:
             inputs, targets = validate_data(estimator, X, dtype=np.float64, **checks), None
-        mass = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
+        mass = _check_sample_weight(sample_weight, inputs, dtype=np.float64)
+        if (mass < 0).any():
+            raise FieldError("sample_weight", "at least 0", float(mass.min()), "It is the mass of a sample in the risk.")
         labels = None if groups is None else read_groups(groups, inputs)
         here = mass > 0
         if not here.any():

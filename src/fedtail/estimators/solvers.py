@@ -130,7 +130,7 @@ def _objective(problem: Problem, risk: Risk, point: Any) -> float:
 def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, Any]:
     """The gradient at a point, (p,), and a function that divides by a positive Hessian there.
 
-    The Hessian of [Li23, section 7.2], the mean of those of the losses under the weights plus t times the covariance of their
+    The Hessian of [Li23, eq. (7.13), (7.14)], the mean of those of the losses under the weights plus t times the covariance of their
     gradients. For t < 0, where it is not positive, the covariance is left out: the risk is concave in the losses, so that this
     is the Hessian of a bound from above.
     """
