@@ -269,7 +269,7 @@ def test_fair_pca_leaves_a_saddle_point_and_makes_groups_alike():
 
 def test_a_fitted_mean_leaves_outliers_aside():
     rng = np.random.default_rng(0)
-    X = np.r_[rng.normal(size=(60, 3)) * [3.0, 0.1, 0.1], rng.normal(size=(8, 3)) + [0.0, 4.0, 0.0]]
+    X = np.r_[rng.normal(size=(60, 3)) * [3.0, 0.1, 0.1], rng.normal(size=(8, 3)) + np.array([0.0, 4.0, 0.0])]
     fixed, fitted = (TiltedPCA(1, tilt=-1.0, fit_mean=mean).fit(X) for mean in (False, True))
     assert fitted.risk_ < fixed.risk_
     assert abs(fitted.components_[0, 0]) > 0.999
@@ -300,7 +300,7 @@ def test_wrong_labels_are_played_down():
 
 
 def test_many_parameters_are_left_to_l_bfgs_with_the_same_result(monkeypatch):
-    X, y, weight, groups = regression()
+    X, y, _, groups = regression()
     C, labels, _, _ = classification(classes=3)
     cases = [(TiltedLinearRegression(0.3), X, y, None), (TiltedLinearRegression(-0.3), X, y, groups), (SuperquantileLinearRegression(0.3), X, y, None),
              (TiltedLogisticRegression(3.0), C, labels, None), (SuperquantileLogisticRegression(0.3), C, labels, None),

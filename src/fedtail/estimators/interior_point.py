@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
+from fedtail.estimators.hessians import positive_solver
 from fedtail.estimators.problems import Problem
 from fedtail.estimators.reductions import Array, risk_value
 from fedtail.risk import Superquantile
@@ -75,7 +75,7 @@ class Conditions:
         self.stiffness = at.weights / self.divisor
         hessian = problem.hessian(at.point, at.weights) + self.jacobian.T @ (self.stiffness[:, None] * self.jacobian)
         hessian[np.diag_indices_from(hessian)] += diagonal
-        self.solve = _positive_solver(hessian)
+        self.solve = positive_solver(hessian)
         self.column = self.stiffness @ self.jacobian
         self.column_solved = self.solve(self.column)
 
@@ -155,16 +155,3 @@ def _advance(problem: Problem, at: Iterate, conditions: Conditions, least_gap: f
         length /= 2
         moved = at.moved(problem, step, length)
     return moved
-
-
-def _positive_solver(hessian: Array) -> Any:
-    """A function that solves with a positive Hessian; one that is not positive gets positive eigenvalues."""
-    hessian = hessian.copy()
-    hessian[np.diag_indices_from(hessian)] += 1e-14 * np.abs(np.diag(hessian)).max() + 1e-300
-    try:
-        factor = cho_factor(hessian)
-    except LinAlgError:
-        values, axes = eigh(hessian)
-        sizes = np.maximum(np.abs(values), 1e-10 * np.abs(values).max() + 1e-300)
-        return lambda right: axes @ ((axes.T @ right) / sizes)
-    return lambda right: cho_solve(factor, right)

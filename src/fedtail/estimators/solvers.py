@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 from scipy.optimize import minimize as scipy_minimize
 
+from fedtail.estimators.hessians import positive_solver
 from fedtail.estimators.interior_point import minimise_tail
 from fedtail.estimators.problems import Problem
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
@@ -130,9 +130,9 @@ def _objective(problem: Problem, risk: Risk, point: Any) -> float:
 def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, Any]:
     """The gradient at a point, (p,), and a function that divides by a positive Hessian there.
 
-    The Hessian of [Li23, eq. (7.13), (7.14)], the mean of those of the losses under the weights plus t times the covariance of their
-    gradients. For t < 0, where it is not positive, the covariance is left out: the risk is concave in the losses, so that this
-    is the Hessian of a bound from above.
+    The Hessian of [Li23, eq. (7.13), (7.14)]: the mean of those of the losses under the weights, plus t times the covariance of
+    their gradients. For t < 0, where it is not positive, the covariance is left out: the risk is concave in the losses, so that
+    this is the Hessian of a bound from above.
     """
     losses, jacobian = problem.losses(point), problem.jacobian(point)
     weights = risk_weights(risk, losses, problem.mass)
@@ -144,7 +144,7 @@ def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, A
     if rate:
         sums = moving @ jacobian
         full = mean + rate * (jacobian.T @ (moving[:, None] * jacobian) - np.outer(sums, sums) / max(moving.sum(), 1e-300))
-    return weights @ jacobian + slope, _positive_solver(*((full, mean) if rate < 0 else (full,)))
+    return weights @ jacobian + slope, positive_solver(*((full, mean) if rate < 0 else (full,)))
 
 
 def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Array]:
@@ -155,21 +155,6 @@ def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Ar
         capped = weights >= (1 - 1e-9) * mass / risk.tail_fraction
         return 1 / risk.smoothing, np.where(capped, 0.0, weights)
     return 0.0, weights
-
-
-def _positive_solver(*hessians: Array) -> Any:
-    """A function that solves with the first Hessian that is positive, else with the last, its eigenvalues made positive."""
-    for hessian in hessians:
-        lifted = hessian.copy()
-        lifted[np.diag_indices_from(lifted)] += 1e-13 * np.abs(np.diag(hessian)).max() + 1e-300
-        try:
-            factor = cho_factor(lifted)
-        except LinAlgError:
-            continue
-        return lambda right, factor=factor: cho_solve(factor, right)
-    values, axes = eigh(hessians[-1])
-    sizes = np.maximum(np.abs(values), 1e-10 * np.abs(values).max() + 1e-300)
-    return lambda right: axes @ ((axes.T @ right) / sizes)
 
 
 def _quasi_newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
