@@ -19,6 +19,7 @@ from fedtail.risk import Mean, Risk, SmoothedSuperquantile, Superquantile, Tilte
 MANY = 1000               # parameters from which second derivatives cost more than they save
 PRECISE = 1e-28           # relative to the risk: so small a decrement is one of rounding errors
 ROUGH = 1e-8              # enough on the way
+NO_GAIN = 1e-16           # below this decrement the value does not change, and slow progress is not worth it
 ROUNDED = 1e-11           # below this decrement the value itself is too rounded to judge a step
 NOTHING = 1e-24           # losses of this part of the scale are rounding errors of zero
 JOLTED = 3                # stages, of which the first are those where a minimum may turn into a saddle point
@@ -84,7 +85,7 @@ def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, t
         return _quasi_newton(problem, risk, start, max_iter, tolerance)
     if not (isinstance(risk, Tilted) and risk.tilt < 0):
         return _newton(problem, risk, start, max_iter, tolerance)
-    near = _quasi_newton(problem, risk, start, max_iter, ROUGH)      # far from a minimum the Hessian is mostly not positive
+    near = _quasi_newton(problem, risk, start, max_iter, tolerance)      # far from a minimum the Hessian is mostly not positive
     return near if tolerance >= ROUGH else _newton(problem, risk, near.point, max_iter, tolerance).after(near)
 
 
@@ -103,7 +104,8 @@ def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: 
         if decrement <= tolerance * (abs(value) + floor) or decrement <= floor:
             return Solution(problem.move(point, direction), step + 1, True)
         small = decrement <= ROUNDED * abs(value)
-        if small and decrement >= before:                        # rounding errors: this is as near as it gets
+        flat = decrement <= NO_GAIN * abs(value) and decrement > before / 2
+        if small and (decrement >= before or flat):              # rounding errors, or a minimum at infinity
             return Solution(point, step + 1, True)
         length = 1.0
         while True:
