@@ -149,11 +149,11 @@ class Channel:
 
         finished = False
         try:
-            fleet.open(cohort, broadcast)
+            fleet.open_round(cohort, broadcast)
             yield ask
             finished = True
         finally:
-            fleet.close(finished)
+            fleet.close_round(finished)
             ledger.close()
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
@@ -175,7 +175,7 @@ class Channel:
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
-        beside = fleet.answered_beside_largest
+        beside = fleet.answers_outside_largest_node
         if beside is not None and beside < shares:
             raise RoundLost(f"{beside} clients answered beside those of the node that holds most, which knows their shares of "
                             f"the noise, and {shares} are needed.")

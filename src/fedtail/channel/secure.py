@@ -15,7 +15,7 @@ from fedtail.channel.base import Channel, Encoder, RoundLost
 from fedtail.channel.graph import SignedGraph, SparseGraph
 from fedtail.channel.integer import check_modulus_bits, fixed_point_encoding
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hash_bits, uniform
+from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
 
@@ -152,16 +152,16 @@ class SecureChannel(Channel):
                    if isinstance(self.graph, SignedGraph) else
                    "all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
                    "drop out. Leave graph out, or use the schedule ahead or simple.")
-        if fleet.population.nodes < 2:
-            yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
-                   "two or more.")
+        if fleet.population.num_nodes < 2:
+            yield (f"{fleet.population.num_nodes} node holds all clients, and a sum over one node is that node's. Secure sums "
+                   "need two or more.")
 
     def _needed_with_silent_clients(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
         """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.
 
         Raises `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
         """
-        silent = fleet.silent(questions) if needed else 0
+        silent = fleet.count_silent_clients(questions) if needed else 0
         if clients < needed + silent:
             raise RoundLost(f"{silent} of {clients} clients answered with zeros (a loss or an update that is not finite, or an "
                             f"empty row), and {needed} must answer otherwise: fewer than minimum_contributors may be left.")
@@ -172,7 +172,7 @@ class SecureChannel(Channel):
 
         The draw is a function of the seed, the round, the client's key and the number.
         """
-        return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+        return uniform_numbers(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
     def _sum_without_masks(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
         """The sum of `rows` over the clients that are not `gone`, modulo 2^modulus_bits, without masks: int64, (width,).

@@ -222,8 +222,9 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     typer.echo(str(found.guarantee))
     show_table(title, ["what", "value"], [[name, value] for name, value in plan_rows(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
-    rows = [[str(count), _epsilon_text(bought.epsilon), _epsilon_text(bought.without_amplification)]
-            for count, bought in zip(shown, guarantees_after(replace(request, noise=found.whole_round), shown), strict=True)]
+    bought = guarantees_after_rounds(replace(request, noise=found.whole_round), shown)
+    rows = [[str(count), _epsilon_text(one.epsilon), _epsilon_text(one.without_amplification)]
+            for count, one in zip(shown, bought, strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
     for note in (*found.guarantee.notes, *privacy_setting_warnings(request.population, request.sampling_event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
@@ -244,10 +245,10 @@ def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
         *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
         ("without amplification, a client in one round", _epsilon_text(bought.one_participation)),
         ("without amplification, a client in every round", _epsilon_text(bought.without_amplification)),
-        *_skip_rows(request)]
+        *_skipped_round_rows(request)]
 
 
-def _skip_rows(request: Request) -> list[tuple[str, str]]:
+def _skipped_round_rows(request: Request) -> list[tuple[str, str]]:
     """Rows (what, value) about skipped rounds under Poisson sampling: with a minimum cohort, the probability of skipping one.
 
     Without one, the largest minimum that is missed less than once in 100000 rounds. [] for other sampling, or where there is
@@ -267,7 +268,7 @@ def _skip_rows(request: Request) -> list[tuple[str, str]]:
         return []
 
 
-def guarantees_after(request: Request, counts: list[int]) -> list[Guarantee]:
+def guarantees_after_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
     """The guarantees after each number of rounds in `counts`, in that order, with the noise of `request`, which must be set."""
     return [solve_request(replace(request, rounds=count)).guarantee for count in counts]
 
@@ -280,7 +281,7 @@ def plot_epsilon(request: Request, file: Path) -> None:
     from plotly import graph_objects
 
     counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    bought = guarantees_after(request, counts)
+    bought = guarantees_after_rounds(request, counts)
     figure = graph_objects.Figure(layout={
         "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
         "yaxis_rangemode": "tozero",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
-from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
-from fedtail.data.arrays import tensors_of
+from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
 from fedtail.engine.blocks import cohort_blocks, max_blocks, max_clients_at_once
@@ -106,7 +106,7 @@ class LocalFleet(SimulatedFleet):
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
-        self._held_out = None if test is None else HeldOut.match_keys(population, test)
+        self._held_out = None if test is None else HeldOut.from_matching_keys(population, test)
         self.workers = num_workers(self.device, workers)
         self._team, self._home = Team(_weakly_bound_method(self._perform_block), self.workers), os.getpid()
         self._shared: SharedMemory | None = None
@@ -121,17 +121,18 @@ class LocalFleet(SimulatedFleet):
         self._team.close()
         self.unlock_folder()
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round: `collect` then answers for this cohort, whose clients remember what earlier rounds stored here.
 
-        In round 0 everything that clients remember is deleted first. Torch has one thread until `close`, unless `workers` is 0.
+        In round 0 everything that clients remember is deleted first. Torch has one thread until `close_round`, unless `workers`
+        is 0.
         """
         memory, large = self._memory_of_cohort(cohort, broadcast)
         self.open_with_memory(cohort, broadcast, memory, large, self._reserve_row_places(cohort))
 
     def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
                          places: RowPlaces | None) -> None:
-        """Begin a round as `open` does, for clients who remember `memory` and `large` instead of what is stored here.
+        """Begin a round as `open_round` does, for clients who remember `memory` and `large` instead of what is stored here.
 
         `memory` are small rows by name, `large` references to large ones. Clients write large rows to `places`, or to this
         fleet's own folder if that is None. All three are in the order of the cohort. Copies the models to shared memory where
@@ -167,7 +168,7 @@ class LocalFleet(SimulatedFleet):
         Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
         """
         opening, _ = self._current_round()
-        written = opening.places.read_written()
+        written = opening.places.read_written_rows()
         self._rows.discard(opening.places)
         return written
 
@@ -203,7 +204,7 @@ class LocalFleet(SimulatedFleet):
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
-            shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
+            shard.memo[memo_key(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
             return self._answer_clients(question, encoding, 0, len(shard.population))
         total: list[Tensor] = []
@@ -326,6 +327,6 @@ def population_on_device(population: Population, device: torch.device) -> Popula
     """
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
-    needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))
+    needed = sum(tensor.nbytes for tensor in (*input_tensors(population.inputs), population.targets))
     free, _ = torch.cuda.mem_get_info(device)
     return population.to(device) if needed < free // 2 else population

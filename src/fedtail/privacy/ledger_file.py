@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtail.deprecated import new_fields
+from fedtail.deprecated import fields_with_new_names
 from fedtail.privacy.events import (
     FixedSampling,
     GaussianRelease,
@@ -25,7 +25,7 @@ from fedtail.privacy.events import (
     Sampling,
 )
 from fedtail.privacy.history import UNRECORDED, EarlierHistory
-from fedtail.reading import shorten
+from fedtail.reading import short_text
 
 HEAD = {"format": "fedtail ledger 1"}
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (
@@ -109,7 +109,7 @@ class LedgerFile:
             known, record = _parse_lines(lines[1:], unrecorded)
             numbers = {release: number for number, release in enumerate(known)}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as reason:
-            raise LedgerError(f"{self.path} is damaged ({shorten(reason)}). {LOST}") from reason
+            raise LedgerError(f"{self.path} is damaged ({short_text(reason)}). {LOST}") from reason
         self._numbers = numbers
         return record
 
@@ -261,5 +261,5 @@ def _from_json_dict(plain: dict[str, Any]) -> Any:
     A KeyError for an unknown kind, a TypeError for fields that do not fit.
     """
     numbers = {name: Fraction(*entry) if isinstance(entry, list) else entry for name, entry in plain.items() if name != "kind"}
-    return KINDS[plain["kind"]](**new_fields(plain["kind"], numbers))
+    return KINDS[plain["kind"]](**fields_with_new_names(plain["kind"], numbers))
 

@@ -77,12 +77,12 @@ def convex_step_size(
     later = closeness * num_rounds / condition**2                              # C T^2 / kappa^2
 
     spread = math.log(cohort_size)
-    decay = min(1 / (16 * condition**1.5), _log_rate(closeness, spread) * 2 / num_rounds,
-                _log_rate(later, spread) * 2 / num_rounds)
+    decay = min(1 / (16 * condition**1.5), _log_at_least_one(closeness, spread) * 2 / num_rounds,
+                _log_at_least_one(later, spread) * 2 / num_rounds)
     smoothing = 8 * lipschitz**2 * decay / strength * max(1.0, 32 * condition**2 * decay)
     smoothed = smoothness + strength + lipschitz**2 / smoothing
     largest = min(1 / (4 * smoothed), 1 / (8 * condition * math.sqrt(2 * strength * smoothed)))
-    slow = min(_log_rate(closeness * tail_fraction * cohort_size, 1.0), _log_rate(later, 1 - 1 / local_steps))
+    slow = min(_log_at_least_one(closeness * tail_fraction * cohort_size, 1.0), _log_at_least_one(later, 1 - 1 / local_steps))
     return StepSize(min(largest, 2 * slow / (strength * num_rounds)) / local_steps, smoothing)
 
 
@@ -102,7 +102,7 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
     return condition
 
 
-def _log_rate(numerator: float, denominator: float) -> float:
+def _log_at_least_one(numerator: float, denominator: float) -> float:
     """max(1, log(numerator / denominator)); 1 where the numerator is 0.
 
     Infinite for denominator 0, where the term of the bound is absent (cohort of one, one local step).
@@ -128,3 +128,20 @@ def averaging_contraction(learning_rate: float, strength: float, local_steps: in
         raise ValueError(f"learning_rate * strength * local_steps must be in [0, 2), got {2 - 2 * contraction:.4g}. "
                          "Lower learning_rate; convex_step_size gives one that is allowed.")
     return contraction
+
+
+def tilted_step_size(tilt: float, smoothness: float, lipschitz: float) -> float:
+    """Step for gradient descent on the tilted loss, 1 / (beta_max + L^2 t), and 1 / beta_max for t < 0: [Li23, Theorems 29, 31].
+
+    `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The tilted loss
+    curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the weighted covariance
+    of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality, each step leaves at
+    most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)].
+
+    >>> tilted_step_size(tilt=2.0, smoothness=2.0, lipschitz=1.0), tilted_step_size(-2.0, 2.0, 1.0)
+    (0.25, 0.5)
+    """
+    check_all_positive(smoothness=smoothness, lipschitz=lipschitz)
+    if not math.isfinite(tilt):
+        raise ValueError(f"tilt (t) must be finite, got {tilt:g}. The largest loss has kinks, so no fixed step is safe.")
+    return 1 / (smoothness + lipschitz**2 * max(tilt, 0.0))

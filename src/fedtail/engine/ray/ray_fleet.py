@@ -77,10 +77,10 @@ class RayFleet(SimulatedFleet):
         self._handles, self._end = [], _do_nothing
         self.unlock_folder()
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round for this cohort: start the actors if there are none, and put the broadcast into Ray's object store.
 
-        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close`.
+        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close_round`.
         """
         ray = self._start_actors()
         (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._reserve_row_places(cohort)
@@ -109,7 +109,7 @@ class RayFleet(SimulatedFleet):
             handle.warn_if_restarted(reply.life)
             self._shard.add_report(place, reply.report)
             for name, (who, rows) in reply.written.items():
-                Clients(self._shard, place[to_tensor(who)]).remember(name, to_tensor(rows))
+                Clients(self._shard, place[to_tensor(who)]).store_rows(name, to_tensor(rows))
         places = [place for _, place in called]
         return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
@@ -147,10 +147,10 @@ class RayFleet(SimulatedFleet):
         read = {name: kept.take(place).read() for name, kept in self._shard.large.items()}
         return ray.put({name: (to_array(found.rows), to_array(found.has)) for name, found in read.items()})
 
-    def close(self, finished: bool) -> None:
+    def close_round(self, finished: bool) -> None:
         """End the round, and release the broadcast in Ray's object store; what clients remembered is kept only if `finished`."""
         self._message = None
-        super().close(finished)
+        super().close_round(finished)
 
     def _start_actors(self) -> Any:
         """Start or join Ray and start an actor for every shard, unless they are there already; returns the module `ray`.
