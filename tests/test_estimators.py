@@ -26,7 +26,7 @@ from fedtail.estimators import (
     TiltedLinearRegression,
     TiltedLogisticRegression,
     TiltedPCA,
-    solvers,
+    fitting,
 )
 from fedtail.estimators.reductions import risk_value, risk_weights
 from fedtail.risk import Hierarchical, Mean, PowerFair, SmoothedSuperquantile, Superquantile, Tilted, Worst
@@ -306,7 +306,7 @@ def test_many_parameters_are_left_to_l_bfgs_with_the_same_result(monkeypatch):
              (TiltedLogisticRegression(3.0), C, labels, None), (SuperquantileLogisticRegression(0.3), C, labels, None),
              (TiltedPCA(2, tilt=0.3), X, None, groups), (TiltedPCA(2, tilt=-0.3, fit_mean=True), X, None, None), (SuperquantilePCA(2, tail_fraction=0.3), X, None, None)]
     second_order = [clone(model).fit(*arrays, groups=g).risk_ for model, *arrays, g in cases]
-    monkeypatch.setattr(solvers, "MANY", 0)
+    monkeypatch.setattr(fitting, "MANY", 0)
     for (model, *arrays, g), risk in zip(cases, second_order, strict=True):
         assert clone(model).fit(*arrays, groups=g).risk_ == pytest.approx(risk, rel=1e-4), model
 

@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
+from fedtail.estimators.fitting import Solution, minimise_directly, minimise_risk
 from fedtail.estimators.linear_problem import (
     CrossEntropy,
     Design,
@@ -26,7 +27,6 @@ from fedtail.estimators.linear_problem import (
 from fedtail.estimators.problems import Units
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.estimators.samples import Samples, check_max_iter, check_strength, tail_risk, tilted_risk
-from fedtail.estimators.solvers import Solution, minimise_directly, minimise_risk
 from fedtail.risk import Risk, Tilted
 
 NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "

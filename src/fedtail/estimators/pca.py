@@ -14,11 +14,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
+from fedtail.estimators.fitting import Solution, minimise_risk
 from fedtail.estimators.pca_problem import Subspace, SubspaceProblem, signed
 from fedtail.estimators.problems import Units
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.estimators.samples import Samples, check_max_iter, tail_risk, tilted_risk
-from fedtail.estimators.solvers import Solution, minimise_risk
 from fedtail.risk import Risk
 
 NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
