@@ -20,6 +20,8 @@ from fedtail_studies.theory.bias import BIAS
 from fedtail_studies.theory.gaussians import GAUSSIANS
 from fedtail_studies.theory.theorem4 import THEOREM4
 from fedtail_studies.theory.theorem5 import THEOREM5
+from fedtail_studies.tilted.regression_outliers import REGRESSION_ABALONE, REGRESSION_HOUSING
+from fedtail_studies.tilted.regression_qsar import REGRESSION_QSAR
 
 STUDIES: tuple[Study, ...] = (
     TABLE2,
@@ -41,6 +43,9 @@ STUDIES: tuple[Study, ...] = (
     THEOREM4,
     THEOREM5,
     GAUSSIANS,
+    REGRESSION_QSAR,
+    REGRESSION_ABALONE,
+    REGRESSION_HOUSING,
 )
 
 
