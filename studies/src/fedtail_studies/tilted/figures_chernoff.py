@@ -82,10 +82,11 @@ def figures(results: Results, folder: Path) -> list[Figure]:
     with drawn(folder / "chernoff.png", columns=2, width=4.4, sharey=True) as axes:
         for axis, case in zip(axes, CASES, strict=True):
             thresholds = _at(results, case, "thresholds")
-            for what, label, colour, style in (("exact", "P[X ≥ γ]", COLOURS[4], "-"), ("improved", "improved, any t", COLOURS[0], "-"),
+            for what, label, colour, style in (("exact", "P[X ≥ gamma]", COLOURS[4], "-"),
+                                               ("improved", "improved, any t", COLOURS[0], "-"),
                                                ("classic", "Chernoff, t > 0", COLOURS[1], "--")):
                 axis.plot(thresholds, _at(results, case, what), style, color=colour, label=label)
-            axis.set(title=f"X is {case}", xlabel="γ", ylim=(0, 1.05))
+            axis.set(title=f"X is {case}", xlabel="gamma", ylim=(0, 1.05))
         axes[0].set_ylabel("probability, and bounds on it")
         axes[0].legend()
     return [Figure("chernoff.png", "The probability that X is at least gamma, Chernoff's bound, and the improved one.")]
@@ -106,8 +107,10 @@ def _tighter(results: Results) -> Finding:
     findings = []
     for case in CASES:
         small = _at(results, case, "thresholds") <= SMALL
-        ours, theirs = ((_at(results, case, what) - _at(results, case, "exact"))[small].mean() for what in ("improved", "classic"))
-        findings.append(at_most(float(ours / theirs), 0.9, f"{case}: gap {ours:.3f}, Chernoff's {theirs:.3f}, up to gamma {SMALL:g}; ratio"))
+        ours, theirs = ((_at(results, case, what) - _at(results, case, "exact"))[small].mean()
+                        for what in ("improved", "classic"))
+        findings.append(at_most(float(ours / theirs), 0.9, f"{case}: gap {ours:.3f}, Chernoff's {theirs:.3f}, up to gamma "
+                                                           f"{SMALL:g}; ratio"))
     return all_of(*findings)
 
 
@@ -119,7 +122,8 @@ def _especially_small(results: Results) -> Finding:
         gain = 1 - _at(results, case, "improved") / _at(results, case, "classic")
         small, large = gain[thresholds <= SMALL].mean(), gain[-len(gain) // 4 :].mean()
         findings.append(Finding(Verdict.AGREES if small > large else Verdict.DISAGREES,
-                                f"{case}: the bound is lower by {small:.1%} on average up to gamma {SMALL:g}, by {large:.1%} in the "
+                                f"{case}: the bound is lower by {small:.1%} on average up to gamma {SMALL:g}, by {large:.1%} in "
+                                "the "
                                 f"largest quarter, and by {gain.max():.1%} at most, at gamma {thresholds[gain.argmax()]:.2f}"))
     return all_of(*findings)
 
@@ -127,7 +131,8 @@ def _especially_small(results: Results) -> Finding:
 FIGURES_CHERNOFF = Study(
     name="figures_chernoff", paper="Li23", item="figure 7.15, Theorem 27", title="A Chernoff bound with tilts of either sign",
     cost=Cost(0, 0.1), full=Plan(), quick=Plan(thresholds=10), cells=cells, tables=tables, figures=figures,
-    notes=lambda results: ["N(0, π/2) is read with variance π/2, so that both variables have mean 1. Moments are closed forms; tilts are "
+    notes=lambda results: ["N(0, π/2) is read with variance π/2, so that both variables have mean 1. Moments are closed forms; "
+                           "tilts are "
                            "searched for by `fedtail.theory.chernoff_bound`."],
     claims=(
         Claim("The bound with tilts of either sign holds.", "[Li23, eq. (7.60)]", _holds),

@@ -38,7 +38,8 @@ class Problem:
 def points(seed: int, inliers: int = 50, outliers: int = 5) -> Problem:
     """Points around (1, 1), and a few around (4, 4); the loss is the squared distance to the parameter."""
     random = np.random.default_rng([seed, 1])
-    x = torch.from_numpy(np.concatenate([random.normal(CENTRE, 0.3, (inliers, 2)), random.normal(OUTLIERS_AT, 0.3, (outliers, 2))]))
+    x = torch.from_numpy(np.concatenate([random.normal(CENTRE, 0.3, (inliers, 2)),
+                                         random.normal(OUTLIERS_AT, 0.3, (outliers, 2))]))
     return Problem(x, torch.empty(0), torch.arange(len(x)) >= inliers, lambda centre: (x - centre).square().sum(1), 2)
 
 
@@ -55,14 +56,16 @@ def line(seed: int, inliers: int = 50, outliers: int = 5) -> Problem:
 def line_problem(x: np.ndarray, y: np.ndarray, outlier: np.ndarray) -> Problem:
     """Least squares for a line: parameters are intercept and slope."""
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    return Problem(inputs, targets, torch.from_numpy(outlier), lambda params: (params[0] + params[1] * inputs - targets).square(), 2)
+    return Problem(inputs, targets, torch.from_numpy(outlier), lambda params: (params[0] + params[1] * inputs - targets).square(),
+                   2)
 
 
 def classes(seed: int, common: int = 100, rare: int = 12) -> Problem:
-    """A common class and a rare one that overlaps with its edge; logistic losses of (intercept, two weights), with a small ridge."""
+    """A common class and a rare one at its edge; logistic losses of (intercept, two weights), with a small ridge."""
     random = np.random.default_rng([seed, 3])
     spread = [[0.8, 0.0], [0.0, 0.35]]
-    x = np.concatenate([random.normal((0, 0), 1, (common, 2)) @ spread, (1.0, 0.5) + random.normal((0, 0), 1, (rare, 2)) @ spread])
+    x = np.concatenate([random.normal((0, 0), 1, (common, 2)) @ spread,
+                        (1.0, 0.5) + random.normal((0, 0), 1, (rare, 2)) @ spread])
     inputs, sign = torch.from_numpy(x), torch.cat([-torch.ones(common), torch.ones(rare)]).double()
 
     def losses(params: Tensor) -> Tensor:

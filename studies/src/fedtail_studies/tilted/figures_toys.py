@@ -1,6 +1,7 @@
 """Tilted solutions as a function of t on three small problems [Li23, figures 7.1, 7.3 and 7.18, Theorems 24 and 25].
 
-(a) A point for points with outliers, (b) a line for points with outliers, (c) a logistic regression for a common and a rare class.
+(a) A point for points with outliers, (b) a line for points with outliers, (c) a logistic regression for a common and a rare
+class.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from fedtail_studies.tilted.figures_problems import (
 )
 
 POINT, LINES, CLASSES = "point estimation", "linear regression", "logistic regression"
-TILTS = (-20.0, -10.0, -5.0, -2.0, -1.0, -0.5, -0.3, -0.2, -0.15, -0.1, -0.07, -0.05, -0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1,
+TILTS = (-20.0, -10.0, -5.0, -2.0, -1.0, -0.5, -0.3, -0.2, -0.15, -0.1, -0.07, -0.05, -0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05,
+         0.1,
          0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 LOGISTIC_TILTS = (-20.0, -10.0, -5.0, -2.0, -1.0, -0.5, -0.1, -0.01, 0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 TOP = 5                                          # samples with the largest weights, figure 7.18
@@ -67,12 +70,14 @@ def path(cell: Cell, name: str) -> Numbers:
     """For each tilt: parameters, optimal tilted loss, mean, largest and variance of losses, weight and mean loss of outliers."""
     problem = made(cell.plan, name, cell.seed)
     tilts = tilts_of(name)
-    numbers: Numbers = {what: [] for what in ("params", "value", "mean", "largest", "variance", "outlier_weight", "outlier_loss", "clean_loss")}
+    numbers: Numbers = {what: [] for what in ("params", "value", "mean", "largest", "variance", "outlier_weight", "outlier_loss",
+                                              "clean_loss")}
     for _ in cell.steps(1):
         found = solutions(problem, tilts, cell.plan.steps)
     for tilt, params in zip(tilts, found, strict=True):
         losses = problem.losses(params)
-        for what, value in (("params", params.tolist()), ("value", tilted_loss(problem, params, tilt)), ("mean", float(losses.mean())),
+        for what, value in (("params", params.tolist()), ("value", tilted_loss(problem, params, tilt)),
+                            ("mean", float(losses.mean())),
                             ("largest", float(losses.max())), ("variance", float(losses.var(correction=0))),
                             ("outlier_weight", outlier_weight(problem, params, tilt)),
                             ("outlier_loss", float(losses[problem.outlier].mean())),
@@ -86,7 +91,8 @@ def _about_points(problem: Problem, found: Sequence[torch.Tensor], tilts: Sequen
     x = problem.x.numpy()
     median = geometric_median(x)
     every = np.stack([params.numpy() for params in found])
-    return {"error": np.linalg.norm(every - CENTRE, axis=1).tolist(), "to_median": np.linalg.norm(every - median, axis=1).tolist(),
+    return {"error": np.linalg.norm(every - CENTRE, axis=1).tolist(),
+            "to_median": np.linalg.norm(every - median, axis=1).tolist(),
             "min_max": _smallest_circle(x)}
 
 
@@ -97,7 +103,7 @@ def _about_line(problem: Problem, found: Sequence[torch.Tensor], tilts: Sequence
 
 
 def _about_classes(problem: Problem, found: Sequence[torch.Tensor], tilts: Sequence[float]) -> Numbers:
-    """Accuracy by class, the direction of the boundary, and how many of the samples with the largest weights are misclassified."""
+    """Accuracy by class, the direction of the boundary, and how many samples with the largest weights are misclassified."""
     numbers: Numbers = {"rare": [], "common": [], "degrees": [], "top_wrong": [], "top_rare": []}
     for tilt, params in zip(tilts, found, strict=True):
         right = (params[0] + problem.x @ params[1:]).sign() == problem.y
@@ -125,7 +131,8 @@ def _chebyshev(problem: Problem) -> float:
     x, y = problem.x.numpy(), problem.y.numpy()
     sides = np.column_stack([np.ones_like(x), x])
     ones = -np.ones((len(x), 1))
-    found = linprog([0, 0, 1], A_ub=np.vstack([np.hstack([sides, ones]), np.hstack([-sides, ones])]), b_ub=np.concatenate([y, -y]),
+    found = linprog([0, 0, 1], A_ub=np.vstack([np.hstack([sides, ones]), np.hstack([-sides, ones])]),
+                    b_ub=np.concatenate([y, -y]),
                     bounds=[(None, None), (None, None), (0, None)])
     return float(found.fun) ** 2
 
@@ -141,15 +148,19 @@ def at(results: Results, name: str, what: str, tilt: float) -> list[float]:
 
 def tables(results: Results) -> list[Table]:
     shown = (-10.0, -2.0, -0.1, 0.0, 0.1, 2.0, 50.0)
-    titles = {"error": "distance to the clean solution", "mean": "mean loss", "largest": "largest loss", "variance": "variance of losses",
+    titles = {"error": "distance to the clean solution", "mean": "mean loss", "largest": "largest loss",
+              "variance": "variance of losses",
               "outlier_weight": "weight of outliers"}
     listed = [Table(f"{name.capitalize()}, by t", tuple(titles.values()),
-                    tuple(Row(f"{tilt:g}", {title: at(results, name, what, tilt) for what, title in titles.items()}) for tilt in shown),
+                    tuple(Row(f"{tilt:g}", {title: at(results, name, what, tilt) for what, title in titles.items()})
+                          for tilt in shown),
                     digits=3, head="t") for name in (POINT, LINES)]
-    titles = {"rare": "accuracy, rare class", "common": "accuracy, common class", "degrees": "direction of the boundary's normal, degrees",
+    titles = {"rare": "accuracy, rare class", "common": "accuracy, common class",
+              "degrees": "direction of the boundary's normal, degrees",
               "mean": "mean loss", "largest": "largest loss", "top_wrong": f"misclassified among the {TOP} largest weights"}
     listed.append(Table("Logistic regression, by t", tuple(titles.values()), tuple(
-        Row(f"{tilt:g}", {title: at(results, CLASSES, what, tilt) for what, title in titles.items()}) for tilt in shown), digits=3, head="t"))
+        Row(f"{tilt:g}", {title: at(results, CLASSES, what, tilt) for what, title in titles.items()}) for tilt in shown),
+        digits=3, head="t"))
     return listed
 
 
@@ -162,26 +173,30 @@ def _shades(tilts: Sequence[float]) -> list[Any]:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
-    plan, seed = Plan(**{**results.plan}), results.seeds[0]
+    plan, seed = Plan(**results.plan), results.seeds[0]
     with drawn(folder / "figure1.png", columns=3, width=4.2, height=4.0) as axes:
         for axis, name in zip(axes, (POINT, LINES, CLASSES), strict=True):
             _draw_problem(axis, name, made(plan, name, seed), np.array(results.numbers(name, seed)["params"]))
         axes[0].legend(loc="upper left")
     with drawn(folder / "figure3.png", columns=4, width=3.2, height=3.2) as axes:
         for axis, (name, tilt) in zip(axes, ((LINES, -2.0), (LINES, 2.0), (CLASSES, -10.0), (CLASSES, 10.0)), strict=True):
-            _draw_weights(axis, name, made(plan, name, seed), results.numbers(name, seed)["params"][tilts_of(name).index(tilt)], tilt)
+            _draw_weights(axis, name, made(plan, name, seed), results.numbers(name, seed)["params"][tilts_of(name).index(tilt)],
+                          tilt)
     with drawn(folder / "losses.png", columns=3, width=4.2, height=3.2) as axes:
         for axis, name in zip(axes, (POINT, LINES, CLASSES), strict=True):
             found = results.numbers(name, seed)
             places = range(len(tilts_of(name)))
             for what, colour in zip(("value", "mean", "largest"), COLOURS, strict=False):
-                axis.plot(places, found[what], "o-", markersize=3, color=colour, label={"value": "optimal tilted loss"}.get(what, f"{what} loss"))
+                axis.plot(places, found[what], "o-", markersize=3, color=colour,
+                          label={"value": "optimal tilted loss"}.get(what, f"{what} loss"))
             some = list(places)[:: max(1, len(places) // 7)]
             axis.set(title=name, xlabel="t", yscale="log", xticks=some, xticklabels=[f"{tilts_of(name)[k]:g}" for k in some])
         axes[0].legend()
     return [Figure("figure1.png", "Figure 7.1: solutions from t = -20 (dark blue) over t = 0 (black) to t = 50 (dark red)."),
-            Figure("figure3.png", "Figures 7.3 and 7.18: the area of a sample is its weight at the solution; outliers and the rare class orange."),
-            Figure("losses.png", "The optimal tilted loss grows with t, from the least single loss to the least largest loss; the mean is least at t = 0.")]
+            Figure("figure3.png", "Figures 7.3 and 7.18: the area of a sample is its weight at the solution; outliers and the "
+                                  "rare class orange."),
+            Figure("losses.png", "The optimal tilted loss grows with t, from the least single loss to the least largest loss; "
+                                 "the mean is least at t = 0.")]
 
 
 def _scatter(axis: Any, name: str, problem: Problem, sizes: Any = 12) -> None:
@@ -250,19 +265,21 @@ def _median_is_met(results: Results) -> Finding:
         nearest, tilt = min(below)
         ratios.append(nearest / found[TILTS.index(0.0)])
         where.append(tilt)
-    return at_most(max(ratios), 0.2, f"nearest solution, at t from {min(where):g} to {max(where):g}: its distance to the geometric median, "
+    return at_most(max(ratios), 0.2, f"nearest solution, at t from {min(where):g} to {max(where):g}: its distance to the "
+                                     "geometric median, "
                                      "of that of the mean, at most")
 
 
 def _min_max_is_met(results: Results, name: str) -> Finding:
     last = max(TILTS)
-    excess = [largest / least - 1 for largest, least in zip(at(results, name, "largest", last), results.values(name, "min_max"), strict=True)]
+    excess = [largest / least - 1 for largest, least in zip(at(results, name, "largest", last), results.values(name, "min_max"),
+                                                            strict=True)]
     return at_most(max(excess), 0.01, f"largest loss at t = {last:g} above the least possible, as a share of it")
 
 
 def _grows(results: Results) -> Finding:
     drops = [before - after for name in (POINT, LINES, CLASSES) for values in results.lists(name, "value")
-             for before, after in zip(values, values[1:], strict=False)]
+             for before, after in pairwise(values)]
     return at_most(max(drops), 1e-6, "largest fall of the optimal tilted loss from one t to the next")
 
 
@@ -277,10 +294,11 @@ def _rare_gain(results: Results) -> Finding:
 
 
 def _boundary_turns(results: Results) -> Finding:
-    turned = [abs(a - b) for a, b in zip(at(results, CLASSES, "degrees", 10.0), at(results, CLASSES, "degrees", 0.0), strict=True)]
+    turned = [abs(a - b) for a, b in zip(at(results, CLASSES, "degrees", 10.0), at(results, CLASSES, "degrees", 0.0),
+                                         strict=True)]
     mean = sum(turned) / len(turned)
     return Finding(Verdict.AGREES if mean >= 5 else Verdict.DISAGREES,
-                   f"the boundary at t = 10 is turned by {mean:.1f} degrees on average against t = 0 (at least {min(turned):.1f})")
+                   f"the boundary at t = 10 is turned by {mean:.1f} degrees on average from t = 0 (at least {min(turned):.1f})")
 
 
 def _largest_weights(results: Results) -> Finding:
@@ -292,20 +310,27 @@ def _largest_weights(results: Results) -> Finding:
 
 def notes(results: Results) -> list[str]:
     plan = results.plan
-    return [f"The thesis prints no sizes. Points: {plan['inliers']} from N((1, 1), 0.3^2) and {plan['outliers']} from N((4, 4), 0.3^2). Line: "
-            f"{plan['inliers']} at y = 1 + x/2, noise 0.2, and {plan['outliers']} at y = 4, x in [-2, -1]. Classes: {plan['common']} and "
+    return [f"The thesis prints no sizes. Points: {plan['inliers']} from N((1, 1), 0.3^2) and {plan['outliers']} from N((4, 4), "
+            "0.3^2). Line: "
+            f"{plan['inliers']} at y = 1 + x/2, noise 0.2, and {plan['outliers']} at y = 4, x in [-2, -1]. Classes: "
+            f"{plan['common']} and "
             f"{plan['rare']}, logistic losses with a ridge of 0.001, without which losses have no least value for t < 0.",
             "Solutions begin at the mean's and follow t outwards (L-BFGS), as in section 7.5."]
 
 
 FIGURES_TOYS = Study(
-    name="figures_toys", paper="Li23", item="figures 7.1, 7.3, 7.18", title="Tilted solutions on three small problems", cost=Cost(0, 1),
+    name="figures_toys", paper="Li23", item="figures 7.1, 7.3, 7.18", title="Tilted solutions on three small problems",
+    cost=Cost(0, 1),
     full=Plan(), quick=Plan(seeds=2), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
-        Claim("Point estimation: t < 0 suppresses outliers, t > 0 magnifies them.", "[Li23, figure 7.1a]", partial(_suppressed, name=POINT)),
-        Claim("Linear regression: t < 0 suppresses outliers, t > 0 magnifies them.", "[Li23, figure 7.1b]", partial(_suppressed, name=LINES)),
-        Claim("Gradient weights: outliers have less than their share for t = -2, and more for t = 2.", "[Li23, figure 7.3]", _weights_follow),
-        Claim("A specific t < 0 approximately recovers the geometric median: to a fifth of the mean's distance.", "[Li23, section 7.1.2]",
+        Claim("Point estimation: t < 0 suppresses outliers, t > 0 magnifies them.", "[Li23, figure 7.1a]",
+              partial(_suppressed, name=POINT)),
+        Claim("Linear regression: t < 0 suppresses outliers, t > 0 magnifies them.", "[Li23, figure 7.1b]",
+              partial(_suppressed, name=LINES)),
+        Claim("Gradient weights: outliers have less than their share for t = -2, and more for t = 2.", "[Li23, figure 7.3]",
+              _weights_follow),
+        Claim("A specific t < 0 approximately recovers the geometric median: to a fifth of the mean's distance.",
+              "[Li23, section 7.1.2]",
               _median_is_met),
         Claim("Point estimation: as t grows, the solution with the least largest loss is recovered.", "[Li23, Lemma 25]",
               partial(_min_max_is_met, name=POINT)),
@@ -316,6 +341,7 @@ FIGURES_TOYS = Study(
         Claim("Logistic regression: t > 0 serves the rare class better.", "[Li23, figure 7.1c]", _rare_gain),
         Claim("Logistic regression: the slope of the boundary changes with t, not only its intercept.", "[Li23, section 7.1.2]",
               _boundary_turns),
-        Claim("For large t misclassified samples have the largest weights; for t towards -infinity those with the smallest losses.",
+        Claim("For large t misclassified samples have the largest weights; for t towards -infinity those with the smallest "
+              "losses.",
               "[Li23, figure 7.18]", _largest_weights),
     ))

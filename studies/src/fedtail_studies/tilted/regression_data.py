@@ -1,8 +1,8 @@
 """Data of the regression studies: QSAR drug discovery, abalone and California housing, and how they are split and corrupted.
 
 What the thesis does not say is taken from the released code it names: the first part of a shuffled training set is corrupted;
-abalone's sex is one feature (male or not); California housing has the eight features that scikit-learn computes; features of these
-two are standardised over all rows; a constant feature is added.
+abalone's sex is one feature (male or not); California housing has the eight features that scikit-learn computes; features of
+these two are standardised over all rows; a constant feature is added.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOUSING_ADVICE = "Write --data DIR, a folder with housing.npz (arrays x of 20640
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Examples to train on, of which the first `num_noisy` are corrupted, clean ones to validate on, and clean ones to test on."""
+    """Examples to train on, of which the first `num_noisy` are corrupted, and clean ones to validate and to test on."""
 
     x: np.ndarray                                # (train, features), the last one constant where nothing is corrupted
     y: np.ndarray                                # (train,)
@@ -88,8 +88,9 @@ def read_qsar(place: Path) -> Data:
     """Drug discovery: 4085 compounds, 410 binary features, bioactivity."""
     found = _load(place, "qsar", "qsar_drug", QSAR_ADVICE, ("x", "y"))
     papers = found["x"].shape == QSAR_SHAPE
-    about = f"They are {len(found['y'])} compounds with {found['x'].shape[1]} features; the thesis has 4085, with 411 (one constant)."
-    return Data(f"QSAR drug discovery, {len(found['y'])} compounds", _population(found["x"], found["y"]), papers, about)
+    count, features = found["x"].shape
+    about = f"They are {count} compounds with {features} features; the thesis has 4085, with 411 (one is constant)."
+    return Data(f"QSAR drug discovery, {count} compounds", _population(found["x"], found["y"]), papers, about)
 
 
 def read_abalone(place: Path) -> Data:

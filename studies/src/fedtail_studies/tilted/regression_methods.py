@@ -1,8 +1,8 @@
 """Robust linear regression: the methods of [Li23, tables 7.2 and 7.3], each from features and targets to coefficients.
 
 The thesis states the losses and their parameters; of CRR and STIR it names the papers only. Those two are written here after the
-papers' definitions: CRR [31] alternates between the k largest residuals, taken as the corruption, and least squares on the targets
-without it; STIR [217] solves least squares again and again with weights min(1/|residual|, M), with M growing in stages.
+papers' definitions: CRR [31] alternates between the k largest residuals, taken as the corruption, and least squares on the
+targets without it; STIR [217] solves least squares again and again with weights min(1/|residual|, M), with M growing in stages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def genie_with_ridge(sides: Sides) -> np.ndarray:
 
 
 def least_absolute(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """L1: the least sum of absolute errors, exact: the multipliers of max y.a over a in [-1, 1] with x'a = 0, a linear program."""
+    """L1: the least sum of absolute errors, exact: the multipliers of the linear program max y.a, x'a = 0, |a| <= 1."""
     found = linprog(-y, A_eq=csr_matrix(x.T), b_eq=np.zeros(x.shape[1]), bounds=(-1, 1), method="highs")
     if found.x is None:
         raise RuntimeError(f"the linear program of the L1 loss was not solved: {found.message}")
@@ -58,7 +58,8 @@ def huber(x: np.ndarray, y: np.ndarray, threshold: float) -> np.ndarray:
         return float(clipped @ (residual - clipped / 2)), scaled.T @ clipped
 
     start = least_squares(x, y) * scale
-    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-8}).x / scale
+    return minimize(objective, start, jac=True, method="L-BFGS-B",
+                    options={"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-8}).x / scale
 
 
 def consistent_robust(x: np.ndarray, y: np.ndarray, corrupted: int, steps: int = 500) -> np.ndarray:

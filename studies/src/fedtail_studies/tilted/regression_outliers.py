@@ -38,7 +38,8 @@ BASELINES = ("ERM", "L1", "Huber", "CRR")
 CLEAN, NOISY = "clean", "noisy"
 PRINTED = {                                      # mean and standard error, clean and noisy
     "housing": {"ERM": ((0.766, 0.023), (239, 9)), "L1": ((0.759, 0.019), (139, 11)), "Huber": ((0.762, 0.009), (163, 7)),
-                "CRR": ((0.766, 0.024), (245, 8)), TERM: ((0.745, 0.007), (0.753, 0.016)), GENIE: ((0.766, 0.023), (0.766, 0.028))},
+                "CRR": ((0.766, 0.024), (245, 8)), TERM: ((0.745, 0.007), (0.753, 0.016)),
+                GENIE: ((0.766, 0.023), (0.766, 0.028))},
     "abalone": {"ERM": ((2.444, 0.105), (1013, 72)), "L1": ((2.435, 0.021), (1008, 117)), "Huber": ((2.449, 0.018), (922, 45)),
                 "CRR": ((2.444, 0.021), (986, 146)), TERM: ((2.477, 0.041), (2.449, 0.028)),
                 GENIE: ((2.444, 0.105), (2.450, 0.109))}}
@@ -103,7 +104,8 @@ def printed(kind: str, name: str, case: str) -> Printed:
 
 def tables(results: Results, kind: str) -> list[Table]:
     rows = [Row(name, {case: results.values(name, case) for case in (CLEAN, NOISY)},
-                {case: printed(kind, name, case) for case in (CLEAN, NOISY)} if name in PRINTED[kind] else {}) for name in METHODS]
+                {case: printed(kind, name, case) for case in (CLEAN, NOISY)} if name in PRINTED[kind] else {})
+                for name in METHODS]
     medians = [Row(name, {case: [statistics.median(results.values(name, case))] for case in (CLEAN, NOISY)}) for name in METHODS]
     return [Table("Test RMSE", (CLEAN, NOISY), tuple(rows), SOURCE, digits=3),
             Table("Median over splits of the test RMSE", (CLEAN, NOISY), tuple(medians), digits=3)]
@@ -148,17 +150,23 @@ def notes(results: Results, kind: str) -> list[str]:
     plan = results.plan
     lines = [
         "Errors in print are taken as standard errors over five splits, as in table 7.2, and multiplied by the root of five.",
-        "Features are standardised over all rows and a constant one is added before rows are corrupted, so that in a corrupted row it is "
+        "Features are standardised over all rows and a constant one is added before rows are corrupted, so that in a corrupted "
+        "row it is "
         "100: with a constant that stays 1, the printed errors of ERM do not come out. The thesis does not say.",
-        f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g}. Targets are far from "
-        "zero there, and the smallest of them weigh nearly everything at first, so it may not have arrived. From zero through the tilts "
-        f"{', '.join(f'{tilt:g}' for tilt in plan['through'])} (L-BFGS) it has; from least squares it begins at a model that fits "
+        f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g}. Targets "
+        "are far from "
+        "zero there, and the smallest of them weigh nearly everything at first, so it may not have arrived. From zero through "
+        "the tilts "
+        f"{', '.join(f'{tilt:g}' for tilt in plan['through'])} (L-BFGS) it has; from least squares it begins at a model that "
+        "fits "
         "the outliers, and stays there on most splits.",
-        "The thesis defines no CRR and no k for this table; ours is after the paper it cites, with k the number of corrupted rows, also on "
+        "The thesis defines no CRR and no k for this table; ours is after the paper it cites, with k the number of corrupted "
+        "rows, also on "
         "clean data. L1 is exact; rows with features times 100 are fitted by it too, as they are by least squares.",
     ]
     if kind == "housing":
-        lines.append("A few block groups have hundreds of people or rooms for each household. 100 examples say nothing about them, so "
+        lines.append("A few block groups have hundreds of people or rooms for each household. 100 examples say nothing about "
+                     "them, so "
                      "errors on splits that test them are large for every method: see the medians.")
     return lines
 
@@ -168,8 +176,10 @@ def _claims(kind: str) -> tuple[Claim, ...]:
         *(Claim(f"With outliers TERM has a much lower error than {name}.", SOURCE,
                 partial(_below, kind=kind, name=TERM, baseline=name)) for name in BASELINES),
         Claim("Outliers multiply the error of ERM by some hundreds.", SOURCE, partial(_wild, kind=kind)),
-        Claim("With outliers TERM is as good as Genie ERM, to a tenth.", SOURCE, partial(_alike, kind=kind, pairs=((TERM, GENIE, NOISY),))),
-        Claim("On clean data TERM is as good as ERM, to a tenth.", SOURCE, partial(_alike, kind=kind, pairs=((TERM, "ERM", CLEAN),))),
+        Claim("With outliers TERM is as good as Genie ERM, to a tenth.", SOURCE,
+              partial(_alike, kind=kind, pairs=((TERM, GENIE, NOISY),))),
+        Claim("On clean data TERM is as good as ERM, to a tenth.", SOURCE,
+              partial(_alike, kind=kind, pairs=((TERM, "ERM", CLEAN),))),
         Claim("Both hold where TERM goes through smaller tilts from zero.", "[ours]",
               partial(_alike, kind=kind, pairs=((THROUGH, GENIE, NOISY), (THROUGH, "ERM", CLEAN)))),
         Claim("With outliers smoothly decreasing t from ERM has a much lower error than ERM.", "[Li23, section 7.5]",
@@ -179,7 +189,8 @@ def _claims(kind: str) -> tuple[Claim, ...]:
 
 def _study(kind: str, title: str, data: Needs) -> Study:
     return Study(name=f"regression_{kind}", paper="Li23", item=f"table 7.3 ({kind})", title=title, cost=Cost(0, 2), full=Plan(),
-                 quick=Plan(seeds=3, steps=3000), cells=cells, tables=partial(tables, kind=kind), figures=partial(figures, kind=kind),
+                 quick=Plan(seeds=3, steps=3000), cells=cells, tables=partial(tables, kind=kind),
+                 figures=partial(figures, kind=kind),
                  notes=partial(notes, kind=kind), claims=_claims(kind), data=data)
 
 

@@ -142,7 +142,8 @@ def figures(results: Results, folder: Path) -> list[Figure]:
                           color=(*COLOURS, "#000000")[place], label=name)
             if name in PRINTED:
                 axis.plot(spots, [PRINTED[name][k][0] for k in range(len(shares))], "_", color="#222222", markersize=9)
-        axis.set(xticks=range(len(shares)), xticklabels=[f"{share:.0%} noise" for share in shares], ylabel="test RMSE", ylim=(0, None))
+        axis.set(xticks=range(len(shares)), xticklabels=[f"{share:.0%} noise" for share in shares], ylabel="test RMSE",
+                 ylim=(0, None))
         axis.legend(ncols=2)
     return [Figure("errors.png", "Test RMSE, mean and standard deviation over splits; a dash is the printed mean.")]
 
@@ -167,7 +168,8 @@ def _below(results: Results, baseline: str) -> Finding:
     for place, share in enumerate(_shares(results)):
         if share >= 0.4:
             found = results.difference(TERM, baseline, f"{key(share)}.rmse")
-            findings.append(lower(found, results.papers_data, printed(TERM, place).less(printed(baseline, place)), f"{share:.0%} noise:"))
+            findings.append(lower(found, results.papers_data, printed(TERM, place).less(printed(baseline, place)),
+                                  f"{share:.0%} noise:"))
     return all_of(*findings)
 
 
@@ -203,14 +205,20 @@ def _not_stated(results: Results) -> Finding:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [
-        "Errors in print are standard errors over five splits; here they are multiplied by the root of five, to stand beside ours.",
-        f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g} with the exact "
-        "gradient of squared losses that are not halved: what the released script does. \"Continued\" begins at least squares and goes "
+        "Errors in print are standard errors over five splits; here they are multiplied by the root of five, to stand beside "
+        "ours.",
+        f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g} with the "
+        "exact "
+        "gradient of squared losses that are not halved: what the released script does. \"Continued\" begins at least squares "
+        "and goes "
         f"through the tilts {', '.join(f'{tilt:g}' for tilt in plan['through'])} with L-BFGS. N(5, 5) has standard deviation 5.",
-        "The thesis defines neither CRR nor STIR; both are ours, after the definitions of the papers it cites. CRR has the printed k, "
+        "The thesis defines neither CRR nor STIR; both are ours, after the definitions of the papers it cites. CRR has the "
+        "printed k, "
         "STIR the first truncation and growth of the released code. L1 is solved exactly as a linear program, Huber by L-BFGS.",
-        "With 80% noise 654 clean examples are left for 411 features: plain least squares on them is far from the printed 1.04. With a "
-        "ridge from the thesis's list, chosen on validation examples, it is near. That TERM can then be better than plain Genie ERM is "
+        "With 80% noise 654 clean examples are left for 411 features: plain least squares on them is far from the printed 1.04. "
+        "With a "
+        "ridge from the thesis's list, chosen on validation examples, it is near. That TERM can then be better than plain Genie "
+        "ERM is "
         "the effect of stopping descent early.",
     ]
 
@@ -230,7 +238,8 @@ REGRESSION_QSAR = Study(
               partial(_limit, genie=GENIE)),
         Claim("Genie ERM, with a ridge chosen on validation examples, sets it.", "[ours, the reading that agrees with the print]",
               partial(_limit, genie=RIDGED)),
-        Claim("For negative t, solving for smoothly decreasing t from 0 gives effective solutions: errors as low as the first claim's.",
+        Claim("For negative t, solving for smoothly decreasing t from 0 gives effective solutions: errors as low as the first "
+              "claim's.",
               "[Li23, section 7.5]", _continuation_works),
         Claim("At 80% noise descent from zero finds a better model than continuation from ERM.", "[ours]", _zero_is_better),
         Claim("RMSE changes by only 0.08 on average across t.", "[Li23, section 7.12.2.2]", _not_stated),
