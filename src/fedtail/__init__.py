@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from fedtail.deprecated import old_name
+from fedtail.deprecated import object_of_old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Binned,
         EntropicValueAtRisk,
         GroupAscent,
+        Hierarchical,
         IntervalSuperquantile,
         InverseSuperquantile,
         Mean,
@@ -68,9 +69,9 @@ _HOME = {
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
                 "term"),
-    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "IntervalSuperquantile", "InverseSuperquantile", "Mean",
-             "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile", "Spectral", "Superquantile",
-             "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
+    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
+             "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
+             "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
@@ -91,7 +92,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
-        return old_name("fedtail", name)
+        return object_of_old_name("fedtail", name)
     value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedtail.reading import read_text, shorten
+from fedtail.reading import read_text, short_text
 from fedtail.secure.primitives import KEY, identity_public_key
 
 DAYS = 365
@@ -86,13 +86,13 @@ def read_identity(path: Path) -> bytes:
         raise ValueError(f"{path} holds no identity key: 64 hexadecimal digits.") from None
 
 
-def public_identity(text: str) -> bytes:
+def parse_public_identity(text: str) -> bytes:
     """The public identity key (32 bytes) that `text` holds as 64 hexadecimal digits; raises ValueError for any other text."""
     try:
         return _key_bytes(text.strip())
     except ValueError:
         raise ValueError("a pinned identity must be 64 hexadecimal digits, as in identity.pub; got "
-                         f"{shorten(repr(text))}.") from None
+                         f"{short_text(repr(text))}.") from None
 
 
 def _key_bytes(text: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
-from fedtail.reading import TOML_BYTES, Unreadable, read_text, shorten, toml_tables
+from fedtail.reading import TOML_BYTES, Unreadable, read_text, short_text, toml_tables
 
 LONGEST = 2000                   # characters of an error: it may quote what a file says
 Trusted = Trust | str | Path | Iterable[str | Path]
@@ -38,7 +38,7 @@ class ExperimentError(ValueError):
 
         The text is shortened to 2000 characters.
         """
-        super().__init__(shorten(text, LONGEST))
+        super().__init__(short_text(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
@@ -90,7 +90,7 @@ class Source:
             raise ExperimentError(str(reason)) from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
-        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.of(trust))
+        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.from_names(trust))
         for setting in settings:
             source = source.with_value(*_parse_setting(setting), f"--set {setting}")
         return source
@@ -141,7 +141,7 @@ class Source:
                 return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
-    def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
+    def error_at(self, key: Key, problem: str | Exception) -> ExperimentError:
         """An ExperimentError about `key`, with its line in the file, for the caller to raise.
 
         `problem` is the text, or an exception with that text; the attributes of a FieldError are copied.
@@ -157,7 +157,7 @@ class Source:
         if isinstance(value, str):
             return {"part": value}
         if not isinstance(value, dict):
-            raise self.refuse((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
+            raise self.error_at((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
         return dict(value)
 
 
