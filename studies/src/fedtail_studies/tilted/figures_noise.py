@@ -171,7 +171,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
     with drawn(folder / "classes.png", columns=len(plan["shares"]), width=3.0, height=2.9, squeeze=False) as axes:
         for place, (axis, share) in enumerate(zip(axes[0], plan["shares"], strict=True)):
             _draw_classes(axis, results, place, share)
-        axes[0][0].legend(fontsize=7)
+        axes[0][0].legend(fontsize=7, loc="lower right")
     return [Figure("lines.png", "Figures 7.6 to 7.8: clean samples green, noise brown."),
             Figure("classes.png", "Figure 7.19: the two classes, crosses are samples with random labels.")]
 

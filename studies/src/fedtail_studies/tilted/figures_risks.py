@@ -310,8 +310,14 @@ def _beats_inverse(results: Results) -> Finding:
 
 def _direct(results: Results) -> Finding:
     """Minimising TiVaR from ERM ends near the least value that was found."""
-    worst = max(float(np.nanmax(_at(results, name, "direct") / _at(results, name, "TiVaR") - 1)) for name in (POINT, LINES))
-    return at_most(worst, 0.05, "TiVaR where it ends, above the least that was found, as a share")
+    excess = {(name, seed, float(alpha)): float(value) for name in (POINT, LINES)
+              for seed, row in enumerate(_at(results, name, "direct") / _at(results, name, "TiVaR") - 1)
+              for alpha, value in zip(_alphas(results), row, strict=True) if not math.isnan(value)}
+    name, _, alpha = worst = max(excess, key=lambda case: excess[case])
+    near = sum(value <= 0.05 for value in excess.values())
+    return at_most(excess[worst], 0.05, f"{near} of {len(excess)} runs do; the farthest, {name} at alpha {alpha:g}, is above it "
+                                        "by, as a "
+                                        "share")
 
 
 def notes(results: Results) -> list[str]:

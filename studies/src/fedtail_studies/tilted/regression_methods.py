@@ -72,7 +72,7 @@ def consistent_robust(x: np.ndarray, y: np.ndarray, corrupted: int, steps: int =
         largest = np.argpartition(-np.abs(residual), max(corrupted - 1, 0))[:corrupted]
         corruption[largest] = residual[largest]
         found = project @ (y - corruption)
-        if np.linalg.norm(found - params) <= 1e-6 * max(1.0, np.linalg.norm(found)):
+        if np.linalg.norm(found - params) <= 1e-6 * max(1.0, float(np.linalg.norm(found))):
             return found
         params = found
     return params

@@ -117,12 +117,12 @@ def figures(results: Results, folder: Path, kind: str) -> list[Figure]:
             for case, colour, shift in ((CLEAN, COLOURS[3], -0.12), (NOISY, COLOURS[1], 0.12)):
                 values = results.values(name, case)
                 axis.plot(values, [place + shift] * len(values), "o", markersize=4, alpha=0.7, color=colour,
-                          label=case if place == 0 else None)
+                          label=f"trained on {case} examples" if place == 0 else None)
                 if name in PRINTED[kind]:
                     axis.plot([printed(kind, name, case).mean], [place + shift], "|", color="#222222", markersize=11)
         axis.set(xscale="log", xlabel="test RMSE", yticks=range(len(METHODS)), yticklabels=list(METHODS))
         axis.invert_yaxis()
-        axis.legend(title="trained on examples that are")
+        axis.legend(loc="center", bbox_to_anchor=(0.44, 0.5))
     return [Figure("errors.png", "Test RMSE, a dot for each split; a bar is the printed mean.")]
 
 
