@@ -123,8 +123,8 @@ def _especially_small(results: Results) -> Finding:
         small, large = gain[thresholds <= SMALL].mean(), gain[-len(gain) // 4 :].mean()
         findings.append(Finding(Verdict.AGREES if small > large else Verdict.DISAGREES,
                                 f"{case}: the bound is lower by {small:.1%} on average up to gamma {SMALL:g}, by {large:.1%} in "
-                                "the "
-                                f"largest quarter, and by {gain.max():.1%} at most, at gamma {thresholds[gain.argmax()]:.2f}"))
+                                f"the largest quarter, and by {gain.max():.1%} at most, at gamma "
+                                f"{thresholds[gain.argmax()]:.2f}"))
     return all_of(*findings)
 
 
@@ -132,8 +132,7 @@ FIGURES_CHERNOFF = Study(
     name="figures_chernoff", paper="Li23", item="figure 7.15, Theorem 27", title="A Chernoff bound with tilts of either sign",
     cost=Cost(0, 0.1), full=Plan(), quick=Plan(thresholds=10), cells=cells, tables=tables, figures=figures,
     notes=lambda results: ["N(0, π/2) is read with variance π/2, so that both variables have mean 1. Moments are closed forms; "
-                           "tilts are "
-                           "searched for by `fedtail.theory.chernoff_bound`."],
+                           "tilts are searched for by `fedtail.theory.chernoff_bound`."],
     claims=(
         Claim("The bound with tilts of either sign holds.", "[Li23, eq. (7.60)]", _holds),
         Claim("It is never above Chernoff's bound.", "[Li23, eq. (7.60)]", _never_above),

@@ -237,20 +237,15 @@ def _as_good_as_gce(results: Results) -> Finding:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [f"The thesis prints no sizes. Here {plan['samples']} samples, clean ones at y = 1 + x with deviation 0.2, x in [-2, "
-            "2]; noise (i) is "
-            "y from N(5, 2^2), (ii) y from N(1, 2^2), the mean of the clean ones, (iii) points at y = -x/2 with deviation 0.02, "
-            "x in [-4, 4].",
+            "2]; noise (i) is y from N(5, 2^2), (ii) y from N(1, 2^2), the mean of the clean ones, (iii) points at y = -x/2 with "
+            "deviation 0.02, x in [-4, 4].",
             f"From zero is gradient descent, {plan['steps']} steps of {plan['step_size']:g}; continued is L-BFGS from least "
-            "squares through "
-            f"t = {', '.join(f'{tilt:g}' for tilt in plan['through'])}. Claims are about the former, as in table 7.2; with 80% "
-            "noise of "
-            "another mean the latter stays with the noise.",
+            f"squares through t = {', '.join(f'{tilt:g}' for tilt in plan['through'])}. Claims are about the former, as in table "
+            "7.2; with 80% noise of another mean the latter stays with the noise.",
             "The structured noise was chosen so that it fools the tilt, which is what the figure is about: near zero, far out in "
-            "x, and "
-            "tighter around its line than the clean samples are around theirs.",
+            "x, and tighter around its line than the clean samples are around theirs.",
             f"Random labels: {2 * plan['samples']} samples, clean ones around (1, 1) and (-1, -1), noise anywhere in [-3, 3]^2; "
-            "GCE has q = "
-            f"{plan['gce_power']:g}; logistic losses with a ridge of 0.001, from ERM."]
+            f"GCE has q = {plan['gce_power']:g}; logistic losses with a ridge of 0.001, from ERM."]
 
 
 FIGURES_NOISE = Study(

@@ -107,14 +107,11 @@ def compared(cell: Cell, name: str) -> Numbers:
     samples = len(problem.outlier)
     exact = least_quantiles(problem, name)
     found = path(plan, problem, cell.seed)
-    tilts = torch.tensor(tilts_of(plan), dtype=torch.float64)
-    optimal = torch.tensor([tilted_loss(problem, params, tilt) for params, tilt in zip(found, tilts.tolist(), strict=True)],
-                           dtype=torch.float64)
     numbers: Numbers = {what: [] for what in ("VaR", "TiVaR", "CVaR", "EVaR", "VaR1", "VaR2", "at_CVaR", "at_EVaR", "at_inverse",
                                               "order", "direct")}
     for place in cell.steps(len(plan.tails)):
         alpha = plan.tails[place] / samples
-        solved = solved_risks(problem, found, tilts, optimal, alpha)
+        solved = solved_risks(problem, found, alpha)
         var = {what: quantile(problem, params, alpha) for what, params in solved.items()}
         row = {"VaR": float(exact[samples - plan.tails[place] - 1]),
                "VaR1": min(quantile(problem, params, alpha) for params in (*found, solved["TiVaR"])),
@@ -138,13 +135,11 @@ def quantile(problem: Problem, params: torch.Tensor, alpha: float) -> float:
     return float(fedtail.ValueAtRisk(alpha).value(problem.losses(params)))
 
 
-def solved_risks(problem: Problem, found: list[torch.Tensor], tilts: torch.Tensor, optimal: torch.Tensor,
-                 alpha: float) -> dict[str, torch.Tensor]:
+def solved_risks(problem: Problem, found: list[torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:
     """The minimiser of each risk.
 
-    TiVaR and EVaR are least at a tilted solution, whose tilt has the least bound; they are minimised from there. CVaR is convex:
-    from the mean's solution, by quasi-Newton steps and then by a simplex. Inverse CVaR: mean and best samples in turn, from all
-    tilted solutions.
+    TiVaR and EVaR are least at a tilted solution; they are minimised from the best one of the path. CVaR is convex: from the
+    mean's solution, by quasi-Newton steps and then by a simplex. Inverse CVaR: mean and best samples in turn, from all.
     """
     solved = {}
     for what, risk in risks(alpha).items():
@@ -152,9 +147,8 @@ def solved_risks(problem: Problem, found: list[torch.Tensor], tilts: torch.Tenso
             near = minimise(problem.losses, found[len(found) // 2], risk, method="lbfgs", steps=50).best
             solved[what] = _simplex(lambda params, risk=risk: float(risk.value(problem.losses(params))), near)
         else:
-            bounds = risk.bound(tilts, optimal)      # type: ignore[attr-defined]
-            bounds = torch.where(bounds.isfinite() & (tilts != 0) & ((tilts > 0) | (what == "TiVaR")), bounds, math.inf)
-            solved[what] = minimise(problem.losses, found[int(bounds.argmin())], risk, method="lbfgs", steps=25).best
+            start = min(found, key=lambda params, risk=risk: float(risk.value(problem.losses(params))))
+            solved[what] = minimise(problem.losses, start, risk, method="lbfgs", steps=25).best
     inverse = fedtail.InverseSuperquantile(alpha)
     solved["inverse"] = min((_best_samples(problem, params, alpha) for params in found),
                             key=lambda params: float(inverse.value(problem.losses(params))))
@@ -316,19 +310,16 @@ def _direct(results: Results) -> Finding:
     name, _, alpha = worst = max(excess, key=lambda case: excess[case])
     near = sum(value <= 0.05 for value in excess.values())
     return at_most(excess[worst], 0.05, f"{near} of {len(excess)} runs do; the farthest, {name} at alpha {alpha:g}, is above it "
-                                        "by, as a "
-                                        "share")
+                                        "by, as a share")
 
 
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [f"The thesis prints no sizes. Problems as in `figures_toys`, with {plan['inliers']} samples and {plan['outliers']} "
-            "outliers. "
-            "F(-infinity) is 0: some point or line has a loss of zero.",
+            "outliers. F(-infinity) is 0: some point or line has a loss of zero.",
             "VaR(1 - alpha) of n losses is the (n - alpha n)-th smallest. VaR1 is the least VaR of tilted solutions over all t; "
-            "VaR2 is VaR at "
-            f"TiVaR's solution. Tilts are {2 * plan['tilts'] + 1} from -200 to 200, negative ones from several starts, as they "
-            "are not convex.",
+            f"VaR2 is VaR at TiVaR's solution. Tilts are {2 * plan['tilts'] + 1} from -200 to 200, negative ones from several "
+            "starts, as they are not convex.",
             "Inverse CVaR is minimised by least squares on the best samples, in turn, from all tilted solutions; it bounds "
             "nothing."]
 

@@ -244,11 +244,9 @@ def _alike(results: Results) -> Finding:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return ["Shapes and descents draw nothing. Descents begin 0.1 below the solution, as in the released notebook, which tunes "
-            "step sizes by "
-            "hand; here a step is one over the largest second derivative between start and solution.",
+            "step sizes by hand; here a step is one over the largest second derivative between start and solution.",
             f"Figure 7.17: batches of one example, {plan['stochastic_steps']} steps of {plan['stochastic_step_size']:g} from "
-            "zero, smoothing 0.2; "
-            "the thesis prints neither t nor the step size. Two mini-batches read two examples a step."]
+            "zero, smoothing 0.2; the thesis prints neither t nor the step size. Two mini-batches read two examples a step."]
 
 
 FIGURES_SHAPES = Study(

@@ -252,8 +252,8 @@ def _weights_follow(results: Results) -> Finding:
     for name in (POINT, LINES):
         least, most = max(at(results, name, "outlier_weight", -2.0)), min(at(results, name, "outlier_weight", 2.0))
         findings.append(Finding(Verdict.AGREES if least < share < most else Verdict.DISAGREES,
-                                f"{name}: weight of outliers at most {least:.2g} at t = -2, at least {most:.2g} at t = 2; "
-                                f"their share is {share:.2g}"))
+                                f"{name}: weight of outliers at most {least:.2g} at t = -2, at least {most:.2g} at t = 2; their "
+                                f"share is {share:.2g}"))
     return all_of(*findings)
 
 
@@ -266,8 +266,7 @@ def _median_is_met(results: Results) -> Finding:
         ratios.append(nearest / found[TILTS.index(0.0)])
         where.append(tilt)
     return at_most(max(ratios), 0.2, f"nearest solution, at t from {min(where):g} to {max(where):g}: its distance to the "
-                                     "geometric median, "
-                                     "of that of the mean, at most")
+                                     "geometric median, of that of the mean, at most")
 
 
 def _min_max_is_met(results: Results, name: str) -> Finding:
@@ -311,10 +310,9 @@ def _largest_weights(results: Results) -> Finding:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [f"The thesis prints no sizes. Points: {plan['inliers']} from N((1, 1), 0.3^2) and {plan['outliers']} from N((4, 4), "
-            "0.3^2). Line: "
-            f"{plan['inliers']} at y = 1 + x/2, noise 0.2, and {plan['outliers']} at y = 4, x in [-2, -1]. Classes: "
-            f"{plan['common']} and "
-            f"{plan['rare']}, logistic losses with a ridge of 0.001, without which losses have no least value for t < 0.",
+            f"0.3^2). Line: {plan['inliers']} at y = 1 + x/2, noise 0.2, and {plan['outliers']} at y = 4, x in [-2, -1]. "
+            f"Classes: {plan['common']} and {plan['rare']}, logistic losses with a ridge of 0.001, without which losses have no "
+            "least value for t < 0.",
             "Solutions begin at the mean's and follow t outwards (L-BFGS), as in section 7.5."]
 
 

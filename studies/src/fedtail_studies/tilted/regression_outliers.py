@@ -151,23 +151,17 @@ def notes(results: Results, kind: str) -> list[str]:
     lines = [
         "Errors in print are taken as standard errors over five splits, as in table 7.2, and multiplied by the root of five.",
         "Features are standardised over all rows and a constant one is added before rows are corrupted, so that in a corrupted "
-        "row it is "
-        "100: with a constant that stays 1, the printed errors of ERM do not come out. The thesis does not say.",
+        "row it is 100. The thesis does not say; with a constant that stays 1 the noisy errors of ERM are about twice the printed.",
         f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g}. Targets "
-        "are far from "
-        "zero there, and the smallest of them weigh nearly everything at first, so it may not have arrived. From zero through "
-        "the tilts "
-        f"{', '.join(f'{tilt:g}' for tilt in plan['through'])} (L-BFGS) it has; from least squares it begins at a model that "
-        "fits "
-        "the outliers, and stays there on most splits.",
+        "are far from zero there, and the smallest of them weigh nearly everything at first, so it may not have arrived. From "
+        f"zero through the tilts {', '.join(f'{tilt:g}' for tilt in plan['through'])} (L-BFGS) it has; from least squares it "
+        "begins at a model that fits the outliers, and stays there on most splits.",
         "The thesis defines no CRR and no k for this table; ours is after the paper it cites, with k the number of corrupted "
-        "rows, also on "
-        "clean data. L1 is exact; rows with features times 100 are fitted by it too, as they are by least squares.",
+        "rows, also on clean data. L1 is exact; rows with features times 100 are fitted by it too, as they are by least squares.",
     ]
     if kind == "housing":
         lines.append("A few block groups have hundreds of people or rooms for each household. 100 examples say nothing about "
-                     "them, so "
-                     "errors on splits that test them are large for every method: see the medians.")
+                     "them, so errors on splits that test them are large for every method: see the medians.")
     return lines
 
 
