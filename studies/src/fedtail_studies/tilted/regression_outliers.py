@@ -151,7 +151,8 @@ def notes(results: Results, kind: str) -> list[str]:
     lines = [
         "Errors in print are taken as standard errors over five splits, as in table 7.2, and multiplied by the root of five.",
         "Features are standardised over all rows and a constant one is added before rows are corrupted, so that in a corrupted "
-        "row it is 100. The thesis does not say; with a constant that stays 1 the noisy errors of ERM are about twice the printed.",
+        "row it is 100. The thesis does not say; with a constant that stays 1 the noisy errors of ERM are about twice those "
+        "printed.",
         f"TERM is gradient descent from zero at t = {plan['tilt']:g}, {plan['steps']} steps of {plan['step_size']:g}. Targets "
         "are far from zero there, and the smallest of them weigh nearly everything at first, so it may not have arrived. From "
         f"zero through the tilts {', '.join(f'{tilt:g}' for tilt in plan['through'])} (L-BFGS) it has; from least squares it "
