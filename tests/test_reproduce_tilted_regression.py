@@ -32,7 +32,7 @@ TINY = {
     "regression_housing": {"seeds": 1, "steps": 50, "through_steps": 20},
     "figures_toys": {"seeds": 1, "inliers": 12, "outliers": 3, "common": 20, "rare": 6, "steps": 5},
     "figures_shapes": {"seeds": 1, "grid": 51, "stochastic_steps": 40},
-    "figures_risks": {"seeds": 1, "tilts": 2, "inliers": 14, "outliers": 2, "tails": (8, 14)}, "figures_noise": {"seeds": 1, "samples": 30, "steps": 20, "through": (-1.0,)},
+    "figures_risks": {"seeds": 1, "tilts": 2, "inliers": 14, "outliers": 2, "tails": (8, 14)}, "figures_noise": {"seeds": 1, "samples": 30, "shares": (0.0, 0.2, 0.4), "steps": 5, "through": (-1.0,)},
     "figures_chernoff": {"thresholds": 4},
 }
 

@@ -130,6 +130,11 @@ def risks(alpha: float) -> dict[str, fedtail.Risk]:
             "EVaR": fedtail.EntropicValueAtRisk(alpha)}
 
 
+def value_at(problem: Problem, risk: fedtail.Risk, params: torch.Tensor) -> float:
+    """A risk of the losses of these parameters."""
+    return float(risk.value(problem.losses(params)))
+
+
 def quantile(problem: Problem, params: torch.Tensor, alpha: float) -> float:
     """VaR(1 - alpha; params)."""
     return float(fedtail.ValueAtRisk(alpha).value(problem.losses(params)))
@@ -141,13 +146,13 @@ def solved_risks(problem: Problem, found: list[torch.Tensor], alpha: float) -> d
     TiVaR and EVaR are least at a tilted solution; they are minimised from the best one of the path. CVaR is convex: from the
     mean's solution, by quasi-Newton steps and then by a simplex. Inverse CVaR: mean and best samples in turn, from all.
     """
-    solved = {}
+    solved: dict[str, torch.Tensor] = {}
     for what, risk in risks(alpha).items():
         if what == "CVaR":
             near = minimise(problem.losses, found[len(found) // 2], risk, method="lbfgs", steps=50).best
-            solved[what] = _simplex(lambda params, risk=risk: float(risk.value(problem.losses(params))), near)
+            solved[what] = _simplex(partial(value_at, problem, risk), near)
         else:
-            start = min(found, key=lambda params, risk=risk: float(risk.value(problem.losses(params))))
+            start = min(found, key=partial(value_at, problem, risk))
             solved[what] = minimise(problem.losses, start, risk, method="lbfgs", steps=25).best
     inverse = fedtail.InverseSuperquantile(alpha)
     solved["inverse"] = min((_best_samples(problem, params, alpha) for params in found),
