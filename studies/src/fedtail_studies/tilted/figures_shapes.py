@@ -165,7 +165,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
         for tilt, values in zip(SHAPES, found["objective"], strict=True):
             axes[0].plot(found["grid"], values, color=shade(tilt), linewidth=1.2, label=f"t = {tilt:g}")
         axes[0].plot(found["grid"], found["middle"], ":", color=COLOURS[5], linewidth=1.6, label="median loss")
-        axes[0].set(xlabel="w", ylabel="tilted loss", ylim=(-0.05, 1.6), xlim=(-0.75, 2.4), title="objectives")
+        axes[0].set(xlabel="w", ylabel="tilted loss", ylim=(-0.05, 1.6), xlim=(-0.75, 2.9), title="objectives")
         axes[0].legend(loc="right")
         descent = results.numbers("descent", results.seeds[0])
         for tilt, gaps in zip(DESCENTS, descent["gaps"], strict=True):

@@ -122,7 +122,7 @@ def figures(results: Results, folder: Path, kind: str) -> list[Figure]:
                     axis.plot([printed(kind, name, case).mean], [place + shift], "|", color="#222222", markersize=11)
         axis.set(xscale="log", xlabel="test RMSE", yticks=range(len(METHODS)), yticklabels=list(METHODS))
         axis.invert_yaxis()
-        axis.legend(loc="center", bbox_to_anchor=(0.44, 0.5))
+        axis.legend(loc="center", bbox_to_anchor=(0.5, 0.25))
     return [Figure("errors.png", "Test RMSE, a dot for each split; a bar is the printed mean.")]
 
 
