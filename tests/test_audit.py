@@ -359,7 +359,7 @@ def attack_on_a_histogram(question: Statistic, channel, adjacency: str, runs: in
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("method", ["flat", "tree", "optimal"])
 def test_a_histogram_keeps_its_promise_and_no_more(method, kind, adjacency):
-    question = next(histogram(method, kind).ask())
+    question = next(histogram(method, kind).ask_histogram())
     promise = fedtail.privacy.guarantee([(RoundEvent((question.release(0),), NoSampling()), 1)], DELTA, adjacency)
     found = attack_on_a_histogram(question, NOISES[kind][1], adjacency)
     assert 0.8 * promise.epsilon < found.epsilon(DELTA) < promise.epsilon
@@ -376,7 +376,7 @@ class ExactTotal(NoisySum):
 
 
 def test_a_histogram_whose_total_is_exact_is_caught():
-    question = next(histogram("flat", "gaussian").ask())
+    question = next(histogram("flat", "gaussian").ask_histogram())
     fair, promise = question.mechanism, promised(question.release(0))
     leaky = replace(question, mechanism=ExactTotal(fair.clip_norm, fair.noise, fair.exchange, fair.whole))
     scores = [released(leaky, shard(5000, seed, torch.tensor([0.3, 2.5, 2.6, 9.0, loss], dtype=WIDE)), PlainChannel()).sum(1).numpy()
@@ -388,13 +388,13 @@ def test_a_histogram_whose_total_is_exact_is_caught():
 
 @cache
 def quantile_plan(method: str, adjacency: str) -> QuantilePlan:
-    return plan_quantiles(CLIENTS, [0.5], Edges.equal(0.0, 4.0, 4), epsilon=12.0, delta=DELTA, method=method, adjacency=adjacency, allow_few=True)
+    return plan_quantiles(CLIENTS, [0.5], Edges.of_equal_width(0.0, 4.0, 4), epsilon=12.0, delta=DELTA, method=method, adjacency=adjacency, allow_few=True)
 
 
 def with_an_empty_row(plan: QuantilePlan) -> QuantilePlan:
     """The same plan with a bin more, beyond the range, whose client sends nothing but its share of the noise."""
     matrix = np.concatenate([plan.strategy.matrix, np.zeros((plan.strategy.width, 1), dtype=np.int64)], 1)
-    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.given([*plan.edges.values, 5.0]))
+    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.from_values([*plan.edges.values, 5.0]))
 
 
 def attack_on_quantiles(plan: QuantilePlan, runs: int = 6000) -> Attack:

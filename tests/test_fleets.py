@@ -141,7 +141,7 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
 
     fleet = LocalFleet(POPULATION, make_task(processes.kind))
     algorithm = fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task(processes.kind).params(), 0)
+    state = algorithm.initial_state(make_task(processes.kind).params(), 0)
     cohort = algorithm.sample(POPULATION, 0, 0)
     planned = planned_round(algorithm, fleet, IntegerChannel(), len(state.params))
     with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0), fedtail.Ledger(), planned) as ask, pytest.raises(ValueError, match="reveals only sums"):
@@ -167,14 +167,14 @@ def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
 def test_a_node_builds_only_what_it_was_given_and_says_so():
     node = Node(POPULATION, make_task("linear"))
     algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
-    broadcast = algorithm.broadcast(algorithm.start(make_task("linear").params(), 0), 0)
-    node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
+    broadcast = algorithm.broadcast(algorithm.initial_state(make_task("linear").params(), 0), 0)
+    node.receive_broadcast(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
     question = Ask(0, (Statistic(Expectile(0.8), torch.zeros(1)),), PlainChannel().encoding(8, 30.0))
     with pytest.raises(Refused, match="'Expectile', which this node was not given"):
         node.answer(pack(question))
     for wrong in (Cohort, 3):
         with pytest.raises(Refused, match="a node cannot be"):
-            node.tell(pack(algorithm.sample(POPULATION, 0, 0) if wrong is Cohort else wrong))
+            node.receive_broadcast(pack(algorithm.sample(POPULATION, 0, 0) if wrong is Cohort else wrong))
 
 
 def test_every_part_crosses_as_bytes_and_comes_back_equal():
@@ -360,18 +360,18 @@ def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
 
 def test_a_node_answers_only_about_the_round_that_is_open():
     node, algorithm = Node(POPULATION, make_task("linear")), fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task("linear").params(), 0)
+    state = algorithm.initial_state(make_task("linear").params(), 0)
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     types, code = types_by_name(PARTS), PlainChannel().encoding(8, 30.0)
 
     for round, opened in ((0, -1), (1, 0)):
         with pytest.raises(Refused, match=f"round {round} is asked about, but round {opened} is open"):
             node.answer(pack(Ask(round, (question,), code)))
-        node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))))
+        node.receive_broadcast(pack(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))))
     assert len(unpack(node.answer(pack(Ask(0, (question,), code))), types)) == 1
-    node.tell(pack(Close(3, True)))                                   # of another round: told again, too late
+    node.receive_broadcast(pack(Close(3, True)))                                   # of another round: told again, too late
     assert node.round == 0
-    node.tell(pack(Close(0, True)))
+    node.receive_broadcast(pack(Close(0, True)))
     with pytest.raises(Refused, match="round -1 is open"):
         node.answer(pack(Ask(0, (question,), code)))
 

@@ -158,7 +158,10 @@ def test_labels_only_say_who_is_together_and_dtypes_are_kept():
     (lambda: Hierarchical(Mean(), Ascent()), r"Ascent keeps something on each client"),
     (lambda: Hierarchical(Hierarchical(Mean(), Mean()), Mean()), r"nested from the inside out"),
     (lambda: Hierarchical(Mean(), Mean(), groups=0), r"groups must be positive"),
-    (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Worst()), groups=4), r"parents has 0 levels, across has 1\."),
+    (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Worst()), groups=4), r"of 4 groups, for 1 further levels, got \(\)\."),
+    (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Worst()), groups=3, parents=(0, 1)), r"of 3 groups, for 1 further levels, got \(0, 1\)\."),
+    (lambda: Hierarchical(Mean(), Worst(), groups=2, parents=(0, 1)), r"for 0 further levels"),
+    (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Hierarchical(Mean(), Worst())), groups=3, parents=((0, 0, 1), (0, 1, 1))), "two groups of the level above"),
     (lambda: Hierarchical(Mean(), Mean()).value(torch.ones(3)), r"needs the group of each loss"),
     (lambda: Hierarchical(Mean(), Mean()).value(torch.ones(3), group=torch.zeros(2, dtype=torch.int64)), r"group \(2,\)"),
     (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Mean())).value(torch.ones(3), group=torch.tensor([[0, 0, 1], [0, 1, 1]])), "two groups of the level above"),
@@ -247,6 +250,14 @@ def test_examples_in_clients_in_groups_through_sums_only(channel, tolerance):
     trained = train(method, softmax(), people(), rounds=3, channel=channel, engine=Engine(workers=1))
     expected = descent(lambda losses: THREE.value(torch.stack([Tilted(-1.0).value(own) for own in losses]), mass, GROUPS), 3)
     assert torch.allclose(trained.state.params, expected, atol=tolerance)
+
+
+def test_the_recipe_puts_the_levels_together():
+    method = fedtail.term(2.0, 12, example_tilt=-1.0, group_tilt=3.0, groups=4, batch_size=None)
+    assert (method.risk, method.local.example_risk) == (THREE, Tilted(-1.0))
+    assert fedtail.term(2.0, 12).risk == Tilted(2.0)
+    with pytest.raises(ValueError, match=r"group_tilt=3\.0 and groups=None: give both"):
+        fedtail.term(2.0, group_tilt=3.0)
 
 
 def test_on_nodes_and_in_workers_with_mini_batches():

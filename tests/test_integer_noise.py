@@ -207,7 +207,7 @@ def test_which_clients_add_a_share_is_never_sent_and_cannot_be_told_to_a_node():
     with pytest.raises(ValueError, match="a message sets last_share of a Statistic, which only this process may say"):
         unpack(forged, types)
     with pytest.raises(Refused, match="a message sets last_share"):
-        Sites().sites[0]._make()._read(forged)
+        Sites().sites[0]._make()._unpack_message(forged)
 
 
 # Exact integers
@@ -241,7 +241,7 @@ def test_too_few_bits_for_the_largest_cohort_are_refused_before_anything_is_char
     assert ledger.rounds == ()
     train(method, TASK, PEOPLE, rounds=1, seed=1, channel=IntegerChannel(enough), privacy=ledger)
     with LocalFleet(PEOPLE, TASK, workers=1) as fleet:              # and by every client for itself, whatever the server says
-        fleet.open(fedtail.Everyone()(PEOPLE, 0, 0), fedtail.fleet.Broadcast(0, 0, TASK.params()[None], 0))
+        fleet.open_round(fedtail.Everyone()(PEOPLE, 0, 0), fedtail.fleet.Broadcast(0, 0, TASK.params()[None], 0))
         question = Statistic(Ones(), torch.zeros(0), mechanism=method.mechanism)
         with pytest.raises(ValueError, match="Ones would be rounded once more after its noise"):
             answer(question, Clients(fleet._shard, torch.arange(30)), FixedPoint(30, 1.0, enough - 1))

@@ -442,7 +442,7 @@ def test_slopes_are_the_derivatives_of_densities(risk):
     mass = torch.ones_like(losses)
     dual = fit_locally(risk.fit(None), ClientStatistics(losses.clamp(0.25, 1.75), mass))      # who is beyond it here was not when it was fitted
     whose, level = (risk.risk, dual[1:]) if isinstance(risk, (Refreshed, Binned)) else (risk, dual)
-    at = risk.histogram.binned(losses) if isinstance(risk, Binned) else losses
+    at = risk.histogram.binned_losses(losses) if isinstance(risk, Binned) else losses
     at = at.clamp(min=0.125) if isinstance(whose, PowerFair) else at                # below zero it stays as at zero, where F^q has no slope
     ahead, behind = (whose.density(ClientStatistics(at + move, mass), level) for move in (step, -step))
     assert risk.slope(ClientStatistics(at, mass), dual).tolist() == approx(((ahead - behind) / (2 * step)).tolist(), abs=1e-5)

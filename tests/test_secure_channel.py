@@ -227,12 +227,12 @@ def asked_in_vain(question):
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
     question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
-    SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=8, answered_beside_largest=8))
+    SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=8, answers_outside_largest_node=8))
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=7, answered_beside_largest=7))
+        SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=7, answers_outside_largest_node=7))
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(2).check_enough_answers((question, shares), SimpleNamespace(answer_count=7, answered_beside_largest=7))
+        SecureChannel(2).check_enough_answers((question, shares), SimpleNamespace(answer_count=7, answers_outside_largest_node=7))
 
 
 def counts_of(trained):
@@ -336,7 +336,7 @@ def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups(
 
 def shard_of(people):
     fleet = LocalFleet(people, TASK, workers=1)
-    fleet.open(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
+    fleet.open_round(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
     return fleet._shard
 
 
@@ -506,10 +506,10 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=None, answered_beside_largest=None))             # nobody can fail there
-    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=1, answered_beside_largest=1))
+    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=None, answers_outside_largest_node=None))             # nobody can fail there
+    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=1, answers_outside_largest_node=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
-        PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=0, answered_beside_largest=0))
+        PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=0, answers_outside_largest_node=0))
 
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
@@ -534,12 +534,12 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answer_count, answered_beside_largest = True, None, None
+    in_one_process, answer_count, answers_outside_largest_node = True, None, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []
 
-    def open(self, cohort, broadcast):
+    def open_round(self, cohort, broadcast):
         self.seen.append("opened")
 
     def collect(self, questions, encoding):
@@ -548,13 +548,13 @@ class Watched:
             raise OSError("gone")
         return [torch.zeros(256, dtype=torch.float64) for _ in questions]
 
-    def close(self, finished):
+    def close_round(self, finished):
         self.seen.append(finished)
 
 
 def test_a_round_is_closed_however_it_ends_and_only_a_whole_one_counts():
     algorithm, question = RECIPES["fedavg"], Statistic(Digit(24, 8), torch.tensor(0))
-    broadcast, cohort = algorithm.broadcast(algorithm.start(TASK.params(), 0), 0), algorithm.sample(PEOPLE, 0, 0)
+    broadcast, cohort = algorithm.broadcast(algorithm.initial_state(TASK.params(), 0), 0), algorithm.sample(PEOPLE, 0, 0)
     for fails in (False, True):
         fleet, ledger = Watched(fails), fedtail.Ledger()
         expected = pytest.raises(OSError, match="gone") if fails else contextlib.nullcontext()

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from fedtail.deprecated import old_name
+from fedtail.deprecated import object_of_old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
+    from fedtail.solvers import minimise, minimise_stochastic
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
@@ -73,6 +74,7 @@ _HOME = {
              "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
+    "solvers": ("minimise", "minimise_stochastic"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }
@@ -90,7 +92,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
-        return old_name("fedtail", name)
+        return object_of_old_name("fedtail", name)
     value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -12,12 +12,12 @@ from torch import Tensor
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
 from fedtail.data.arrays import inputs_to_device, take_rows
-from fedtail.data.population import Population, rows_of
+from fedtail.data.population import Population, select_rows
 from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.draws import hash_bits
 from fedtail.fleet import Broadcast
-from fedtail.modules import cast_inputs, generator_positions
+from fedtail.modules import cast_inputs, generator_states
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
@@ -49,7 +49,7 @@ class HeldOut:
     place: Tensor                       # (clients,) where each client is in it; -1 for one that has none
 
     @classmethod
-    def match_keys(cls, clients: Population, population: Population) -> HeldOut:
+    def from_matching_keys(cls, clients: Population, population: Population) -> HeldOut:
         """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
@@ -91,25 +91,26 @@ class Shard:
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
-        """The loss of every client of the shard under one of the broadcast models, (clients,) float64.
+        """The loss of every client of the shard under the broadcast model of index `model`, (clients,) float64.
 
-        It is the mean over the client's examples, or the number that `objective` computes ((clients, metrics) for an evaluation).
-        Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of the round,
-        which stores it in `memo`; later calls read it there.
+        It is the mean over the client's examples, or the number that `objective` computes in its place ((clients, metrics) for an
+        evaluation). Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of
+        the round, which stores it in `memo`; later calls read it there.
         """
-        name = memo_name(model, objective)
+        name = memo_key(model, objective)
         if name not in self.memo:
             self.memo[name] = torch.cat([self.compute_losses(model, *block, objective) for block in self.blocks])
         return self.memo[name]
 
     def knows_losses(self, model: int, objective: Any = None) -> bool:
         """Whether the round's memo holds the losses under this model and objective already."""
-        return memo_name(model, objective) in self.memo
+        return memo_key(model, objective) in self.memo
 
     def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
         """The losses of the clients at positions `low` to `high` - 1, (high - low,) float64, rounded once to float32.
 
-        Computed anew at every call; the memo is neither read nor written.
+        They are mean losses under the broadcast model of index `model`, or what `objective` computes in their place, which is
+        (high - low, metrics) for an evaluation. Computed anew at every call; the memo is neither read nor written.
         """
         if objective is not None:
             return self._objective_values(objective, self.clients(low, high), model).float().double()
@@ -117,22 +118,23 @@ class Shard:
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
     def _objective_values(self, objective: Any, clients: Clients, model: int) -> Tensor:
-        """The numbers that an objective computes for some clients under a broadcast model, detached and on the CPU.
+        """What `objective` computes in place of the losses of `clients` under a broadcast model, detached and on the CPU.
 
-        Where it draws from torch's generators (dropout), it is noted in `drawing` and clients are computed one at a time, each
-        after seeding with its own stream: values then do not depend on who else is sampled or on which process computes.
+        The shape is (clients,), or (clients, metrics) for an evaluation. An objective that draws from torch's generators
+        (dropout) is added to `drawing`, and clients are then computed one at a time, each after seeding with its own stream:
+        values do not depend on who else is sampled or on which process computes.
         """
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
         if objective not in self.drawing:                  # most draw nothing: they are computed in evaluation mode
-            before = generator_positions(self.params.device)
+            before = generator_states(self.params.device)
             together = objective.losses(clients, model).detach().cpu()
-            if all(map(torch.equal, before, generator_positions(self.params.device))):
+            if all(map(torch.equal, before, generator_states(self.params.device))):
                 return together
             self.drawing.add(objective)
         found = []
         for one in clients.batches_of_one():
-            one.reseed("objective")
+            one.seed_torch("objective")
             found.append(objective.losses(one, model).detach().cpu())
         return torch.cat(found)
 
@@ -152,7 +154,7 @@ class Shard:
         self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
-            Clients(self, place).remember(name, rows)
+            Clients(self, place).store_rows(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
         """The clients at positions `low` to `high` - 1 as one batch; by default all."""
@@ -218,20 +220,20 @@ class Clients:
         mine = self.shard.held_out.take(self.place)
         return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
-    def draws(self, name: str, *parts: int | Tensor) -> Tensor:
-        """64 hashed bits per client as int64, a function of (seed, name, round, client key, *parts).
+    def random_bits(self, name: str, *parts: int | Tensor) -> Tensor:
+        """64 hashed bits per client, int64, a function of the broadcast's seed, `name`, the round, the client's key and `parts`.
 
-        Shape (clients,), broadcast against the tensors in `parts`.
+        The shape is (clients,), broadcast against the tensors in `parts`.
         """
         return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
-    def reseed(self, name: str, *parts: int) -> None:
+    def seed_torch(self, name: str, *parts: int) -> None:
         """Seed torch's generator, which dropout draws from, with bits of the first client of the batch for this name and parts.
 
         Does nothing where the kernel draws no random numbers.
         """
         if self.kernel.draws:
-            self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
+            self.kernel.reseed(int(self.take(slice(1)).random_bits(name, *parts)))
 
     def noise_source(self, number: int) -> Randomness:
         """The source of these clients' noise for the round's question with this number.
@@ -245,11 +247,12 @@ class Clients:
 
     def statistics(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None,
                    objective: Any = None) -> ClientStatistics:
-        """What a risk may read of these clients under one of the broadcast models: losses, masses, groups, and memory.
+        """What a risk may read of these clients under the broadcast model of index `model`: losses, masses, groups and memory.
 
-        Losses are those of the shard unless `losses` gives them, (clients,), and zero where `reads_losses` is false. Masses are
-        multiplied by the sampler's importance. A client whose loss is not finite is marked as failed in the shard, and has loss
-        and mass zero. `memory` names the stored rows to include, NaN for clients without one; by default there are none.
+        Losses are `losses`, (clients,), where given; else zero where `reads_losses` is false; else the mean losses, or what
+        `objective` computes in their place, from the shard's memo. Masses are multiplied by the sampler's importance. A client
+        whose loss is not finite is marked as failed in the shard, and has loss and mass zero. `memory` names the stored rows to
+        include, NaN for clients without one; by default there are none.
         """
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
@@ -262,10 +265,10 @@ class Clients:
                 self.shard.failed[place] |= ~finite
                 losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
-                                self._stored_or_nan(memory) if memory else None)
+                                self._stored_rows_or_nan(memory) if memory else None)
 
-    def _stored_or_nan(self, memory: str) -> Tensor | None:
-        """The rows that these clients stored under a name by the end of the last round, (clients, ...).
+    def _stored_rows_or_nan(self, memory: str) -> Tensor | None:
+        """The rows that these clients had stored under the name `memory` when the round began, (clients, ...).
 
         NaN for a client that has none; None where no client of the shard has one.
         """
@@ -275,7 +278,7 @@ class Clients:
         return None if kept is None else kept[self.place]
 
     def stored_rows(self, memory: str) -> Recalled | None:
-        """The rows that these clients stored under a name by the end of the last round, and a mask of who has one.
+        """The rows that these clients had stored under the name `memory` when the round began, and a mask of who has one.
 
         Rows are (clients, ...), zero for a client that has none; None instead of both where no client of the shard has one.
         """
@@ -313,13 +316,14 @@ class Clients:
         rows = rows.detach().cpu()
         finite = rows.isfinite().reshape(len(self), -1).all(1)
         if bool(finite.any()):
-            self.take(finite).remember(self.memory, rows[finite])
+            self.take(finite).store_rows(self.memory, rows[finite])
 
-    def remember(self, memory: str, values: Tensor) -> None:
-        """Store one floating-point row per client under the name `memory`, to be read from the next round on; NaN means nothing.
+    def store_rows(self, memory: str, values: Tensor) -> None:
+        """Store `values`, one floating-point row per client, (clients, ...), under the name `memory`, for the next round on.
 
-        Rows of `LARGE` numbers or more, and those of a name that is on disk already, are written to disk at once where the shard
-        has a place for them; others are held in the shard. Raises TypeError for rows that are not floating-point.
+        A row of NaN means that the client stores nothing. Rows of `LARGE` numbers or more, and those of a name that is on disk
+        already, are written to disk at once where the shard has a place for them; others are held in the shard. Raises TypeError
+        for rows that are not floating-point.
         """
         if not values.is_floating_point():
             raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
@@ -340,41 +344,41 @@ class Clients:
         population = self.shard.population
         where = population.targets.device
         rows = to_device(population.start[self.place], where)[:, None] + to_device(within, where)
-        inputs, targets = rows_of(population.inputs, rows), take_rows(population.targets, rows)
+        inputs, targets = select_rows(population.inputs, rows), take_rows(population.targets, rows)
         params = self.shard.params
         return inputs_to_device(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
 
-def memo_name(model: int, objective: Any) -> Any:
-    """The key of the round's memo for the losses under a model and an objective; the model's number alone for the mean loss."""
+def memo_key(model: int, objective: Any) -> Any:
+    """The dict key of the losses under a broadcast model in a shard's memo: (model, objective), or `model` for the mean loss."""
     return model if objective is None else (model, objective)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
-    """The mean over each client's examples of several functions (outputs, targets) -> (examples,), under one model (dim,).
+    """The mean of several functions (outputs, targets) -> (examples,) over the examples of each client of `population`.
 
-    Returns (functions, clients) float64 on the CPU; NaN for a client without examples. Needs one forward pass over all examples,
-    in batches that span clients.
+    Outputs are those of `kernel` under the flat model `params`, (dim,). Returns (functions, clients) float64 on the CPU; NaN for
+    a client without examples. Takes one forward pass over all examples, in batches that span clients.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
-    for owner, inputs, targets in flat_batches(population, kernel.flat, params):
+    for owner, inputs, targets in batches_across_clients(population, kernel.flat, params):
         outputs, owner = kernel.outputs(params, inputs), to_device(owner, params.device)
         for k, function in enumerate(functions):
             sums[k].index_add_(0, owner, function(outputs, targets).double())
     return sums.cpu() / population.size                        # one copy to the host, at the end
 
 
-def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
+def batches_across_clients(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
     """Yields all examples of all clients in order, at most `batch` at a time, as (owner, inputs, targets).
 
     `owner`, (examples,) int64, are the positions of the examples' clients in the population. Inputs and targets are on the device
     of `like`, and floating-point inputs have its dtype.
     """
     before = 0
-    for piece in population.pieces(PIECE):
-        owner, rows = piece.examples(population.targets.device)
+    for piece in population.client_blocks(PIECE):
+        owner, rows = piece.example_clients_and_rows(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = inputs_to_device(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
+            inputs = inputs_to_device(cast_inputs(select_rows(population.inputs, few), like.dtype), like.device)
             yield mine, inputs, to_device(take_rows(population.targets, few), like.device)
         before += len(piece)

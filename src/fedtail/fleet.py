@@ -50,7 +50,7 @@ class RoundView:
         return len(self.sampled)
 
     @property
-    def contributors(self) -> int:
+    def num_contributors(self) -> int:
         """How many clients trained under at least one of the models and were not left out."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
@@ -87,7 +87,7 @@ class Fleet(Protocol):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether this process and its workers compute all clients, so that gathering rows here sends them nowhere."""
+        """Whether this process and its workers compute all clients, so that gathered rows do not leave this machine."""
         ...
 
     @property
@@ -106,52 +106,61 @@ class Fleet(Protocol):
         ...
 
     @property
-    def answered_beside_largest(self) -> int | None:
-        """Clients whose answers the last sums hold, without those of the node that has most of them; None as `answer_count`."""
+    def answers_outside_largest_node(self) -> int | None:
+        """How many of the `answer_count` clients are at other nodes than the one with most of them.
+
+        None on fleets where no client fails to answer.
+        """
         ...
 
     @property
     def schedule(self) -> str | None:
-        """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
+        """How nodes exchange keys and shares for masked sums: "ahead", "simple" or "all-or-nothing" (`fedtail.deployment`).
+
+        None on simulated fleets, which have no nodes.
+        """
         ...
 
-    def silent(self, questions: Iterable[Question]) -> int:
-        """How many clients of the open round answered these questions with zeros although they were to contribute."""
+    def count_silent_clients(self, questions: Iterable[Question]) -> int:
+        """How many clients of the open round failed and answered these questions with zeros, though they were to contribute."""
         ...
 
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of a round, sampled by `draw(round)`.
 
         A fleet that exchanges keys ahead of time samples the next round's cohort too, and returns that one when its round comes.
         """
         ...
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with this cohort, whose clients get the broadcast now or with the first question.
 
-        In round 0 no client remembers anything.
+        In round 0 clients begin without anything that an earlier training has stored on them.
         """
         ...
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers."""
+        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers.
+
+        `encoding` encodes the clients' rows before they are summed; the caller decodes.
+        """
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
+        """For each of `questions` the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
 
-        `again` is called to charge the ledger before clients are asked once more; `graph` says which clients share masks, by
-        default all with all. The sums are unmasked only where at least `needed` clients answered; a round's other sums may need
-        fewer.
+        `encoding` encodes the clients' rows as integers, which are then masked. `again` is called to charge the ledger before
+        clients are asked once more; `graph` says which clients share masks, by default all with all. The sums are unmasked only
+        where at least `needed` clients answered; a round's other sums may need fewer.
         """
         ...
 
-    def close(self, finished: bool) -> None:
-        """End the round. What clients stored in it takes effect if it was `finished`, and is dropped otherwise."""
+    def close_round(self, finished: bool) -> None:
+        """End the round. What clients stored in it can be read in the next one if it was `finished`, and is dropped otherwise."""
         ...
 
-    def view(self) -> RoundView | None:
+    def round_view(self) -> RoundView | None:
         """Who was sampled, contributed and failed in the last round, which only a simulator can see; None elsewhere."""
         ...
 
@@ -159,6 +168,6 @@ class Fleet(Protocol):
         """What clients keep between rounds, as far as this process can see it, to be saved with the state of the run."""
         ...
 
-    def recall(self, memory: ClientMemory) -> None:
+    def restore_memory(self, memory: ClientMemory) -> None:
         """Set what clients keep between rounds to `memory`, in place of what they keep now."""
         ...

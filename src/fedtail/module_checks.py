@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.population import rows_of
+from fedtail.data.population import select_rows
 from fedtail.losses import is_padding
-from fedtail.modules import call_module, own_generator, trainable_parameters, training_copy
+from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -32,7 +32,7 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
-    with torch.no_grad(), own_generator():
+    with torch.no_grad(), lock_and_restore_generators():
         outputs = trial(trial.evaluating, inputs)
         trial(trial.learning, inputs)                      # buffers that are filled at the first call are filled now
         trial.move_parameters()
@@ -45,20 +45,20 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
 def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
     """Raise a ValueError for a module whose outputs for an example depend on the other examples in the batch, in either mode.
 
-    The outputs for the last and the first example as a batch of two, in this order, are compared with those for all. Dropout is
-    turned off, since what it draws depends on the batch size; a mode in which the module still draws is not judged. Positions
-    that are padding, by their target, may differ.
+    It is called on `inputs`, and on the last and the first example as a batch of two, in this order; the outputs for these must
+    be equal. Dropout is turned off, since what it draws depends on the batch size; a mode in which the module still draws is not
+    judged. Positions that are padding by `targets` may differ. The module itself is not changed.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
-    _remove_dropout(trial.learning)
-    with torch.no_grad(), own_generator():
+    _turn_off_dropout(trial.learning)
+    with torch.no_grad(), lock_and_restore_generators():
         for copied in (trial.evaluating, trial.learning):
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
         trial.move_parameters()                                       # last layers that start at zero would hide all before them
         for copied in (trial.evaluating, trial.learning):
-            whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
+            whole, pair = trial(copied, inputs), trial(copied, select_rows(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
-                trial.refuse_difference(pair, whole[picked], targets[picked])
+                trial.refuse_different_outputs(pair, whole[picked], targets[picked])
 
 
 class Trial:
@@ -70,10 +70,10 @@ class Trial:
         self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
-        """The outputs of one of the copies for a clone of the inputs, after seeding torch's default generator with `seed`.
+        """The outputs of `copied`, one of the two copies, for a clone of the inputs, with torch's generator seeded by `seed`.
 
-        Sets `drew` to whether the call drew from that generator. Raises ValueError where the module fails, does not return a
-        tensor, or writes to its inputs.
+        Sets `drew` to whether the call drew from that generator, torch's default one. Raises ValueError where the module fails,
+        does not return a tensor, or writes to its inputs.
         """
         given = {k: v.clone() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.clone()
         before = torch.default_generator.manual_seed(seed).get_state()
@@ -99,7 +99,7 @@ class Trial:
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
-    def refuse_difference(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
+    def refuse_different_outputs(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
         """Raise a ValueError where two outputs for the same examples, `some` and `others`, differ by more than rounding.
 
         Positions that are padding by `targets`, and values that are not finite, are left out.
@@ -116,7 +116,10 @@ class Trial:
                              "x.mean(0)), and give recurrent and attention layers batch_first=True.")
 
     def _refuse_written_inputs(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
-        """Raise a ValueError that names the inputs in which `given`, what the module was called with, was written to."""
+        """Raise a ValueError, which names them, where the module wrote to some tensors of `given`, the inputs it was called with.
+
+        `given` were clones of `originals`; both are dicts by name.
+        """
         written = [name for name, values in given.items() if _was_written_to(values, originals[name])]
         if written:
             raise ValueError(f"{self.name} writes to its input ({', '.join(written)}), which would change the population's own "
@@ -124,7 +127,7 @@ class Trial:
                              "without inplace=True, or begin forward with x = x.clone().")
 
 
-def _remove_dropout(module: nn.Module) -> None:
+def _turn_off_dropout(module: nn.Module) -> None:
     """Turn off the dropout of PyTorch's own layers (dropout, recurrent, attention), in place; other draws of the module stay."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -144,7 +147,7 @@ def _refuse_tensor_hooks(module: nn.Module) -> None:
 
 
 def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where a call of the trial's copy in training mode changes its parameters or buffers.
+    """Raise a ValueError where calling the trial's copy in training mode on `inputs` changes its parameters or buffers.
 
     Clients would change each other's tensors.
     """
@@ -157,7 +160,10 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where the outputs in evaluation mode differ between seeds of torch's default generator."""
+    """Raise a ValueError where outputs in evaluation mode differ between seeds of torch's default generator.
+
+    The trial's copy in evaluation mode is called on `inputs`, many times if its first call drew from that generator.
+    """
     first = trial(trial.evaluating, inputs)
     if trial.drew and any(not _are_identical(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
         raise ValueError(f"{trial.name} draws random numbers in evaluation mode, where no client has a stream of its own: losses "
@@ -165,9 +171,10 @@ def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where, in either mode, outputs differ between calls though torch's default generator is seeded alike.
+    """Raise a ValueError where outputs of a copy differ between calls though torch's default generator is seeded alike.
 
-    The module then draws from another generator, which no seed of the run controls; the text names those whose state changed.
+    Each of the trial's copies, one in each mode, is called several times on `inputs`. A module that differs draws from another
+    generator, which no seed of the run controls; the text names those whose state changed.
     """
     for mode, copied in (("training", trial.learning), ("evaluation", trial.evaluating)):
         before, first = _generator_states(copied), trial(copied, inputs)
@@ -188,7 +195,7 @@ def _generator_states(module: nn.Module) -> dict[str, bytes]:
     """
     held: dict[str, Any] = {"numpy.random": np.random.get_state(), "random": random.getstate()}      # noqa: NPY002
     for name, part in module.named_modules():
-        for key, value in _held_values(vars(part)):
+        for key, value in _nested_values(vars(part)):
             where = f"{name}.{key}" if name else key
             if isinstance(value, np.random.Generator):
                 held[where] = value.bit_generator.state
@@ -199,14 +206,14 @@ def _generator_states(module: nn.Module) -> dict[str, bytes]:
     return {name: pickle.dumps(state) for name, state in held.items()}
 
 
-def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _nested_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, value) for the values in nested dicts, lists and tuples; the name joins keys and positions by dots.
 
     `key` is the name of `held` itself, under which a value that is none of these is yielded.
     """
     if isinstance(held, (list, tuple, dict)):
         for name, value in held.items() if isinstance(held, dict) else enumerate(held):
-            yield from _held_values(value, f"{key}.{name}" if key else str(name))
+            yield from _nested_values(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, held
 

@@ -34,13 +34,13 @@ def init(
     app/pyproject.toml.
     """
     from fedtail.deployment.deployed_experiment import deployed_experiments
-    from fedtail.deployment.flower.folder import startup_commands, write_deployment
+    from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
     from fedtail.experiment import AS_WRITTEN
 
-    held_out = any(evaluates_test(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
+    held_out = any(evaluates_test_examples(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
-    made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
-                            test_share=0.2 if held_out else 0.0)
+    made = write_deployment_folder(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
+                                   test_share=0.2 if held_out else 0.0)
     typer.echo(startup_commands(made, names, host, port))
 
 
@@ -56,7 +56,7 @@ def identity(folder: Path = typer.Argument(..., help="The node's own folder, on 
     typer.echo(make_identity(folder))
 
 
-def evaluates_test(experiment: Experiment) -> bool:
+def evaluates_test_examples(experiment: Experiment) -> bool:
     """Whether clients of a deployment evaluate models on test examples that they hold out; False where they evaluate nothing.
 
     `experiment` may be one whose parts were read but not made.
@@ -91,9 +91,10 @@ def local(
 
 
 def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
-    """Run the example deployment in `folder`, and print how far its models are from the simulator's, as a table or JSON.
+    """Run the example deployment of `nodes` nodes for `rounds` rounds of each method, with all its files in `folder`.
 
-    Progress goes to stderr. Raises RuntimeError where a run fails.
+    Prints how far its models are from the simulator's, as a table or, with `as_json`, as JSON; progress goes to stderr. Raises
+    RuntimeError where a run fails.
     """
     from dataclasses import asdict
 

@@ -30,9 +30,9 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
 
     folder = RunFolder.open(run, also_deployed=True)
     ledger = open_ledger(folder)
-    doubts = check_ledger(folder, ledger)
+    doubts = ledger_problems(folder, ledger)
     rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
-    found = privacy_statement(ledger, rounds, delta, folder.not_charged)
+    found = privacy_statement(ledger, rounds, delta, folder.not_charged_sentences)
     change = price_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
     problems = [*doubts, *release_obstacles(ledger)]
@@ -66,8 +66,8 @@ def open_ledger(folder: RunFolder) -> Ledger:
     return Ledger(budget, folder.path / LEDGER, unrecorded=budget.randomness)      # which a run cannot change
 
 
-def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
-    """Compare a run's ledger with the digests in its newest checkpoint and, if it is finished, in its result.
+def ledger_problems(folder: RunFolder, ledger: Ledger) -> list[str]:
+    """Compare the ledger of the run in `folder` with the digests in its newest checkpoint and, if it is finished, in its result.
 
     Raises LedgerError where it does not begin with what it held then. Returns [], or a list with the text UNVERIFIED where the
     run left no digest to compare with.
@@ -85,7 +85,7 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
-    """Print the privacy statement `found` of a run: epsilon, what it protects and against whom, the releases, and notes.
+    """Print the privacy statement `found` of the run in `folder`: epsilon, what it protects and against whom, releases and notes.
 
     For a run without privacy, only two lines: why epsilon is infinite, and what the unit of privacy is.
     """

@@ -28,12 +28,12 @@ def read_dataset(
 ) -> Population:
     """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub, which is downloaded.
 
-    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in [0, 1],
-    (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one feature vector;
-    with others among them, x is a dict by column. `client` is a column, or an array of ids (`partition_ids`); None makes all
-    examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split`
-    and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without examples,
-    TypeError for text.
+    `x` and `y` name columns. One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which
+    become float32 in [0, 1], (height, width) where grey and (channels, height, width) else. Several columns of single numbers are
+    one feature vector; with others among them, x is a dict by column. `client` is a column, or an array of ids, one per example;
+    None makes all examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a
+    client's. `split` and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without
+    examples, TypeError for text.
     """
     source = open_dataset(dataset, split, subset)
     if not len(source):
@@ -48,11 +48,13 @@ def read_federated(
 ) -> Population:
     """A population with a client for each partition of Flower's FederatedDataset, or of a partitioner that has its dataset.
 
-    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x`, `y`,
-    `group` and `mass` name columns, as in `read_dataset`. `split` is needed where a FederatedDataset has several. Loads every
-    partition. Raises TypeError for other objects, ValueError where there are no examples.
+    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x` and `y` name
+    columns of numbers, lists of numbers, or images (float32 in [0, 1]); several `x` columns of single numbers are one feature
+    vector. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split` is needed where a
+    FederatedDataset has several. Loads every partition. Raises TypeError for other objects, ValueError where there are no
+    examples.
     """
-    partitioner = _partitioner_of(federated, split)
+    partitioner = _partitioner_with_data(federated, split)
     columns, parts, features = distinct_names(x, y, group, mass), [], None
     with _silence_arrow_warning():
         for place in range(partitioner.num_partitions):
@@ -74,8 +76,8 @@ def partition_ids(
 
     `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled first
     by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the data in
-    their order. Only the columns that `settings` name are read. Raises ValueError unless every example is in exactly one
-    partition.
+    their order. Only the columns that `settings` name are read. `split` and `subset` choose the part of a data set that has
+    several. Raises ValueError unless every example is in exactly one partition.
 
     >>> from datasets import Dataset
     >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})
@@ -84,7 +86,7 @@ def partition_ids(
     """
     source = open_dataset(dataset, split, subset)
     dealer = _new_partitioner(partitioner, settings)
-    dealer.dataset = _rows_to_deal(source, settings, shuffle_seed)
+    dealer.dataset = _partitioner_input(source, settings, shuffle_seed)
     ids = np.full(len(source), -1)
     with _silence_arrow_warning():
         for place in range(dealer.num_partitions):
@@ -212,8 +214,8 @@ def _join_columns(columns: dict[str, Any]) -> Any:
 def _column_numbers(column: Any, feature: Any, name: str) -> Any:
     """An arrow column as an array of numbers, or as `Sequences` for lists of different lengths; images as pixels in [0, 1].
 
-    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers;
-    the error says how to convert them.
+    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers; the
+    error names the column by `name` and says how to convert it.
     """
     datasets = _import_package("datasets")
     if isinstance(feature, datasets.Image):
@@ -228,7 +230,7 @@ def _column_numbers(column: Any, feature: Any, name: str) -> Any:
     return values
 
 
-def _partitioner_of(federated: Any, split: str | None) -> Any:
+def _partitioner_with_data(federated: Any, split: str | None) -> Any:
     """A Flower partitioner that has its data: `federated` itself, or that of the given split of a FederatedDataset.
 
     Raises TypeError for anything else, ValueError for a partitioner without a dataset and for several splits with none
@@ -262,7 +264,7 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
     return getattr(module, name)(**settings)
 
 
-def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
+def _partitioner_input(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
     """A Dataset to hand to a partitioner: the row number of each example, and the columns of `source` that `settings` name.
 
     It is shuffled by `shuffle_seed` unless that is None. Raises FieldError where `partition_by` is no column.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.data.arrays import as_array, is_ragged, join_clients
+from fedtail.data.arrays import as_array, is_ragged, join_client_arrays
 from fedtail.data.population import Population
-from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, shorten
+from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, short_text
 
 MOST_BYTES = 1 << 32      # of a file: LEAF's own have some hundred million
 Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
@@ -24,11 +24,11 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
     """A population from all `*.json` files in a folder, in the order of their names; a user in several files is one client.
 
-    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}). Clients are in order of
-    appearance, and `names` holds their user ids; users without examples are left out. Integers become int64 and other numbers
-    float32; in y, floats that are all whole become int64 too. Text needs `encode(x, y) -> (x, y)`, called with one user's
-    lists, else TypeError. One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut
-    short.
+    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}). Clients are in order of appearance,
+    and `names` holds their user ids; users without examples are left out. Integers become int64 and other numbers float32; in y,
+    floats that are all whole become int64 too. Text needs `encode(x, y) -> (x, y)`, called with one user's lists, else TypeError.
+    One file is in memory as json at a time. Raises FileNotFoundError where there is no json file, ValueError for a file that is
+    not LEAF's or is cut short, and where no user has examples.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for path in leaf_files(folder):
@@ -37,7 +37,7 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
                 parts.setdefault(user, []).append(_user_arrays(f"{path.name}, user {user!r}", x, y, encode))
     if not parts:
         raise ValueError(f"the files in {folder} hold no examples.")
-    merged = [tuple(join_clients(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
+    merged = [tuple(join_client_arrays(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
     population = Population.from_clients([(x, y) for x, y in merged])
     return replace(population, names=np.asarray(list(parts)))
 
@@ -62,7 +62,10 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _character_codes(text: str) -> np.ndarray:
-    """The position of every character of `text` in `ALPHABET`, int64; raises ValueError, which names them, for others."""
+    """The position of every character of `text` in `ALPHABET`, (characters,) int64.
+
+    Raises ValueError, which names them, for characters that are not in it.
+    """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -93,7 +96,7 @@ def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     except Unreadable:
         raise
     except (ValueError, RecursionError) as reason:
-        raise ValueError(f"{path.name} is not a JSON file: {shorten(reason)}. Is it whole?") from reason
+        raise ValueError(f"{path.name} is not a JSON file: {short_text(reason)}. Is it whole?") from reason
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, so it is not a LEAF file.")
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]
@@ -123,10 +126,10 @@ def _is_list_of(values: Any, kind: type) -> bool:
 
 
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
-    """One user's x and y as arrays, after `encode` where it is given.
+    """One user's x and y as a pair of arrays, after `encode(x, y)` where that is given.
 
-    Where examples differ in length it is a list of arrays, and for a dict a dict of either. In y, floats that are all whole
-    become int64. Raises TypeError for text; `where` only words the errors.
+    Where the examples in x, or y, differ in length, a list of arrays takes the place of the array; a dict stays a dict, of arrays
+    or such lists. In y, floats that are all whole become int64. Raises TypeError for text; `where` only words the errors.
     """
     if encode is not None:
         x, y = encode(x, y)
@@ -134,10 +137,10 @@ def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) 
         if any(_holds_text(part) for part in (values.values() if isinstance(values, dict) else [values])):
             raise TypeError(f"{where}: {name} is text, numbers are needed. Write encode=encode_characters for LEAF's "
                             "Shakespeare, or encode=f with your own f(x, y) -> (x, y).")
-    return _as_arrays(x, f"{where}: x"), _as_classes(_as_arrays(y, f"{where}: y"))
+    return _as_arrays(x, f"{where}: x"), _whole_floats_to_int(_as_arrays(y, f"{where}: y"))
 
 
-def _as_classes(values: Any) -> Any:
+def _whole_floats_to_int(values: Any) -> Any:
     """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0.
 
     Anything else comes back unchanged.

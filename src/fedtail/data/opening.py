@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.population import Population
-from fedtail.data.tables import list_arrays, suffix_of
+from fedtail.data.tables import checked_suffix, list_arrays
+from fedtail.deprecated import old_names
 
 
-def open_any(
+def open_any_data(
     path: str | Path, x: str | Sequence[str] | None = None, y: str | None = None, client: str | None = None,
     group: str | None = None, mass: str | None = None, split: str | None = None,
 ) -> Population:
     """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
-    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
-    there is no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for
-    these raise ValueError. Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
+    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several). Then
+    `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and there is
+    no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for these raise
+    ValueError. Raises FileNotFoundError where there is nothing at `path` or the folder holds none of these, ValueError where an
+    array is missing or the file has another suffix.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
@@ -27,23 +29,23 @@ def open_any(
         raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz or .parquet file, or a folder that holds LEAF's json "
                                 "files, a saved population, or a saved data set.")
     if place.is_file():
-        read: Any = Population.from_parquet if suffix_of(place) == ".parquet" else Population.from_npz
-        return read(place, **_array_names(place, given, list_arrays(place)))
+        read: Any = Population.from_parquet if checked_suffix(place) == ".parquet" else Population.from_npz
+        return read(place, **_array_names_by_role(place, given, list_arrays(place)))
     return _open_folder(place, given, split)
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
-    """The population in a folder: a data set by `save_to_disk`, a saved population, or LEAF's json files.
+    """The population in the folder `place`: a data set by `save_to_disk`, a saved population, or LEAF's json files.
 
-    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else
-    ValueError). Raises FileNotFoundError where the folder is none of the three.
+    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else ValueError).
+    `split` chooses from a data set with several. Raises FileNotFoundError where the folder is none of the three.
     """
     from fedtail.data.hub import is_dataset_folder, open_dataset
 
     if is_dataset_folder(place):
         dataset = open_dataset(place, split)
-        there = {name: f"({len(dataset)},) {_type_name(feature)}" for name, feature in dataset.features.items()}
-        return Population.from_dataset(dataset, **_array_names(place, given, there))
+        there = {name: f"({len(dataset)},) {_column_type_name(feature)}" for name, feature in dataset.features.items()}
+        return Population.from_dataset(dataset, **_array_names_by_role(place, given, there))
     saved = (place / "population.json").is_file()
     if not saved and not any(place.glob("*.json")):
         raise FileNotFoundError(f"{place} is neither a saved population, nor a saved data set, nor a folder of LEAF's json files."
@@ -55,7 +57,7 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
     return Population.open(place) if saved else Population.from_leaf(place)
 
 
-def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
+def _array_names_by_role(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
     """A dict from role (x, y, client, group, mass) to the name of the array to read; roles without one are left out.
 
     `given` maps roles to names, or None; x, y and client are by default the arrays called so. `there` describes all arrays of
@@ -71,7 +73,7 @@ def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> d
     return names
 
 
-def _type_name(feature: Any) -> str:
+def _column_type_name(feature: Any) -> str:
     """The type of a data set's column (a `datasets` feature) as text, for an error: "int64", or a class name such as "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
@@ -83,3 +85,6 @@ def _nearby_folder_hint(place: Path) -> str:
     """
     inner = sorted(path.parent for path in place.glob("*/*.json"))
     return f" Did you mean {inner[0]}?" if inner else ""
+
+
+__getattr__ = old_names(__name__)

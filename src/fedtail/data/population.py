@@ -19,11 +19,12 @@ from fedtail.data.arrays import (
     check_finite,
     example_counts,
     inputs_to_device,
-    join_clients,
+    join_client_arrays,
     pad_sequences,
-    rows_of,
+    select_rows,
     take_rows,
 )
+from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.draws import hash_bits
 from fedtail.errors import FieldError
@@ -31,9 +32,10 @@ from fedtail.types import Examples
 
 CPU = torch.device("cpu")
 
-__all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "rows_of"]
+__all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "select_rows"]
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Population:
     """Clients and their examples; client k holds rows `start[k]` to `start[k] + size[k]` of the data.
@@ -83,11 +85,11 @@ class Population:
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
         """A population from one array of examples and the client each belongs to.
 
-        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
-        `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds
-        any labels; clients are in their sorted order and named by them, and examples keep their order within a client. `mass`
-        (by default the number of examples) and `group` (integers from 0) hold one value per client in that order. Raises
-        ValueError for lengths that differ, NaN and infinity, TypeError for text.
+        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets `sequence`
+        and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds any labels;
+        clients are in their sorted order and named by them, and examples keep their order within a client. `mass` (by default the
+        number of examples) and `group` (integers from 0) hold one value per client in that order. Raises ValueError for no
+        examples, lengths that differ, NaN and infinity, and masses that are not positive; TypeError for text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -104,7 +106,7 @@ class Population:
         size = torch.from_numpy(np.bincount(which, minlength=len(names)))
         if not bool((np.diff(which) >= 0).all()):
             order = torch.from_numpy(np.argsort(which, kind="stable"))
-            inputs, targets, lengths = rows_of(inputs, order), targets[order], None if lengths is None else lengths[order]
+            inputs, targets, lengths = select_rows(inputs, order), targets[order], None if lengths is None else lengths[order]
         return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
@@ -122,11 +124,11 @@ class Population:
         if not len(clients):
             raise ValueError("from_clients got no clients. Pass a list of (x, y) pairs, one for each client.")
         for k, (x, y) in enumerate(clients):
-            _check_client(k, x, y, clients[0][0])
+            _check_client_arrays(k, x, y, clients[0][0])
         x = [x for x, _ in clients]
-        joined = ({key: join_clients([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
-                  if isinstance(x[0], dict) else join_clients(x, "x"))
-        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
+        joined = ({key: join_client_arrays([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
+                  if isinstance(x[0], dict) else join_client_arrays(x, "x"))
+        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_client_arrays([y for _, y in clients], "y"))
         size = torch.tensor([len(y) for _, y in clients])
         return cls._from_tensors(inputs, targets, size, mass, group, None, lengths)
 
@@ -166,10 +168,11 @@ class Population:
     ) -> Population:
         """A population from a Hugging Face `Dataset`, a folder its `save_to_disk` wrote, or the name of one on the hub.
 
-        `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32
-        in [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None:
-        all examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's. A
-        name on the hub is downloaded.
+        `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32 in
+        [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None: all
+        examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's. A name on
+        the hub is downloaded. Raises FieldError for a column that is not there, ValueError without examples, TypeError for text
+        in `x` or `y`.
         """
         from fedtail.data.hub import read_dataset
         return read_dataset(dataset, x, y, client, split=split, group=group, mass=mass)
@@ -179,7 +182,7 @@ class Population:
         """A population from a folder of LEAF json files: one client for each user with examples, named by user id.
 
         `encode(x, y)` gets one user's lists and returns arrays or lists of numbers; without it, text raises TypeError. Raises
-        ValueError for a file that is not LEAF's.
+        FileNotFoundError where there is no json file, ValueError for a file that is not LEAF's and where there are no examples.
         """
         from fedtail.data.leaf import read_leaf
         return read_leaf(folder, encode)
@@ -206,8 +209,8 @@ class Population:
     def select(self, clients: Any) -> Population:
         """A population of the given clients only, in the order given; examples are shared, not copied.
 
-        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a
-        mask of another length.
+        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a mask
+        of another length, IndexError for a position beyond the last client.
         """
         chosen = torch.from_numpy(_client_indices(clients, len(self)))
         return self.with_columns(
@@ -226,9 +229,9 @@ class Population:
         return made
 
     def to(self, device: Any) -> Population:
-        """A copy of the population with inputs and targets on `device`, so that computing there copies nothing.
+        """A population of the same clients with inputs and targets on `device`, so that computing there copies nothing.
 
-        Its `folder` is None.
+        Tensors that are on `device` already are shared. Its `folder` is None.
         """
         device = torch.device(device)
         return replace(self, inputs=inputs_to_device(self.inputs, device), targets=to_device(self.targets, device), folder=None)
@@ -271,14 +274,14 @@ class Population:
             raise FieldError("at_least", "2 or more", 1, write,
                              text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
-        owner, rows = self.examples()
+        owner, rows = self.example_clients_and_rows()
         place = rows - self.start[owner]
         order = hash_bits(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
         first, rows = place < cut[owner], rows[order]
-        return self._with_rows(rows[first], cut), self._with_rows(rows[~first], self.size - cut)
+        return self._with_examples(rows[first], cut), self._with_examples(rows[~first], self.size - cut)
 
-    def examples(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    def example_clients_and_rows(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """The client of every example and the example's row in `inputs` and `targets`: two int64 tensors (examples,) on `device`.
 
         Examples come client by client, in the order of the clients.
@@ -287,11 +290,11 @@ class Population:
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 
-    def pieces(self, examples: int) -> Iterator[Population]:
+    def client_blocks(self, examples: int) -> Iterator[Population]:
         """Divide the clients, in their order, into populations of about `examples` examples each; an iterator over them.
 
-        A client is never cut in two, so a piece may hold more. Where there are no more than `examples` in all, the only piece
-        is this population. Examples are shared, not copied.
+        A client is never cut in two, so a population may hold more. Where all clients together hold no more than `examples`, the
+        only one is this population itself. Examples are shared, not copied.
         """
         if self.num_examples <= examples:
             return iter((self,))
@@ -302,16 +305,16 @@ class Population:
     def client(self, index: int) -> tuple[Examples, Tensor]:
         """The inputs (a tensor, or a dict of tensors) and the targets of the client at position `index`, as views."""
         rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
-        return rows_of(self.inputs, rows), self.targets[rows]
+        return select_rows(self.inputs, rows), self.targets[rows]
 
-    def _with_rows(self, rows: Tensor, size: Tensor) -> Population:
+    def _with_examples(self, rows: Tensor, size: Tensor) -> Population:
         """A copy with the same clients that holds only the given `rows` of the examples.
 
         Each client's mass shrinks in proportion. `rows` lists rows of `inputs` client by client, `size[k]` of them for client
         k.
         """
         rows = to_device(rows, self.targets.device)
-        return replace(self, inputs=rows_of(self.inputs, rows), targets=take_rows(self.targets, rows), size=size,
+        return replace(self, inputs=select_rows(self.inputs, rows), targets=take_rows(self.targets, rows), size=size,
                        start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 
     @classmethod
@@ -321,9 +324,10 @@ class Population:
     ) -> Population:
         """A population from tensors whose examples are in client order, with keys 0, 1, 2, ...
 
-        `size` is the number of examples of each client; `mass` None means that the sizes are the masses. `lengths` are those
-        of padded sequences of targets, whose padding may be NaN. Raises ValueError where another input or target is NaN or
-        infinite.
+        `size` is the number of examples of each client; `mass`, `group` and `names` have a value for each client, where `mass`
+        None means that the sizes are the masses. `lengths` are those of padded sequences of targets, whose padding may be NaN.
+        Raises ValueError where another input or target is NaN or infinite, a mass is not positive, or a group is no integer from
+        0.
         """
         check_finite(inputs, targets, size, lengths)
         size = size.long()
@@ -361,7 +365,7 @@ def _group_numbers(group: Any, count: int) -> Tensor:
     return torch.as_tensor(groups.astype(np.int64))
 
 
-def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
+def _check_client_arrays(index: int, x: Any, y: Any, first: Any) -> None:
     """Raise ValueError where a client of `from_clients` has no examples, or its `x` and `y` have different lengths.
 
     Also where its `x` does not have the form of `first`, the x of client 0: an array, or a dict with the same keys. `index`

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedtail.reading import read_text, shorten
+from fedtail.reading import read_text, short_text
 from fedtail.secure.primitives import KEY, identity_public_key
 
 DAYS = 365
@@ -23,11 +23,11 @@ SSH = serialization.Encoding.OpenSSH
 
 
 def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
-    """Write `ca.crt`, the certificate of a new authority, and `server.pem` with `server.key`, for a server with these hosts.
+    """Write `ca.crt`, the certificate of a new authority, and `server.pem` with `server.key` for a server into `folder`.
 
-    `hosts` are DNS names or IP addresses, at least one; certificates are valid for `days`. The authority's key is not stored, so
-    nobody can certify another server: to change the hosts, make everything anew and give each node the new `ca.crt`. Raises
-    FileExistsError where `server.key` exists, and writes nothing.
+    The folder is created. `hosts` are the server's DNS names or IP addresses, at least one; certificates are valid for `days`.
+    The authority's key is not stored, so nobody can certify another server: to change the hosts, make everything anew and give
+    each node the new `ca.crt`. Raises FileExistsError where `server.key` exists, and writes no file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -86,13 +86,13 @@ def read_identity(path: Path) -> bytes:
         raise ValueError(f"{path} holds no identity key: 64 hexadecimal digits.") from None
 
 
-def public_identity(text: str) -> bytes:
+def parse_public_identity(text: str) -> bytes:
     """The public identity key (32 bytes) that `text` holds as 64 hexadecimal digits; raises ValueError for any other text."""
     try:
         return _key_bytes(text.strip())
     except ValueError:
         raise ValueError("a pinned identity must be 64 hexadecimal digits, as in identity.pub; got "
-                         f"{shorten(repr(text))}.") from None
+                         f"{short_text(repr(text))}.") from None
 
 
 def _key_bytes(text: str) -> bytes:
@@ -110,7 +110,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-    """An unsigned certificate with these common names and public key, and a random serial number.
+    """An unsigned certificate with the common names `subject` and `issuer`, the key `public`, and a random serial number.
 
     It is valid from five minutes ago, for clocks that differ, until `days` from now.
     """

@@ -10,15 +10,15 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from fedtail.clients import client_means, flat_batches
-from fedtail.data.arrays import tensors_of
+from fedtail.clients import batches_across_clients, client_means
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cohort_blocks
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import num_workers, run_blocks
-from fedtail.evaluation.distribution import Distribution, table
+from fedtail.evaluation.distribution import Distribution, text_table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
@@ -55,10 +55,12 @@ class Evaluation:
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The corner says how many clients there are, by the first metric.
+        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10. The corner says how many clients there are, by the
+        first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
-        return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
+        rows = {name: d.summary() for name, d in self.distributions.items()}
+        return text_table(rows, COLUMNS, digits=4, title=f"{clients} clients")
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
@@ -75,8 +77,8 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
-    values = client_values_by_block(kernel, params, population, task.all_metrics, engine.workers)
-    return evaluation_of(task, values, population, weighted)
+    values = client_values_in_blocks(kernel, params, population, task.all_metrics, engine.workers)
+    return evaluation_from_values(task, values, population, weighted)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
@@ -111,7 +113,7 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
     tensors, which PyTorch raises at every write in place. Classes and functions are held by weak references; None where one
     does not allow that, or a lazy module has no shapes yet.
     """
-    module, data = task.module, (*tensors_of(population.inputs), population.targets)
+    module, data = task.module, (*input_tensors(population.inputs), population.targets)
     try:
         return (*(ref(type(part)) for part in module.modules()),
                 *((name, t.shape, t.dtype, t.requires_grad) for name, t in (*module.named_parameters(), *module.named_buffers())),
@@ -121,25 +123,26 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
         return None
 
 
-def client_values_by_block(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                           workers: int | None = None) -> dict[str, Tensor]:
-    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
+def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
+                            workers: int | None = None) -> dict[str, Tensor]:
+    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
 
-    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where
-    it pays (None: one for each core, on a CPU); their number does not change the values.
+    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where it
+    pays (None: one for each core, on a CPU); their number does not change the values. Raises ValueError where a metric per client
+    does not return one number.
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
-    def values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, by name."""
+    def block_values(block: int) -> dict[str, Tensor]:
+        """The metrics of the clients in the block at position `block`: a dict by metric name of tensors (clients,) float64."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
-    parts = run_blocks(values, len(blocks), num_workers(params.device, workers))
+    parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
     return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
 
 
 def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
+    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
 
     `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
     called once with all its outputs and targets, and raises ValueError where it does not return one number.
@@ -148,7 +151,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
     whole = [m for m in metrics if m.per == "client"]
     if whole:
-        batches = flat_batches(population, kernel.flat, params)
+        batches = batches_across_clients(population, kernel.flat, params)
         parts = [(kernel.outputs(params, inputs), targets) for _, inputs, targets in batches]
         outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
         targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
@@ -160,8 +163,8 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
     return {m.name: values[m.name] for m in metrics}
 
 
-def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
-    """An evaluation from each client's values, `values[name]` (clients,), for every metric of the task.
+def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
+    """An evaluation from the values of the clients of `population`, `values[name]` (clients,), for every metric of the task.
 
     `weighted` weights clients by their mass, else all have equal weight.
     """
@@ -172,9 +175,9 @@ def evaluation_of(task: Task, values: dict[str, Tensor], population: Population,
 
 
 def gives_rates(task: Task, population: Population) -> bool:
-    """Whether the task's error is a misclassification rate in [0, 1], whose accuracy is 1 - error.
+    """Whether the task's error on this population is a misclassification rate in [0, 1], whose accuracy is 1 - error.
 
-    So it is where the error is `misclassification`, or the default error with integer targets.
+    So it is where the error is `misclassification`, or the default error and the population's targets are integers.
     """
     classes = task.error is default_error and not population.targets.is_floating_point()
     return classes or task.error is misclassification

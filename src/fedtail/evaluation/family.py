@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import evaluation_kernel
-from fedtail.evaluation.distribution import Distribution, table
-from fedtail.evaluation.evaluate import client_values_by_block
+from fedtail.evaluation.distribution import Distribution, text_table
+from fedtail.evaluation.evaluate import client_values_in_blocks
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
 
@@ -67,14 +67,14 @@ class FamilyEvaluation:
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()
-        return table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
+        return text_table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
 
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Let every client pick a model of a trained family on one part of its examples, and evaluate the models on the other part.
+    """Let each client of `population` pick a model of a trained family by a part of its examples; evaluate all on the other part.
 
-    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. On the other part the result has
+    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. The result has, on the other part,
     the errors of every model and of each client's pick. `names` are the models' names, by default "model 0" and so on; raises
     ValueError unless there is one for each model, FieldError for a client with one example.
     """
@@ -100,7 +100,7 @@ def _best_models(errors: Tensor) -> Tensor:
 
 
 def _client_errors(task: Task, population: Population) -> Tensor:
-    """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
+    """The mean error over examples of every client of `population` under the task's module, (clients,) float64, on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
-    return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]
+    return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]

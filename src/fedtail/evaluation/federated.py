@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.algorithm import Method, states_of
+from fedtail.algorithm import Method, member_states
 from fedtail.base_part import Part
 from fedtail.channel.base import RoundLost
+from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
 from fedtail.evaluation.evaluate import Evaluation, client_values
@@ -33,6 +34,7 @@ SPLITS = ("test", "train")
 MOMENTS = 2              # entries of a row before its bins: the value and its square
 
 
+@with_old_names
 @dataclass(frozen=True)
 class MetricRange(Part):
     """A metric by name, and the public range [`low`, `high`] of its `bins`: values beyond it are as if at its ends."""
@@ -50,7 +52,7 @@ class MetricRange(Part):
     @cached_property
     def edges(self) -> Edges:
         """The edges of `bins` bins of equal width over [`low`, `high`]; cached."""
-        return Edges.equal(self.low, self.high, self.bins)
+        return Edges.of_equal_width(self.low, self.high, self.bins)
 
     @property
     def width(self) -> int:
@@ -58,17 +60,17 @@ class MetricRange(Part):
         return MOMENTS + self.bins
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: one row of numbers for each of `values` (clients,), to be summed over clients: (clients, width) float64.
+        """Runs on the client: rows to be summed over clients, (clients, width) float64, from `values`, (clients,), on the CPU.
 
-        A row is the value, clipped to [`low`, `high`] and scaled to [0, 1], its square, and a one-hot vector of its bin.
+        A row is the client's value, clipped to [`low`, `high`] and scaled to [0, 1], its square, and a one-hot vector of its bin.
         Values beyond the range are in the first or last bin.
         """
         inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
-        bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.place(values.numpy())), self.bins)
+        bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.bin_indices(values.numpy())), self.bins)
         return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
 
-    def read(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
-        """Server: the distribution of the metric over clients from `sums`, (width,), the sum of the clients' rows.
+    def histogram_from_sums(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
+        """Runs on the server: the distribution of the metric over clients, from `sums`, (width,), the sum of their rows.
 
         `noise` is the standard deviation of the noise in each entry of the sum (0: none); negative counts are set to zero.
         """
@@ -89,10 +91,11 @@ class ClientMetrics(Part):
     sends = (MetricRange,)
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: each metric of each client under the broadcast model of index `model`, (clients, metrics) float64 on the CPU.
+        """Runs on the client: each client's metrics under the broadcast model of index `model`, (clients, metrics) float64.
 
-        NaN for clients without examples in the split. Raises FieldError where the task has no metric of some name, ValueError
-        where the split is "test" and no client holds out examples.
+        On the CPU; NaN for clients without examples in the split. Raises FieldError where the task has no metric of some name,
+        ValueError where the split is "test" and no client holds out examples. It is called `losses` because a shard computes it
+        in their place.
         """
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
@@ -107,7 +110,7 @@ class ClientMetrics(Part):
         return found
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
+        """Runs on the client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
 
         All zeros for a client with any metric that is NaN or infinite, so that it is in no bin.
         """
@@ -130,6 +133,7 @@ class ClientMetrics(Part):
         return math.sqrt((MOMENTS + 1) * len(self.ranges))
 
 
+@with_old_names
 @dataclass(frozen=True)
 class FederatedEvaluation:
     """How models are evaluated by the clients of a cohort, from their own examples, and what of it is released.
@@ -188,20 +192,20 @@ class FederatedEvaluation:
         """One `Evaluate` question for each of `models` consecutive broadcast models, the first of which has index `first`."""
         return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
 
-    def read(self, sums: Tensor) -> Evaluation:
-        """Server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
+    def evaluation_from_sums(self, sums: Tensor) -> Evaluation:
+        """Runs on the server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
 
         It has a `ClientHistogram` for each metric, by name.
         """
         parts = sums.double().cpu().split([one.width for one in self.client_half.ranges])
         noise = 0.0 if self.noise is None else self.noise.noise_multiplier * self.client_half.row_norm
-        return Evaluation({one.name: one.read(part, noise)
+        return Evaluation({one.name: one.histogram_from_sums(part, noise)
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
-    def round(self, method: Method, only: bool = False) -> EvaluatedRound:
-        """A round of `method` in which the cohort evaluates the models before it trains.
+    def round_with_evaluation(self, method: Method, only: bool = False) -> EvaluatedRound:
+        """A method for `run_round` whose cohort evaluates the models of `method` and then, unless `only`, trains them.
 
-        With `only`, it evaluates and does not train.
+        `run_round` then returns a pair: the next state, and a tuple of one evaluation per model or None.
         """
         return EvaluatedRound(method, self, only)
 
@@ -231,18 +235,17 @@ class EvaluatedRound:
         return self.method.sample
 
     @property
-    def minimum(self) -> int:
+    def minimum_cohort(self) -> int:
         """The smallest cohort for which the round is held.
 
         It is the larger of what the evaluation's mechanism needs and, unless `only`, what the method needs.
         """
-        return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
+        return max(1 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast of the models to train on.
+        """The method's broadcast for this state and seed, with the parameters of the models to evaluate appended.
 
-        Where the models to evaluate differ from those, as with averaged iterates, their parameters (models, dim) are
-        appended.
+        Nothing is appended where these equal the models to train on; they differ where iterates are averaged or drawn.
         """
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:
@@ -250,25 +253,25 @@ class EvaluatedRound:
         return Broadcast(told.round, told.seed, torch.cat([told.params, self._result_models(state).to(told.params)]))
 
     def _result_models(self, state: Any) -> Any:
-        """The parameters of each member's result, (models, dim).
+        """The parameters of each member's result, (models, dim), or None where each equals the model that the member trains on.
 
-        None where all equal the models trained on, so that no copy is broadcast. They differ where iterates are averaged.
+        They differ where iterates are averaged or drawn.
         """
-        results = [m.result(s) for m, s in zip(self.method.members, states_of(state), strict=True)]
-        same = all(torch.equal(result, s.params) for result, s in zip(results, states_of(state), strict=True))
+        results = [m.result(s) for m, s in zip(self.method.members, member_states(state), strict=True)]
+        same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
     def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
-        """Server: a generator that asks for evaluations of all models at once, then runs the method's conversation unless `only`.
+        """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
-        Returns the state after the round (with `only` the one that came in) and a tuple of one evaluation per model, or None
-        where too few clients contributed for their sums to be released.
+        It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of
+        one evaluation per model, or None where too few clients contributed for their sums to be released.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count
         try:
             sums = yield Joint(self.evaluation.questions(first, count))
-            found = tuple(self.evaluation.read(one) for one in sums)
+            found = tuple(self.evaluation.evaluation_from_sums(one) for one in sums)
         except RoundLost:
             found = None
         if self.only:

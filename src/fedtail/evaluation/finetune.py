@@ -16,8 +16,14 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import isolate_generators
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
-from fedtail.evaluation.distribution import table
-from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_of, task_with_model
+from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.evaluate import (
+    Evaluation,
+    client_values,
+    client_values_in_blocks,
+    evaluation_from_values,
+    task_with_model,
+)
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -35,18 +41,18 @@ class FineTuned:
 
     def table(self) -> str:
         """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
-        return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
-                     ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
+        return text_table({"before": self.before.error.summary(), "after": self.after.error.summary()},
+                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
              seed: int = 0, engine: Engine = Engine(), **old: Any) -> FineTuned:
     """Train a copy of the model on a part of each client's examples with `local`, and evaluate it on that client's other part.
 
-    The part to train on is a random `fraction`, drawn from `seed`. Returns the evaluations of the second parts before and
-    after. Clients have equal weight. `task` gives loss, error and metrics, by default those of training; `old` takes the
-    engine's settings as keywords, which is deprecated. A client's draws depend on the seed and the client alone, so which
-    clients are computed together changes only rounding. Raises FieldError for a client with one example.
+    Clients are those of `population`, and have equal weight. The part to train on is a random `fraction`, drawn from `seed`.
+    Returns the evaluations on the other parts before and after. `task` gives loss, error and metrics, by default those of
+    training; `old` takes the engine's settings as keywords, which is deprecated. A client's draws depend on the seed and the
+    client alone, so which clients are computed together changes only rounding. Raises FieldError for a client with one example.
     """
     engine = resolve_engine(engine, old, "finetune")
     task = task_with_model(model, task)
@@ -59,7 +65,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, each under the model it has trained, by name and in the order of clients."""
+        """The metrics of the clients in one block, each under its own trained model: a dict by name of tensors (clients,)."""
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []
@@ -70,7 +76,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
                           for k, model in zip(few.tolist(), models, strict=True)]
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
-    before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
+    before = client_values_in_blocks(kernel, params, held, task.all_metrics, engine.workers)
     parts = run_blocks(tuned_values, len(blocks), num_workers(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
-    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))
+    return FineTuned(evaluation_from_values(task, before, held), evaluation_from_values(task, after, held))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import own_file
+from fedtail.experiment.part_tables import own_code_file
 from fedtail.experiment.values import NONE
 from fedtail.task import Task
 
@@ -47,18 +47,18 @@ class EnginePlan:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
     def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
-        """A fleet of Ray actors over the clients of `population`, to be used in a `with` block.
+        """A fleet of Ray actors that train `task` on the clients of `population`, to be used in a `with` block.
 
-        Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where
-        clients keep large memory between rounds, None for a temporary one.
+        Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where clients
+        keep large memory between rounds, None for a temporary one.
         """
         from fedtail.engine.ray import RayFleet
 
-        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),
+        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=loaded_own_modules(folder),
                         folder=memory)
 
 
-def own_modules(folder: Path) -> list[ModuleType]:
+def loaded_own_modules(folder: Path) -> list[ModuleType]:
     """The loaded modules whose files are in the experiment's `folder`, and so are missing on other machines.
 
     Modules of fedtail are left out.
@@ -66,7 +66,7 @@ def own_modules(folder: Path) -> list[ModuleType]:
     found = []
     for module in list(sys.modules.values()):
         name, file = getattr(module, "__name__", "fedtail"), getattr(module, "__file__", None) or ""
-        beside = own_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
+        beside = own_code_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
         if beside and beside.resolve() == Path(file).resolve():
             found.append(module)
     return found

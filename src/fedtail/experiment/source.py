@@ -13,7 +13,7 @@ from typing import Any
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
-from fedtail.reading import TOML_BYTES, Unreadable, read_text, shorten, toml_tables
+from fedtail.reading import TOML_BYTES, Unreadable, read_text, short_text, toml_tables
 
 LONGEST = 2000                   # characters of an error: it may quote what a file says
 Trusted = Trust | str | Path | Iterable[str | Path]
@@ -34,11 +34,11 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
-        """`problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
+        """Set the message to `text`, shortened to 2000 characters, and the attributes from `key` and `problem`.
 
-        The text is shortened to 2000 characters.
+        `problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
         """
-        super().__init__(shorten(text, LONGEST))
+        super().__init__(short_text(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
@@ -60,9 +60,9 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read an experiment file and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
+        """Read the experiment file at `path` and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
 
-        Nothing that the file names is imported here; `trust` names the folders and packages from which it may be imported
+        Nothing that the file names is imported by this; `trust` names the folders and packages from which it may be imported
         later. Raises ExperimentError where there is no such file, it is not TOML, or a setting is invalid.
         """
         path = Path(path)
@@ -90,7 +90,7 @@ class Source:
             raise ExperimentError(str(reason)) from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
-        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.of(trust))
+        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.from_names(trust))
         for setting in settings:
             source = source.with_value(*_parse_setting(setting), f"--set {setting}")
         return source
@@ -141,7 +141,7 @@ class Source:
                 return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
-    def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
+    def error_at(self, key: Key, problem: str | Exception) -> ExperimentError:
         """An ExperimentError about `key`, with its line in the file, for the caller to raise.
 
         `problem` is the text, or an exception with that text; the attributes of a FieldError are copied.
@@ -157,7 +157,7 @@ class Source:
         if isinstance(value, str):
             return {"part": value}
         if not isinstance(value, dict):
-            raise self.refuse((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
+            raise self.error_at((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
         return dict(value)
 
 
@@ -203,7 +203,10 @@ def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
 
 
 def _mentions_key(table: Any, key: Key) -> bool:
-    """Whether nested tables hold `key`, or name the part (a key `part`) in the innermost table on the way to it."""
+    """Whether nested tables hold `key` or, where they lack it, the innermost table on the way to it has an entry `part`.
+
+    For a [[method]] entry this says whether the line of `key` is to be looked for in that entry.
+    """
     for place, name in enumerate(key):
         if not isinstance(table, Mapping) or name not in table:
             return place > 0 and isinstance(table, Mapping) and "part" in table
@@ -262,10 +265,10 @@ def _open_brackets(line: str, inside: str) -> str:
 
 
 def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
-    """The key of a TOML table header, with the number of the current entry after each array of tables: ("method", 1, "risk").
+    """The key of a TOML table header [a.b] with the `words` ("a", "b"), with an entry number after each array of tables.
 
-    `entries` holds the current number of each array by key and is changed in place. `another` says that the header begins a
-    new entry, [[...]].
+    A header [method.risk] in the second [[method]] entry gives ("method", 1, "risk"). `entries` holds the current number of each
+    array by key and is changed in place. `another` says that the header begins a new entry, [[...]].
     """
     key: Key = ()
     for place, word in enumerate(words):

@@ -29,7 +29,7 @@ class Trust:
     A folder allows the files in it and below it; a package allows what is installed under its name. With `as_written`, names
     of user code are kept as text and none of it is imported.
 
-    >>> Trust.of(["torch"]).packages
+    >>> Trust.from_names(["torch"]).packages
     ('torch',)
     """
 
@@ -38,12 +38,11 @@ class Trust:
     as_written: bool = False
 
     @classmethod
-    def of(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
-        """Make a Trust from folders and packages, one or several; a Trust is returned unchanged.
+    def from_names(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
+        """Make a Trust from `given`, one or several folders and packages; a Trust is returned unchanged.
 
-        Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to
-        `beside` or by default to the current directory. Raises ValueError where a folder does not exist, TypeError for other
-        values.
+        Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to `beside`
+        or by default to the current directory. Raises ValueError where a folder does not exist, TypeError for other values.
         """
         if isinstance(given, Trust):
             return given
@@ -72,7 +71,7 @@ class Trust:
         """Whether the dotted name `module` is that of a trusted package or of a module in one."""
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
-    def allows(self, module: str) -> bool:
+    def allows_module(self, module: str) -> bool:
         """Whether the module of this dotted name belongs to a trusted package, or was loaded from a file in a trusted folder.
 
         A module that is not loaded, or has no file, is trusted by its package only.
@@ -92,12 +91,12 @@ class Unread(str):
         raise ValueError(f"{str(self)!r} was read as a name only, so it cannot be called.")
 
 
-def is_ours(module: str) -> bool:
+def is_fedtail_module(module: str) -> bool:
     """Whether the dotted name `module` is "fedtail" or that of a module in it."""
     return module == OURS or module.startswith(f"{OURS}.")
 
 
-def file_beside(folder: Path, module: str) -> Path | None:
+def module_file_in_folder(folder: Path, module: str) -> Path | None:
     """The file that importing `module` would run first if `folder` came first on the import path; None where it has none.
 
     For a module in a package that is the package's file. Only file names are inspected; nothing is imported.
@@ -113,13 +112,13 @@ def file_beside(folder: Path, module: str) -> Path | None:
 def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
     """The attribute of `module` at a dotted path, such as "Outer.Inner". Raises AttributeError where there is none.
 
-    Raises PermissionError, with the module's name, where the path leads into another module that is neither fedtail's nor
-    trusted.
+    Raises PermissionError, with the module's name, where the path leads into another module that is neither fedtail's nor allowed
+    by `trust`.
     """
     found: Any = module
     for name in path.split("."):
         found = getattr(found, name)
-        if isinstance(found, ModuleType) and not (is_ours(found.__name__) or trust.allows(found.__name__)):
+        if isinstance(found, ModuleType) and not (is_fedtail_module(found.__name__) or trust.allows_module(found.__name__)):
             raise PermissionError(found.__name__)
     return found
 

@@ -30,10 +30,12 @@ class LSTMClassifier(nn.Module):
         self, embedding: Tensor | tuple[int, int] | None = None, hidden: int = 50, classes: int = 2, layers: int = 1,
         frozen_embedding: bool = True, dimension: int | None = None,
     ) -> None:
-        """Make the layers; weights other than a given table are drawn from PyTorch's global generator, so seed that before.
+        """Make an LSTM of `layers` layers with `hidden` units, and a linear layer to `classes` scores.
 
-        The table of word vectors is a buffer that is not trained or, with `frozen_embedding=False`, a trained parameter. Raises
-        ValueError where neither `embedding` nor `dimension` is given, or the two do not fit.
+        `embedding` is a table of word vectors, or its shape, for a random one; it is a buffer that is not trained or, with
+        `frozen_embedding=False`, a trained parameter. Without one, `dimension` is that of the vectors in the input. All but a
+        given table is drawn from PyTorch's global generator, so seed that before. Raises ValueError where neither is given, or
+        the two do not fit.
         """
         super().__init__()
         table = torch.randn(embedding) if isinstance(embedding, tuple) else embedding
@@ -52,9 +54,9 @@ class LSTMClassifier(nn.Module):
         They are tokens (examples, time) where the model has an embedding, else word vectors (examples, time, dimension).
         `lengths` (examples,) is how many positions are real; None means all. ValueError for word vectors of another shape.
         """
-        sequence = _blank_padding(sequence, lengths)
+        sequence = _with_zeroed_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
-        _check_vectors(vectors, self.lstm.input_size)
+        _check_word_vectors(vectors, self.lstm.input_size)
         states, _ = self.lstm(vectors)                       # (examples, time, hidden)
         return self.linear(_last_states(states, lengths))           # (examples, classes)
 
@@ -70,7 +72,11 @@ class CharacterGRU(nn.Module):
     """
 
     def __init__(self, vocabulary: int = 53, hidden: int = 128, every_position: bool = False) -> None:
-        """Make the layers, with PyTorch's default weights, drawn from its global generator: seed that before."""
+        """Make a GRU with `hidden` units on one-hot characters, and a linear layer to `vocabulary` scores.
+
+        With `every_position` there is a prediction after each character, else only after the last. Weights are PyTorch's default,
+        drawn from its global generator: seed that before.
+        """
         super().__init__()
         self.every_position = every_position
         self.gru = nn.GRU(vocabulary, hidden, batch_first=True)
@@ -82,7 +88,7 @@ class CharacterGRU(nn.Module):
         The latter are (examples, time, vocabulary). `sequence` (examples, time) holds characters as integers, padded at the end;
         `lengths` (examples,) is how many are real, None all.
         """
-        states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
+        states, _ = self.gru(_one_hot(_with_zeroed_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last_states(states, lengths))
 
 
@@ -110,14 +116,14 @@ def _vector_dimension(table: Tensor | None, dimension: int | None) -> int:
     return table.shape[1]
 
 
-def _check_vectors(vectors: Tensor, dimension: int) -> None:
+def _check_word_vectors(vectors: Tensor, dimension: int) -> None:
     """Raise ValueError where `vectors` do not have the shape (examples, time, dimension)."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")
 
 
-def _blank_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
+def _with_zeroed_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
     """A copy of the sequence with zeros from position `lengths` (examples,) on; the sequence itself if `lengths` is None."""
     if lengths is None:
         return sequence

@@ -23,15 +23,16 @@ class Quantile(Protocol):
     """
 
     def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions, is sent sums, and returns the dual (low, high, share, tail mass), float64.
+        """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
-        `tail_fraction` (theta) is the mass of the tail over all mass; `previous` is the dual of the last round, None in the
-        first.
+        The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
+        `share`, those in [low, high). `tail_fraction` (theta) is the mass of the tail over all mass; `previous` is the dual of
+        the last round, None in the first.
         """
         ...
 
 
-def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
+def boundary_dual(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
     """The dual (low, high, share, tail mass), (4,) float64, for a tail whose boundary is [low, high).
 
     `above` is the mass at or above `high`, `inside` the mass in the boundary. The share, in [0, 1], is chosen so that `tail_mass`

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, Noise
 from fedtail.quantiles.histogram import Edges
-from fedtail.quantiles.strategies import SCALE, Strategy, flat_strategy, optimal_strategy, scale_for, tree_strategy
+from fedtail.quantiles.strategies import SCALE, Strategy, flat_strategy, optimal_strategy, scale_for_noise, tree_strategy
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
 Method = Literal["flat", "tree", "optimal"]
@@ -22,6 +23,7 @@ METHODS = ("flat", "tree", "optimal")
 TOLD_APART = 2.0      # times the noise of a count: less mass than that, at either end, may be noise alone
 
 
+@with_old_names
 @dataclass(frozen=True)
 class NoisyHistogram(StatisticPart):
     """How many clients have a loss in each of `bins` equal bins over [0, `loss_bound`], with noise.
@@ -58,41 +60,48 @@ class NoisyHistogram(StatisticPart):
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of `method`: which integer row a client sends for its bin, at a scale fine enough for discrete noise."""
+        """The strategy that `method` names: which integer row a client sends for its bin.
+
+        Its scale is large enough for a share of discrete noise, or 256 for continuous noise.
+        """
         honest = self.noise.planned_clients if isinstance(self.noise, DiscreteNoise) else 0
-        scale = scale_for(self.noise.noise_multiplier, honest) if honest else SCALE
+        scale = scale_for_noise(self.noise.noise_multiplier, honest) if honest else SCALE
         return _build_strategy(self.method, self.bins, scale, self.level)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The mechanism that adds `noise` to the sum of the clients' rows; rows are integers of norm within its clip norm."""
-        return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
+        """The mechanism that adds `noise` to the sum of the clients' rows.
+
+        Its clip norm is the largest norm of a row of the strategy, so that no row is changed; rows are integers (`whole`).
+        """
+        return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange_factor, whole=True)
 
     def row_width(self, trial: Tensor) -> int:
         """The number of entries of a row: the width of the strategy; `trial` is not used."""
         return self.strategy.width
 
-    def ask(self) -> Conversation[ClientStatistics]:
-        """Server: a generator that asks one question and returns the noisy histogram as the statistics of one client per bin.
+    def ask_histogram(self) -> Conversation[ClientStatistics]:
+        """A generator that runs on the server, asks for one noisy sum, and returns the histogram as if each bin were a client.
 
-        The loss of such a client is the middle of its bin, and its mass the estimated count, not negative. Counts at either end
-        that may be noise alone are moved inwards.
+        It is a `ClientStatistics` with, for each bin, its middle as the loss and the estimated count, not negative, as the
+        mass. Counts at either end that may be noise alone are moved inwards.
         """
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
         counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
-        return ClientStatistics(self._bin_values, torch.from_numpy(trim_ends(counts, TOLD_APART * self.noise.noise_multiplier)))
+        mass = merge_sparse_ends(counts, TOLD_APART * self.noise.noise_multiplier)
+        return ClientStatistics(self._bin_middles, torch.from_numpy(mass))
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros for a client without mass.
+        """Runs on the client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros without mass.
 
         `trial` is not used.
         """
-        rows = self.strategy.rows(self._edges.place(clients.losses.numpy()))
+        rows = self.strategy.rows(self._edges.bin_indices(clients.losses.numpy()))
         return torch.from_numpy(rows).double() * (clients.mass > 0)[:, None]
 
-    def binned(self, losses: Tensor) -> Tensor:
-        """Client: the middle of the bin of each loss, float64 in the shape of `losses`, rounded to float32 as losses are."""
-        return self._bin_values[torch.from_numpy(self._edges.place(losses.numpy()))]
+    def binned_losses(self, losses: Tensor) -> Tensor:
+        """Runs on the client: the middle of each loss's bin, rounded to float32; float64 in the shape of `losses`."""
+        return self._bin_middles[torch.from_numpy(self._edges.bin_indices(losses.numpy()))]
 
     @property
     def _edges(self) -> Edges:
@@ -100,17 +109,16 @@ class NoisyHistogram(StatisticPart):
         return _equal_edges(self.loss_bound, self.bins)
 
     @property
-    def _bin_values(self) -> Tensor:
-        """The middle of each bin, rounded to float32 as losses are; (bins,) float64."""
+    def _bin_middles(self) -> Tensor:
+        """The middle of each bin, (bins,) float64, with values rounded to float32 because losses are float32."""
         return torch.from_numpy(self._edges.middles).float().double()
 
 
-def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
+def merge_sparse_ends(counts: np.ndarray, least: float) -> np.ndarray:
     """A copy of `counts` in which the outermost counts, where they may be noise alone, are moved inwards; the sum is the same.
 
     At each end, counts are added up from outside until they reach `least` (or half of all); their sum is put into the bin where
-    that happens, and the bins outside it become 0. `counts` is (bins,) and holds no negative number:
-    `Strategy.estimate` gives such.
+    that happens, and the bins outside it become 0. `counts` is (bins,) and must have no negative number.
     """
     result = counts.copy()
     for view in (result, result[::-1]):
@@ -122,10 +130,10 @@ def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _build_strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
-    """The strategy that `method` names, with `bins` bins and integers of size `scale`. Cached.
+    """The strategy that `method` names, with `bins` bins and rows that are multiplied by `scale` to be integers. Cached.
 
-    `level` is used by "optimal" only. A ValueError where the strategy cannot be built, as a tree of bins that are no power of
-    two.
+    `level` is used by "optimal" only. A ValueError where the strategy cannot be built, such as a tree where `bins` is no power
+    of two.
     """
     if method == "optimal":
         return optimal_strategy(bins, scale, level)
@@ -135,4 +143,4 @@ def _build_strategy(method: Method, bins: int, scale: int, level: float | None) 
 @lru_cache(maxsize=64)
 def _equal_edges(loss_bound: float, bins: int) -> Edges:
     """Edges of `bins` equal bins over [0, loss_bound]. Cached."""
-    return Edges.equal(0.0, loss_bound, bins)
+    return Edges.of_equal_width(0.0, loss_bound, bins)

@@ -10,6 +10,7 @@ from typing import cast, get_args
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.concentrated import check_epsilon_and_delta, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
@@ -17,7 +18,7 @@ from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles.expected_error import bins_needed, clients_needed, expected_error, noise_reduction_needed
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.matrix_mechanism import LARGEST
-from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, scale_for, tree_strategy
+from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, scale_for_noise, tree_strategy
 
 METHODS = ("auto", "flat", "tree", "optimal")
 FEW = 100                   # clients: with fewer, the noise that hides one client hides the sum over all
@@ -26,6 +27,7 @@ FAILURE = 2.0**-40          # probability of a wrap-around that a chosen modulus
 WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays within int64
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class QuantilePlan:
     """Strategy, noise, modulus and expected error of one release over `clients` clients; `release` carries it out."""
@@ -48,15 +50,15 @@ class QuantilePlan:
         return self.strategy.name
 
     @cached_property
-    def table(self) -> DiscreteGaussianTable:
+    def noise_table(self) -> DiscreteGaussianTable:
         """The table from which one client's share of the noise is drawn, with exact probabilities. Cached."""
         return DiscreteGaussianTable.of(self.shares.variance)
 
     @cached_property
     def event(self) -> LatticeRelease:
-        """The release, with the noise of the honest clients only, as an event for accountants. Cached."""
+        """The release as an event that accountants can price; it relies on the noise of the honest clients only. Cached."""
         return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
-                              exchange=self.strategy.exchange, what=f"a histogram ({self.method})")
+                              exchange=self.strategy.exchange_factor, what=f"a histogram ({self.method})")
 
     @property
     def deviation(self) -> float:
@@ -88,7 +90,7 @@ def plan_quantiles(
     modulus that is too small. A ValueError for an argument out of range, for fewer than 100 clients without `allow_few`, and for
     an expected error above `max_error`; its text says what would be enough.
     """
-    wanted, minimum = _check_levels(levels), clients if minimum is None else minimum
+    wanted, minimum = _checked_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
     neighbours = cast(Adjacency, adjacency)
     check_epsilon_and_delta(epsilon, delta)
@@ -102,14 +104,14 @@ def plan_quantiles(
                                   public_total))
     best = min(plans, key=lambda plan: max(plan.expected_error))
     if clients < FEW and not allow_few:
-        raise ValueError(_too_few_text(best))
+        raise ValueError(_too_few_clients_text(best))
     if max_error is not None and max(best.expected_error) > max_error:
-        raise ValueError(_too_large_text(best, max_error))
+        raise ValueError(_too_large_error_text(best, max_error))
     return best
 
 
 def _candidate_builders(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
-    """Functions that build a strategy from a scale: the one that `method` names, or for "auto" all that are possible for `bins`.
+    """Functions from a scale to a strategy: for the strategy that `method` names, or for each that `bins` allows if "auto".
 
     A tree needs a power of two, and the optimal strategy at most 1024 bins. `level` and `public_total` concern the optimal one
     only.
@@ -127,21 +129,22 @@ def _candidate_builders(method: str, bins: int, level: float | None, public_tota
 def strategy_with_noise(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
-    """(strategy, shares): the strategy that `build` makes at `scale`, and the least noise that is (`epsilon`, `delta`)-private.
+    """(strategy, shares): the strategy that `build` makes at a scale, and the least noise with which its sum is private.
 
-    The noise is shared by `honest` clients. Without `scale`, one is chosen at which a share of the noise is large enough.
+    Private means (`epsilon`, `delta`) under `adjacency`, with noise from `honest` clients, a share each. `scale` None chooses a
+    scale at which a share is large enough. A ValueError where no noise is found, or a share would have a variance below 2.
     """
     rho = largest_rho(epsilon, delta)
-    strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
-    moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
-    return strategy, shares_for(moves, rho, honest, strategy.width)
+    strategy = build(scale_for_noise(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
+    moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange_factor)
+    return strategy, smallest_noise_shares(moves, rho, honest, strategy.width)
 
 
-def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
-    """The smallest noise shares of `honest` clients whose sum gives rho-zCDP, in each of `width` coordinates.
+def smallest_noise_shares(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
+    """The noise shares of least variance, one from each of `honest` clients, whose sum gives rho-zCDP in `width` coordinates.
 
     `sensitivity` is how far one client moves the sum in L2 norm. That the sum of shares is not quite a discrete Gaussian is
-    included. A ValueError where no noise is found, or a share would have a variance below 2.
+    accounted for. A ValueError where no noise is found, or a share would have a variance below 2.
     """
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
@@ -176,7 +179,7 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
     return ring, shares.wrap_probability(clients, low, high, ring.modulus)
 
 
-def _check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
     """`levels` as a tuple of floats; a ValueError where there is none, or one is outside (0, 1)."""
     if not len(levels):
         raise ValueError("no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9).")
@@ -208,8 +211,8 @@ def _check_clients(clients: int, minimum: int, colluders: int) -> None:
         raise ValueError(f"colluders must be from 0 to {minimum - 1}, got {colluders}: somebody's noise must be unknown to them.")
 
 
-def _too_few_text(plan: QuantilePlan) -> str:
-    """The error text for a plan with too few clients: the expected error, what it does to a median, how to release anyway."""
+def _too_few_clients_text(plan: QuantilePlan) -> str:
+    """The error text for a plan with too few clients: the expected error, what it means for a median, how to release anyway."""
     error = max(plan.expected_error)
     away = 100 * min(error, 0.5)
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
@@ -218,10 +221,10 @@ def _too_few_text(plan: QuantilePlan) -> str:
             "allow_few=True (--allow-few) to have it anyway.")
 
 
-def _too_large_text(plan: QuantilePlan, max_error: float) -> str:
-    """The error text for a plan whose expected error is above `max_error`: how many bins or clients would do, or what epsilon.
+def _too_large_error_text(plan: QuantilePlan, max_error: float) -> str:
+    """The error text for a plan whose expected error is above `max_error`: how many bins or clients would be enough.
 
-    Epsilon is suggested only where less than 20 would do.
+    It also names an epsilon that would be enough, where that is below 20.
     """
     worst = int(np.argmax(plan.expected_error))
     level, bins = plan.levels[worst], plan.edges.bins

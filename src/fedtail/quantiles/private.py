@@ -54,11 +54,11 @@ class QuantileRelease:
 
     @cached_property
     def bin_masses(self) -> tuple[float, ...]:
-        """For each of `estimates`, the estimated share of clients in its bin. Cached.
+        """For each of `estimates`, the estimated fraction of clients in its bin. Cached.
 
-        F at the estimate can be wrong by as much where values bunch inside the bin.
+        The distribution function at the estimate can be wrong by as much where values bunch inside the bin.
         """
-        places = self.plan.edges.place(np.array(self.estimates))
+        places = self.plan.edges.bin_indices(np.array(self.estimates))
         return tuple((self.histogram[places] / self.histogram.sum()).tolist())
 
     @property
@@ -129,7 +129,7 @@ def private_quantiles(
     >>> [round(estimate, 1) for estimate in release.estimates], release.method
     ([5.0, 9.0], 'optimal')
     """
-    numbers = check_values(values)
+    numbers = checked_values(values)
     plan = plan_quantiles(
         len(numbers), levels, build_edges(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
         colluders=colluders, minimum=minimum, public_total=public_total, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
@@ -148,20 +148,21 @@ def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = Sys
 
 
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
-    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64.
+    """The sum over clients of row plus share of noise, taken modulo M and decoded: (width,) int64.
 
-    The shares are drawn from `randomness`. Clients are processed in chunks, to save memory.
+    `values`, (clients,), are one per client. The shares are drawn from `randomness`. Clients are processed in chunks, to save
+    memory.
     """
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
     for start in range(0, len(values), step):
-        rows = plan.strategy.rows(plan.edges.place(values[start:start + step]))        # (clients, width)
-        share = plan.table.sample(rows.size, randomness).reshape(rows.shape)
+        rows = plan.strategy.rows(plan.edges.bin_indices(values[start:start + step]))        # (clients, width)
+        share = plan.noise_table.sample(rows.size, randomness).reshape(rows.shape)
         total = plan.ring.encode(total + plan.ring.encode(rows + share).sum(0))
     return plan.ring.decode(total)
 
 
-def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
+def checked_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
     """`values` as a (clients,) float64 array; a ValueError unless they are one number per client, none of them NaN."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1:
@@ -172,11 +173,11 @@ def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def build_edges(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
-    """The edges of `bins` equal bins over `range`, or the given `edges`; a ValueError unless exactly one of the two is given.
+    """The edges of `bins` equal bins over `range`, or the given `edges`; a ValueError where both or neither of the two are given.
 
     `bins` is not used with `edges`. A ValueError also where they make no histogram of two bins or more.
     """
     if (range is None) == (edges is None):
         raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
                          "--edges).")
-    return Edges.given(edges) if range is None else Edges.equal(float(range[0]), float(range[1]), bins)  # type: ignore[arg-type]
+    return Edges.from_values(edges) if range is None else Edges.of_equal_width(float(range[0]), float(range[1]), bins)  # type: ignore[arg-type]

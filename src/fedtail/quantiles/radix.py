@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
-from fedtail.quantiles.base import ROUNDING, boundary, empty_tail
+from fedtail.quantiles.base import ROUNDING, boundary_dual, empty_tail
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
 BITS = 32
@@ -32,10 +32,10 @@ class Digit(StatisticPart):
     width: int
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of its digit, (clients, 2^width) float64.
+        """Runs on the client: its mass in the column of its digit and 0 in the others, (clients, 2^width) float64.
 
-        The digit is the `width` bits above `shift` of the loss's `ordered_bits`. The row is zero where the bits above the digit
-        are not the integer `trial`.
+        The digit is the `width` bits above the lowest `shift` bits of the loss's `ordered_bits`. The row is zero for a client
+        whose bits above the digit are not the integer `trial`.
         """
         keys = ordered_bits(clients.losses)
         mine = (keys >> (self.shift + self.width)) == trial
@@ -66,10 +66,11 @@ class ExactQuantile(Part):
             raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions and returns the dual (low, high, share, tail mass), (4,) float64.
+        """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
-        It asks for one histogram per digit, over the clients that share the digits of the boundary found so far. `previous` is
-        not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
+        The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
+        `share`, those in [low, high). One histogram is asked for per digit of the loss, over the clients that share the digits
+        of the boundary found so far. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
         """
         total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
         for lower, width in _digit_places(self.bits):
@@ -83,14 +84,14 @@ class ExactQuantile(Part):
             inside, prefix = float(mass[digit]), (prefix << width) | digit
         if not total:
             return empty_tail()
-        low, high = from_ordered_bits(prefix << shift), from_ordered_bits((prefix + 1) << shift)
-        return boundary(low, high, above, inside, tail_fraction * total)
+        low, high = float_from_ordered_bits(prefix << shift), float_from_ordered_bits((prefix + 1) << shift)
+        return boundary_dual(low, high, above, inside, tail_fraction * total)
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
-    """Server: a generator that asks four questions and returns the exact largest loss of clients with mass, or the smallest.
+    """A generator that runs on the server, asks four questions, and returns the exact largest loss of the clients with mass.
 
-    `largest` chooses which. Returns None where no client has mass.
+    With `largest` False it returns the smallest. Returns None where no client has mass.
     """
     prefix = 0
     for shift, width in _digit_places(BITS):
@@ -99,7 +100,7 @@ def extreme_loss(largest: bool = True) -> Conversation[float | None]:
         if len(present) == 0:
             return None
         prefix = (prefix << width) | int(present[-1 if largest else 0])
-    return from_ordered_bits(prefix)
+    return float_from_ordered_bits(prefix)
 
 
 class LossRange(NamedTuple):
@@ -111,16 +112,17 @@ class LossRange(NamedTuple):
 
 
 def loss_range() -> Conversation[LossRange | None]:
-    """Server: a generator that asks one question, of 4096 sums, and returns an interval that holds all losses, and their mass.
+    """A generator that runs on the server, asks one question of 4096 sums, and returns a `LossRange` (low, high, mass).
 
-    Each end is within an eighth of the outermost loss. Returns None where no client has a finite loss.
+    All losses are in [low, high], each end within an eighth of the outermost loss; `mass` is that of all clients with a loss.
+    Returns None where no client has a finite loss.
     """
     mass = yield Statistic(Digit(BITS - COARSE, COARSE), torch.tensor(0))
     present = (mass > 0).nonzero().flatten()
     if len(present) == 0:
         return None
     low, high = int(present[0]) << (BITS - COARSE), (int(present[-1]) + 1) << (BITS - COARSE)
-    return LossRange(from_ordered_bits(low), min(from_ordered_bits(high), LARGEST), float(mass.sum()))
+    return LossRange(float_from_ordered_bits(low), min(float_from_ordered_bits(high), LARGEST), float(mass.sum()))
 
 
 def ordered_bits(values: Tensor) -> Tensor:
@@ -132,7 +134,7 @@ def ordered_bits(values: Tensor) -> Tensor:
     return torch.where(bits >> 31 == 1, 0xFFFFFFFF - bits, bits | 0x80000000)
 
 
-def from_ordered_bits(key: int) -> float:
+def float_from_ordered_bits(key: int) -> float:
     """The float32 number whose `ordered_bits` is `key`, as a float.
 
     Infinite where `key` is above that of the largest float32, minus infinity where it is below that of the lowest.
@@ -143,9 +145,10 @@ def from_ordered_bits(key: int) -> float:
 
 
 def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
-    """(shift, width) of each digit of the leading `bits` bits of 32, most significant first.
+    """Yields (shift, width) of each digit of the leading `bits` bits of 32, most significant first.
 
-    Up to 12 bits are one digit; more are split into digits of 8 bits, the last of which may be narrower.
+    A digit is the `width` bits above the lowest `shift`. Up to 12 bits are one digit; more are split into digits of 8 bits, the
+    last of which may be narrower.
     """
     shift, step = BITS, bits if bits <= COARSE else 8
     while shift > BITS - bits:

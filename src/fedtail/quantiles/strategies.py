@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.quantiles import matrix_mechanism
 
 SCALE = 256              # c: of a row of norm one. Rounding the optimal rows of 64 bins then costs a 400th of the accuracy
@@ -15,6 +16,7 @@ SHARE = 4.0              # variance of a share aimed at: there the sum of shares
 BLOCK = 256              # columns compared at once
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Strategy:
     """A client whose value is in bin j sends column j of `matrix` (V), plus a share of noise; the sum is V h + noise.
@@ -48,7 +50,7 @@ class Strategy:
         return self.printed or math.sqrt(int((self.matrix**2).sum(0).max()))
 
     @cached_property
-    def exchange(self) -> float:
+    def exchange_factor(self) -> float:
         """How many times further than `sensitivity` the sum moves at most under replace-one adjacency. Cached.
 
         A client then changes its bin. It is the largest distance between two columns over `sensitivity`, and at least sqrt(2)
@@ -63,7 +65,7 @@ class Strategy:
         return longest / self.sensitivity if self.printed is None else max(longest / self.sensitivity, math.sqrt(2))
 
     def rows(self, bins: np.ndarray) -> np.ndarray:
-        """The rows, before noise, that clients in these `bins`, (clients,) integers, send: (clients, width) int64."""
+        """The rows, (clients, width) int64, that clients send before noise; `bins`, (clients,) integers, is the bin of each."""
         return self._rows_by_bin[bins]
 
     def sum_range(self, clients: int) -> tuple[int, int]:
@@ -73,23 +75,23 @@ class Strategy:
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
         """The non-negative histogram, (bins,) float64, nearest by least squares to a `noisy` sum; it sums to `total` if given.
 
-        Without `total`, a sum of counts of at most half of the `planned` number of clients is raised to that half, so that shares
-        of clients can be computed from it; where `planned` is None, nothing is raised. `total` may be None unless
-        `needs_total`: rows that leave out the number of clients need it. A ValueError where it is missing then or not positive,
-        and for a `noisy` of another width.
+        Without `total`, counts that add up to at most half of the `planned` number of clients are fitted again under the
+        constraint that they add up to that half, so that shares of clients can be computed; `planned` None leaves them as they
+        are. Raises ValueError where `total` is None although `needs_total` is set (rows that leave out the number of clients), or
+        is not positive, and for a `noisy` of another width.
         """
         self._check_sum(noisy, total)
         image = self._float_matrix.T @ noisy
-        result = matrix_mechanism.non_negative_least_squares(self._gram, image, total)
+        result = matrix_mechanism.non_negative_least_squares(self._gram_matrix, image, total)
         if total is None and planned is not None and result.sum() <= planned / 2:
-            return matrix_mechanism.non_negative_least_squares(self._gram, image, planned / 2)
+            return matrix_mechanism.non_negative_least_squares(self._gram_matrix, image, planned / 2)
         return result
 
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
         """The least-squares histogram, (bins,) float64, of a `noisy` sum; it sums to `total` if given.
 
-        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, or a total that is missing or not
-        positive.
+        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, where `total` is None although
+        `needs_total` is set, and for a total that is not positive.
         """
         self._check_sum(noisy, total)
         return matrix_mechanism.least_squares(self._float_matrix, noisy.astype(np.float64), total)
@@ -97,8 +99,8 @@ class Strategy:
     def edge_deviations(self, public_total: bool, level: float | None = None) -> np.ndarray:
         """Standard deviation of the estimated cumulative count at each inner edge, for noise of deviation one: (bins - 1,).
 
-        With `public_total` that is the least-squares count H_j of clients below edge j. Without, it is H_j - p n, where n is
-        estimated too: its sign decides the quantile of `level` (p, by default 0).
+        With `public_total` that is the least-squares count H_j of clients below edge j. Without, it is H_j - p n for `level`
+        (p, by default 0), where the number n of clients is estimated too: its sign decides the p-quantile.
         """
         spread = matrix_mechanism.histogram_covariance(self._float_matrix, public_total)
         sums = np.tril(np.ones((self.bins, self.bins)))[:-1] - (0.0 if public_total else level or 0.0)
@@ -124,7 +126,7 @@ class Strategy:
         return self.matrix.astype(np.float64)
 
     @cached_property
-    def _gram(self) -> np.ndarray:
+    def _gram_matrix(self) -> np.ndarray:
         """V'V of the strategy matrix V, (bins, bins) float64. Cached."""
         return self._float_matrix.T @ self._float_matrix
 
@@ -160,8 +162,9 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
     """The strategy that estimates all prefix sums of the histogram with the least mean squared error for given noise.
 
     Its real matrix, with columns of norm one at most, is multiplied by `scale` (c) and rounded. With `public_total` the rows do
-    not encode the number of clients, and estimates need it. Without, `level` (p) makes them optimal for H_j - p n, whose sign
-    decides the p-quantile. A ValueError for a level outside (0, 1) or with `public_total`, and for too few or too many bins.
+    not encode the number n of clients, and estimates need it. Without, `level` (p) makes them optimal for H_j - p n, with H_j
+    the count up to bin j: its sign decides the p-quantile. A ValueError for a level outside (0, 1) or with `public_total`, and
+    for too few or too many bins.
     """
     _check_sizes(bins, scale)
     if level is not None and not 0 < level < 1:
@@ -172,19 +175,20 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
     return Strategy("optimal", matrix, scale, needs_total=public_total)
 
 
-def scale_for(noise_multiplier: float, honest: int) -> int:
-    """The integer scale c, at least 256, at which a share of the noise of `honest` clients has variance 4 or more.
+def scale_for_noise(noise_multiplier: float, honest: int) -> int:
+    """The integer scale c, at least 256, at which one client's share of the noise has variance 4 or more.
 
-    `noise_multiplier` is that of the sum of their shares, for rows of norm c.
+    `honest` clients add a share each, and `noise_multiplier` is that of the sum of their shares, for rows of norm c.
     """
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
 
-def printed_cumulative(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
+def published_cumulative_counts(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
     """Cumulative counts at the upper edges as the papers compute them from a `noisy` sum, (bins,) float64.
 
-    [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", sums of the fewest nodes for "tree", whose last entry is
-    the sum of the two top nodes. Nodes are not made consistent. A ValueError for another strategy.
+    [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", and for "tree" sums over the fewest nodes that together
+    cover all bins up to the edge; the last is the sum of the two top nodes. Nodes are not made consistent. A ValueError for
+    another strategy.
     """
     counts = noisy / strategy.scale
     if strategy.name == "flat":

@@ -12,8 +12,8 @@ from fedtail.report.client_errors import PageClients, client_column, column_by_s
 from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick_label
 from fedtail.report.statistics import (
     STATISTICS,
+    json_numbers,
     mean_and_std_over_seeds,
-    page_numbers,
     paired_difference,
     quantile_classes,
     summary_statistics,
@@ -29,13 +29,13 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     Where runs differ, their texts are joined by semicolons. Privacy is left out where no run has a guarantee.
     """
     splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
-    sizes = _join_distinct(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
-    versions = _join_distinct(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Data": _join_distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
-            "Rounds": _join_distinct(str(run.about["rounds"]) for run in runs),
+    sizes = _join_distinct_texts(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
+    versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
+    return {"Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
+            "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
-            **({"Privacy": promised} if (promised := _join_distinct(_privacy_line(run) for run in runs)) else {}),
-            "Device": _join_distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
+            **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
+            "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs), "Versions": versions}
 
 
 def _privacy_line(run: RunFolder) -> str:
@@ -52,7 +52,7 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
     found += [text for run in runs if run.is_deployed and (text := _deployed_note(run))]
     if clients is None and not any(run.is_deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
-    elif clients is not None and not clients.same_in_all_seeds:
+    elif clients is not None and not clients.are_same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
     return found
@@ -61,11 +61,11 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
 def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
     """One row for each method: the statistics of the error over tested clients, over seeds and against the baseline.
 
-    A row has `statistics`, `finished` and `round`. `statistics` has, by name, `mean`, `std`, `seeds`, `difference` to the
-    baseline (paired by seed, or None) and `best`, which marks the smallest mean among two or more finished methods.
-    `baseline` is a position.
+    A row is a dict of `statistics`, `finished` (whether a run is) and `round`, the last evaluated one. `statistics` has, by name,
+    a dict of `mean`, `std`, `seeds` (their number), `difference` to the baseline (paired by seed, or None) and `best`, which
+    marks the smallest mean among two or more finished methods. `baseline` is a position in `methods`.
     """
-    by_seed = [{run.seed: last_summary(run, m.member) for run in m.averaged_runs} for m in methods]
+    by_seed = [{run.seed: last_error_summary(run, m.member) for run in m.averaged_runs} for m in methods]
     rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
     for name in STATISTICS:
         whole = [row["statistics"][name]["mean"] for row in rows if row["finished"]]
@@ -75,7 +75,7 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
     return rows
 
 
-def last_summary(run: RunFolder, member: int) -> dict[str, float]:
+def last_error_summary(run: RunFolder, member: int) -> dict[str, float]:
     """The statistics of the error over the tested clients at a run's last evaluated round, for the model at position `member`.
 
     They are read from `metrics.jsonl`, or computed from the table over clients where it has none. All NaN where there is
@@ -90,10 +90,10 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
 
 
 def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """The table row of a method, from its own statistics by seed and those of the baseline.
+    """The table row of a method, a dict of `statistics`, `finished` and `round`, from its statistics by seed and the baseline's.
 
-    The difference to the baseline is paired over common seeds; it is None for fewer than two. For the baseline's own row pass
-    {}.
+    `mine` and `baseline` have, by seed, a dict of statistics by name. `statistics` has, by name, `mean`, `std` and `seeds` over
+    seeds, and the `difference` to the baseline over common seeds, None for fewer than two. For the baseline's own row pass {}.
     """
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
@@ -104,7 +104,7 @@ def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dic
 
 
 def _unfinished_note(run: RunFolder) -> str:
-    """A sentence that the run is not finished, with the last evaluated round."""
+    """A sentence that the run is not finished, which names the last evaluated round, or says that nothing was evaluated yet."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
 
@@ -123,16 +123,17 @@ def _deployed_note(run: RunFolder) -> str:
             f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested_split]} clients.")
 
 
-def _join_distinct(texts: Iterable[str]) -> str:
+def _join_distinct_texts(texts: Iterable[str]) -> str:
     """The distinct non-empty texts, in the order they first occur, joined by semicolons; "" where there is none."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
-    """The data of the slider over a family's models: its name, the positions of the methods, their tick labels and the symbol.
+    """The data of the page's slider over the models of a family, as a dict.
 
-    `tail` tells whether the models differ in the tail fraction; `choice` has which model the clients picked, None where no
-    client did. `percent` says that errors are rates.
+    `name` is the family's; `methods` are the positions of its models in `methods`, `ticks` their labels; `symbol` is that of the
+    field they differ in ("" for none), and `tail` whether that is the tail fraction. `choice` says which models the clients
+    picked (see `model_choice`), None where none did or `clients` is None. `percent` says that errors are rates.
     """
     members = [methods[k] for k in family.order]
     slider = {"name": family.name, "methods": list(family.order), "ticks": [tick_label(m.value) for m in members],
@@ -141,12 +142,12 @@ def family_slider(family: MethodFamily, methods: Sequence[Method], clients: Page
 
 
 def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """How many clients picked each model of a family by one half of their examples, and the errors on the other half.
+    """How many clients picked each model of a family, its `members`, by one half of their examples, and errors on the other half.
 
     A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the error statistics of each model, and `own`,
-    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under
-    the last model, and by size). Clients without a finite error under every model are left out. None where no client picked.
-    With `percent`, error classes are labelled in percent.
+    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under the
+    last model, and by size). Clients without a finite error under every model are left out. None where no client picked. With
+    `percent`, error classes are labelled in percent.
     """
     picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
     judged = [column_by_seed(m, clients, "judged") for m in members]
@@ -170,9 +171,9 @@ def model_choice(members: Sequence[Method], clients: PageClients, percent: bool)
 
 
 def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The mean, p90 and worst10 over clients, each as mean and standard deviation over seeds.
+    """The mean, p90 and worst10 of the errors over clients, by name, each as a dict of `mean`, `std` and `seeds` over seeds.
 
-    `values` has one array of errors per seed.
+    `values` has one array of errors, (clients,), per seed; `seeds` is the number of finite values.
     """
     each = [summary_statistics(v) for v in values]
     return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
@@ -188,4 +189,4 @@ def _shares_by_class(which: np.ndarray, by: np.ndarray, parts: int, members: int
     counts = np.zeros((len(labels), members))
     np.add.at(counts, (of_class, which), 1)
     return {"labels": labels, "clients": counts.sum(1).astype(int).tolist(),
-            "shares": [page_numbers(column) for column in (counts / counts.sum(1, keepdims=True)).T]}
+            "shares": [json_numbers(column) for column in (counts / counts.sum(1, keepdims=True)).T]}

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtail.report.client_errors import PageClients, column_by_seed, plotted_clients, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bin_edges, bin_shares, page_numbers, quantile_classes
+from fedtail.report.statistics import bin_edges, bin_shares, json_numbers, quantile_classes
 from fedtail.runs import RunFolder
 
 WINDOWS = 24                                 # of rounds
@@ -32,14 +32,14 @@ class Participation:
 def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     """The data of the page's tail section: how often which clients contributed, for each method.
 
-    A dict: `total` clients; `names` and `sizes` of the plotted ones; `classes`, the labels of the classes by size and by
-    group (empty where there is one class only); and `methods`, with a dict per method, or None where its runs did not record
-    participation.
+    A dict: `total`, the number of clients; `points`, `names` and `sizes`, the number, names and sizes of those in the scatter
+    plot; `log`, whether sizes need a logarithmic axis; `classes`, the labels of the classes by "size" and by "group" (empty where
+    there is one class only); and `methods`, a dict for each method, or None where its runs did not record participation.
     """
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
     drawn_ids = plotted_clients(len(clients))
-    each = [_tail_of_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
+    each = [_method_tail_data(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
@@ -90,12 +90,14 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
         np.add.at(contributed[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
-def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
     """The tail section's data for one method; None where its runs did not record participation.
 
-    A dict with a histogram over clients of their tail shares, the shares of the plotted clients (`points` are their rows),
-    the composition of the tail by class and window, and the most frequent contributors. `kinds` has labels and classes of
-    clients by name: "size" and "group".
+    A client's tail share is the share of the rounds it was sampled for to which it contributed. The dict has a histogram of these
+    shares over clients (`edges`, `shares`), their `mean`, the fraction of clients that `never` contributed and whether
+    `everybody` always did, the shares at the rows `points` of the scatter plot, and by window of rounds (`ends`) the
+    `composition` of the tail by class and the most `frequent` contributors. `kinds` has labels and classes of clients by name:
+    "size" and "group".
     """
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
@@ -103,17 +105,17 @@ def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, ki
         return None
     edges = bin_edges(np.array([0.0, 1.0] * 100), 20)
     found = participation(method, clients)
-    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(bin_shares(known, edges)),
-            "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
+    return {"everybody": bool((known == 1).all()), "edges": json_numbers(edges), "shares": json_numbers(bin_shares(known, edges)),
+            "points": json_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
             "composition": {kind: _tail_composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
             "ends": found.ends.tolist() if found else [],
             "frequent": _most_frequent_contributors(found, clients) if found else None}
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
-    """Of the rounds that each client was sampled for, the share to which it contributed, over all seeds, (clients,).
+    """Of the rounds that each client was sampled for under `method`, the share to which it contributed, (clients,).
 
-    NaN for a client that was never sampled.
+    Rounds of all seeds are counted together. NaN for a client that was never sampled.
     """
     sampled = _total_over_seeds(column_by_seed(method, clients, "asked"), len(clients))
     contributed = _total_over_seeds(column_by_seed(method, clients, "in_tail"), len(clients))
@@ -121,32 +123,33 @@ def tail_share(method: Method, clients: PageClients) -> np.ndarray:
 
 
 def _total_over_seeds(values: dict[int, np.ndarray], count: int) -> np.ndarray:
-    """The sum over seeds for each client, (count,), where NaN counts as zero; zeros where there are no seeds."""
+    """The sum over seeds of `values`, arrays by seed, for each client, (count,); NaN is taken for zero. Zeros without seeds."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
 def _tail_composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class of clients among contributors, and among all sampled clients.
+    """The share of each class of clients among the contributors, by window, and among all sampled clients, as a dict.
 
-    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for
-    each class, over all windows. `which` is the class of each client, a position in `labels`.
+    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for each
+    class, over all windows. `found` counts how often each client was sampled and contributed; `which` is the class of each
+    client, a position in `labels`.
     """
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
     total = contributed.sum(1, keepdims=True)
     part = np.divide(contributed, total, out=np.full(contributed.shape, np.nan), where=total > 0)
-    return {"contributed": [page_numbers(row) for row in part.T], "sampled": page_numbers(sampled / max(sampled.sum(), 1))}
+    return {"contributed": [json_numbers(row) for row in part.T], "sampled": json_numbers(sampled / max(sampled.sum(), 1))}
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
-    """The 25 clients that contributed most often: lists of their names, sizes and how often they contributed and were sampled.
+    """The 25 clients that contributed most often, by the counts in `found`, as a dict of lists over these clients.
 
-    `share` has a list over windows for each of them: of the rounds it was sampled for, the share to which it contributed,
-    None where it was not sampled.
+    These are `names`, `sizes`, how often they `contributed` and were `sampled`, and `share`, a list over windows for each: of the
+    rounds it was sampled for, the share to which it contributed, None where it was not sampled.
     """
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]
     part = np.divide(contributed, sampled, out=np.full(contributed.shape, np.nan), where=sampled > 0)
     return {"names": clients.names[often].tolist(), "sizes": clients.sizes[often].tolist(),
-            "share": [page_numbers(row) for row in part.T],
+            "share": [json_numbers(row) for row in part.T],
             "contributed": contributed.sum(0).astype(int).tolist(), "sampled": sampled.sum(0).astype(int).tolist()}

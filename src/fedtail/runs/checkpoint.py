@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.algorithm import State, states_of
+from fedtail.algorithm import State, member_states
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.privacy.ledger_file import LedgerMark
 from fedtail.reading import json_value
 from fedtail.rows import Mark, Rows, RowStore
 from fedtail.rows.writer_lock import refuse_other_writers
-from fedtail.runs.files import RunError, sync_folder, write_whole
+from fedtail.runs.files import RunError, sync_folder, write_atomically
 from fedtail.runs.run_folder import LEDGER
 from fedtail.training import Trained
 
@@ -42,7 +42,10 @@ class Checkpoint:
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed."""
+        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed.
+
+        Its ledger is new and empty: checkpoints do not hold the ledger.
+        """
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
@@ -57,17 +60,17 @@ class Checkpoints:
         self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """Read the newest undamaged checkpoint; returns it, and a sentence about each damaged one.
+        """Read the newest undamaged checkpoint; returns it, and a list with a sentence about each damaged one.
 
-        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next
-        `save` replaces the other file, not the newest.
+        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next `save`
+        replaces the other file, not the newest.
         """
         found, problems = {}, []
         for path in self.files:
             if path.is_file():
                 try:
                     found[path] = _read_checkpoint(path, self.folder / MEMORY)
-                    self._stores[path] = set(_store_files(found[path].memory))
+                    self._stores[path] = set(_row_store_files(found[path].memory))
                 except Exception as reason:      # whatever a damaged file makes the reader say
                     text = (str(reason) or type(reason).__name__).splitlines()[0]
                     problems.append(f"{path.name} is damaged ({text[:300]})")
@@ -90,8 +93,8 @@ class Checkpoints:
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
         refuse_other_writers(self.folder / MEMORY)
         self._sync_row_stores(trained.memory)
-        write_whole(place, _checkpoint_bytes(trained, lines))
-        self._newest, self._stores[place] = place, set(_store_files(trained.memory))
+        write_atomically(place, _checkpoint_bytes(trained, lines))
+        self._newest, self._stores[place] = place, set(_row_store_files(trained.memory))
         self._remove_unnamed_stores()
 
     def _sync_row_stores(self, memory: ClientMemory) -> None:
@@ -136,14 +139,14 @@ def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
 
 
 def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
-    """A checkpoint as the bytes of a safetensors file: tensors, and as metadata the other values and a digest of everything.
+    """A checkpoint of `trained` as the bytes of a safetensors file: tensors, other values as metadata, and a digest of both.
 
-    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not
-    copied: the metadata names its files. `lines` has the size and digest of each growing file.
+    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not copied:
+    the metadata names its files. `lines` has the size and digest of each growing file.
     """
     from safetensors.torch import save
 
-    states, memory = states_of(trained.state), trained.memory
+    states, memory = member_states(trained.state), trained.memory
     small = {f"kept {name}": kept for name, kept in memory.kept.items() if isinstance(kept, Tensor)}
     named = {"memory key": memory.key, **small} if small else {}
     rows = {name: kept.mark for name, kept in memory.kept.items() if isinstance(kept, Rows)}
@@ -157,7 +160,7 @@ def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> byte
     return save(tensors, {"about": about, "check": _content_digest(tensors, about)})
 
 
-def _store_files(memory: ClientMemory) -> list[str]:
+def _row_store_files(memory: ClientMemory) -> list[str]:
     """The names of the row-store files that hold the clients' memory; empty where it is held in tensors."""
     return [kept.mark.file for kept in memory.kept.values() if isinstance(kept, Rows)]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.algorithm import State, states_of
+from fedtail.algorithm import State, member_states
 from fedtail.data import Population
 from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
-from fedtail.runs.files import RunError, write_whole
+from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
@@ -33,40 +33,50 @@ SHOWN = ("mean", "p50", "p90", "worst10")
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
     """Evaluate every model of `trained` on every split; returns, for each model, a dict of evaluations by split.
 
-    Training clients are weighted by their mass, clients of other splits equally.
+    Training clients are weighted by their mass, clients of other splits equally. `engine` says where and how it is computed.
     """
     return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
              for name, population in splits.items()} for module in trained.modules]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
-    """A line of `metrics.jsonl`: `round`, and `members`, with the statistics of each model by split and metric."""
+    """A line of `metrics.jsonl`, as a dict: `round`, and `members`, a list over models.
+
+    Each entry of `members` is a dict of statistics over clients by split, metric and name of the statistic, from `evaluations`,
+    which has the evaluations by split for each model.
+    """
     members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
                 for split, evaluation in member.items()} for member in evaluations]
     return {"round": round, "members": members}
 
 
 def line_statistics(distribution: Distribution) -> dict[str, float]:
-    """The statistics of a distribution over clients that `metrics.jsonl` holds, by name: mean, p90, worst10, std and others."""
+    """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
+
+    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl.
+    """
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
-    """A line of `rounds.jsonl`, as a dict with the round, its clients, and for each model who contributed.
+    """A line of `rounds.jsonl` about the last round of `trained`, as a dict: the round, its clients, and who contributed.
 
-    `asked` has the positions of the sampled clients, None for all `clients`; `failed` the number of failed answers. For each
-    model, `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss at which the tail
-    begins, None where there is none.
+    `view` says who was sampled, contributed and failed. `asked` has the positions of the sampled clients, None for all `clients`;
+    `failed` the number of failed answers; `members` a dict for each model, in which `counted` has the positions of contributors,
+    None for the whole cohort, and `threshold` the loss at which the tail begins, None where there is none.
     """
-    states = states_of(trained.state)
-    members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
+    states = member_states(trained.state)
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
 
 
-def _contributors(view: RoundView, model: int) -> list[int] | None:
-    """The positions of the clients that contributed to the model at position `model`; None where the whole cohort did."""
+def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
+    """The positions of the clients that contributed in a round to the model at position `model`; None for the whole cohort.
+
+    `view` says who was sampled and contributed.
+    """
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
 
@@ -77,10 +87,11 @@ def _tail_threshold(risk: Any, state: State) -> float | None:
     return start if start is not None and math.isfinite(start) else None
 
 
-def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
+def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
     """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
 
-    They are the client's identity (split, number, name, size, mass, group, model), and its loss, error and other metrics.
+    They are the client's identity (split, number, name, size, mass, group, model), from `splits`, and its loss, error and other
+    metrics, from `evaluations`, which has the evaluations by split for each model.
     """
     rows = {}
     for member, by_split in enumerate(evaluations):
@@ -108,12 +119,12 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
         rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
 
 
-def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
+def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
-    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two
-    examples; nothing is added where all clients are such. `population` is that of `split`.
+    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two examples;
+    nothing is added where all clients are such. `trained` holds the models, and `population` the clients of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
@@ -124,13 +135,14 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
         rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                  local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
+def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
+                         local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
-    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
-    `local`. The columns, `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples.
-    Returns, for each model, the statistics `before` and `after`; an empty list where no client has two examples.
+    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
+    fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
+    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples. Returns, for each model, the
+    statistics `before` and `after`; an empty list where no client has two examples.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
@@ -141,11 +153,11 @@ def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, 
     return summaries
 
 
-def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
+def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
+    """Write the table over clients as a parquet file at `path`, atomically: the entries of `rows` one below another.
 
     `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
-    holds `name`, the experiment's, and marks the file as simulator-only.
+    holds `name`, the experiment's, and marks the file as simulator-only. Raises RunError where it could not be written.
     """
     import pyarrow as arrow
     from pyarrow import parquet
@@ -154,7 +166,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: 
     arrays = {column: arrow.concat_arrays([_arrow_array(part, column) for part in rows.values()]) for column in columns}
     content = io.BytesIO()
     parquet.write_table(arrow.table(arrays).replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
@@ -170,7 +182,7 @@ def _identity_columns(population: Population, split: str, member: int) -> Client
 
 
 def _spread_over_clients(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
-    """A column over all clients: `values`, in order, where the mask `able` is True, and `missing` elsewhere.
+    """A column over all clients, (clients,): `values`, in order, where the mask `able` is True, and `missing` elsewhere.
 
     Its dtype is that of `values`, or object where `missing` is None.
     """
@@ -206,7 +218,10 @@ class TensorBoard:
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`."""
+        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
+
+        `evaluations` has the evaluations by split for each model.
+        """
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():

@@ -27,7 +27,14 @@ from fedtail_studies.tilted.classes_noise import MNIST_ANNOTATORS, MNIST_COMPOUN
 from fedtail_studies.tilted.fairness_femnist import TERM_FEMNIST
 from fedtail_studies.tilted.fairness_pca import FAIR_PCA
 from fedtail_studies.tilted.fairness_vehicle import VEHICLE
+from fedtail_studies.tilted.figures_chernoff import FIGURES_CHERNOFF
+from fedtail_studies.tilted.figures_noise import FIGURES_NOISE
+from fedtail_studies.tilted.figures_risks import FIGURES_RISKS
+from fedtail_studies.tilted.figures_shapes import FIGURES_SHAPES
+from fedtail_studies.tilted.figures_toys import FIGURES_TOYS
 from fedtail_studies.tilted.meta_sine import SINE
+from fedtail_studies.tilted.regression_outliers import REGRESSION_ABALONE, REGRESSION_HOUSING
+from fedtail_studies.tilted.regression_qsar import REGRESSION_QSAR
 
 STUDIES: tuple[Study, ...] = (
     TABLE2,
@@ -59,6 +66,14 @@ STUDIES: tuple[Study, ...] = (
     VEHICLE,
     TERM_FEMNIST,
     SINE,
+    REGRESSION_QSAR,
+    REGRESSION_ABALONE,
+    REGRESSION_HOUSING,
+    FIGURES_TOYS,
+    FIGURES_SHAPES,
+    FIGURES_RISKS,
+    FIGURES_NOISE,
+    FIGURES_CHERNOFF,
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from fedtail.channel import IntegerChannel
 from fedtail.data import Population, digits
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment
+from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment_folder
 from fedtail.deployment.flower.loopback import Loopback
 from fedtail.training import train
 
@@ -70,11 +70,11 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """Write a deployment on the digits data with 8 clients at each node into a new folder, and return (folder, all clients).
+    """Write a deployment on the digits data into a new folder `path`, and return (its paths, a population of all clients).
 
-    Each node's data are saved beside its settings. A `share` of the clients is sampled in each round, and a row is summed over
-    `minimum` nodes or more. With `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the
-    folder is not empty.
+    There are 8 clients at each of `nodes` nodes; each node's data are saved beside its settings. The experiment trains for
+    `rounds` rounds; a `share` of the clients is sampled in each, and a row is summed over `minimum` nodes or more. With
+    `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the folder is not empty.
     """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
@@ -85,13 +85,13 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
-                                  test_share=HELD_OUT if evaluates else 0.0)
+        folder = write_deployment_folder(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum,
+                                         keys="data", test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
     for number, name in enumerate(node_names(nodes)):
-        population.select(home == number).save(folder.node(name) / "data")
+        population.select(home == number).save(folder.node_folder(name) / "data")
     return folder, population
 
 
@@ -125,8 +125,9 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
     """Run FedAvg and Delta-FL on a deployment on this machine, and return for each how it compares with the simulator.
 
-    Everything is written to the new folder `path`. `say` is called with lines of progress; `patience` is the seconds allowed for
-    each run. Every process is ended in any case. Raises ValueError for fewer than 3 nodes, RuntimeError where a run fails.
+    There are `nodes` nodes, and each method trains for `rounds` rounds. Everything is written to the new folder `path`. `say` is
+    called with lines of progress; `patience` is the seconds allowed for each run. Every process is ended in any case. Raises
+    ValueError for fewer than 3 nodes, FileExistsError where the folder is not empty, RuntimeError where a run fails.
     """
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")
@@ -134,15 +135,15 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
     found = []
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
-        loopback.start_link()
+        loopback.start_superlink()
         for name in node_names(nodes):
-            loopback.register(name)
+            loopback.register_node(name)
             loopback.start_node(name)
         say(f"{nodes} nodes registered and started, {len(population)} clients")
         for method in METHODS:
             out = folder.path / "runs" / method.lower()
-            loopback.run(method=method, out=str(out), nodes=nodes)
-            loopback.wait(out, patience)
+            loopback.submit_run(method=method, out=str(out), nodes=nodes)
+            loopback.wait_for_result(out, patience)
             found.append(compare_with_simulator(folder, population, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found
