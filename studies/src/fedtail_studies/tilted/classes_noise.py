@@ -134,20 +134,21 @@ def _all_below(results: Results) -> Finding:
 
 
 def curves_of(results: Results, folder: Path, file: str, panels: Sequence[str], methods: Sequence[str]) -> None:
-    """Test accuracy by epoch, a panel for each cell, a line for each seed."""
+    """Test accuracy by epoch, a panel for each cell: mean and range over seeds."""
     with drawn(folder / file, columns=len(panels), width=4.0, squeeze=False) as axes:
         for axis, cell in zip(axes[0], panels, strict=True):
             for name, colour in zip(methods, COLOURS, strict=False):
-                for k, curve in enumerate(results.lists(cell, f"{name}.curve")):
-                    axis.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=1.2, alpha=0.8, label=name if k == 0
-                              else None)
+                found = np.array(results.lists(cell, f"{name}.curve"))
+                epochs = range(1, found.shape[1] + 1)
+                axis.plot(epochs, found.mean(0), color=colour, label=name)
+                axis.fill_between(epochs, found.min(0), found.max(0), color=colour, alpha=0.12, linewidth=0)
             axis.set(title=cell, xlabel="epochs", ylabel="test accuracy")
         axes[0][0].legend(fontsize=8)
 
 
 def robust_figures(results: Results, folder: Path) -> list[Figure]:
     curves_of(results, folder, "noise.png", [_noise(share) for share in results.plan["noise"]], METHODS)
-    return [Figure("noise.png", "Test accuracy by epoch, a line for each seed.")]
+    return [Figure("noise.png", "Test accuracy by epoch, mean and range over seeds.")]
 
 
 def about_images(results: Results) -> str:

@@ -275,7 +275,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
                 label = name.replace("TERM ", "TERM, t = ") + f", {group} education"
                 axis.plot(dimensions, [at(results, d, name, group) for d in dimensions], styles[group], marker="o", markersize=3,
                           color=colour, label=label)
-        axis.plot(dimensions, [bound(results, d) for d in dimensions], ":", color=COLOURS[4], linewidth=2,
+        axis.plot(dimensions, [bound(results, d) for d in dimensions], "x", color="black", markersize=7, zorder=5,
                   label="min-max, lower bound")
         axis.set(xlabel="target dimension, r", ylabel="error above the group's own best")
         axis.set_ylim(top=1.45 * _largest(results))
