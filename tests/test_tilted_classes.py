@@ -252,7 +252,7 @@ def test_accuracies_follow_the_threshold():
 
 def test_group_losses_are_reconstruction_errors_and_the_bound_is_that_of_the_semidefinite_program():
     people = generated_groups().population
-    moments, x, owner = Moments.of(people), torch.as_tensor(people.inputs).double(), people.examples()[0]
+    moments, x, owner = Moments.of(people), torch.as_tensor(people.inputs).double(), people.example_clients_and_rows()[0]
     projection = moments.pooled(2)
     for group in range(2):
         part = x[owner == group]

@@ -129,7 +129,7 @@ class Images:
 def mnist_sides(data: Data, device: str) -> tuple[Images, Images]:
     """All images to train on and all to test on."""
     people = data.population
-    owner, rows = people.examples()
+    owner, rows = people.example_clients_and_rows()
     x, y = torch.as_tensor(people.inputs), people.targets
     assert people.group is not None
     tested = people.group[owner] == 1

@@ -66,7 +66,7 @@ class Moments:
 
     @classmethod
     def of(cls, people: Population) -> Moments:
-        x, owner = torch.as_tensor(people.inputs).double(), people.examples()[0]
+        x, owner = torch.as_tensor(people.inputs).double(), people.example_clients_and_rows()[0]
         parts = [x[owner == group] for group in range(2)]
         return cls(torch.stack([part.T @ part / len(part) for part in parts]), people.mass.double())
 
