@@ -1,0 +1,218 @@
+"""Risks over the examples of a mini-batch, as losses for any torch training loop.
+
+`RiskLoss` reduces the losses of single examples to a scalar in place of their mean. `RunningTiltedLoss` has a memory: it
+estimates the tilted loss of all data from batch to batch. The reductions that are written here stay in the precision of the
+losses (float32 at least) and on their device, wait for no number on the host, and have no branch that depends on the losses, so
+that `torch.compile` makes one graph of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.risk import Mean, Risk, Spectral, Superquantile, Tilted, Worst
+
+SMALL, LARGE = 1e-20, 1e20      # tilts below and above, in absolute value, are those of the mean and of the extreme loss
+ROUNDING = 1e-12                # theta * batch size is taken as a whole number where it is off by less, relatively
+
+
+class RiskLoss(nn.Module):
+    """Reduces the losses of the examples in a batch, (batch,), to one number, by a `Risk`: in place of their mean.
+
+    `risk` is any risk that has a `value`; each example has the same mass. `Mean`, `Worst`, `Tilted`, `Superquantile` and
+    `Spectral` have short forms here: a few operations in the precision of the losses, which `torch.compile(fullgraph=True)`
+    takes as one graph and which never wait for the device. All other risks are computed by their `value`, in float64. There is no
+    state.
+
+    >>> criterion = RiskLoss(Tilted(2.0))
+    >>> logits, labels = torch.zeros(3, 5), torch.tensor([0, 1, 4])
+    >>> criterion(nn.functional.cross_entropy(logits, labels, reduction="none"))
+    tensor(1.6094)
+    """
+
+    def __init__(self, risk: Risk) -> None:
+        """Raise a TypeError where `risk` is not a `Risk`, or is one without a `value`."""
+        super().__init__()
+        if not isinstance(risk, Risk):
+            raise TypeError(f"RiskLoss needs a Risk, got {risk!r}. Write RiskLoss(fedtail.Superquantile(0.2)).")
+        if type(risk).value is Risk.value:
+            raise TypeError(f"RiskLoss needs a risk with a value, which {type(risk).__name__} has not. Define value(losses, "
+                            "mass), or use Tilted or Superquantile.")
+        self.risk = risk
+
+    def forward(self, losses: Tensor) -> Tensor:
+        """The risk of these losses, (batch,), a scalar in their dtype; computed in float32 where they are narrower.
+
+        Raises a ValueError for losses that are not of single examples, (batch,), and for none; a TypeError for losses that are
+        not floating-point numbers.
+        """
+        check_losses(losses)
+        return reduce_losses(self.risk, widened(losses)).to(losses.dtype)
+
+    def extra_repr(self) -> str:
+        """The risk, for the printed form of a model."""
+        return repr(self.risk)
+
+
+class RunningTiltedLoss(nn.Module):
+    r"""Stochastic TERM in any loop: weighs a batch by a running estimate of the tilted loss of all data, [Li23, Algorithm 14].
+
+    In training mode each batch moves the estimate R by tilted averaging, R <- (1/t) log((1 - lambda) e^{t R} + lambda e^{t R_B}),
+    where R_B is the tilted loss of the batch, `tilt` is t and `smoothing` is lambda, in (0, 1]. The result has the value R and
+    the gradient (1/|B|) sum_x e^{t (f(x) - R)} grad f(x). So a batch of hard examples contributes more than one of easy examples
+    (t > 0), even where a batch is one example; `RiskLoss(Tilted(t))`, which is lambda = 1, weighs examples within a batch only.
+    In evaluation mode the result is the tilted loss of the batch, and the estimate stays.
+
+    The estimate is a buffer, `estimate`: it is in `state_dict`, moves with the module, and stays in float32 in a module of lower
+    precision. It is NaN until `start` or the first batch sets it. A batch whose tilted loss is not finite leaves it as it was.
+    `tilt` and `smoothing` may be set between steps, as for a tilt that goes from 0 to -2 during training. Each process of a
+    distributed run has an estimate from its own batches.
+
+    >>> criterion = RunningTiltedLoss(tilt=1.0, smoothing=0.5)
+    >>> for batch in (torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])):
+    ...     print(f"{criterion(batch):.4f}")
+    0.0000
+    0.6201
+    """
+
+    estimate: Tensor
+
+    def __init__(self, tilt: float, smoothing: float = 0.2) -> None:
+        """Raise a ValueError for a tilt that is not finite, and for a smoothing outside (0, 1]."""
+        super().__init__()
+        if not math.isfinite(tilt):
+            raise ValueError(f"tilt (t) must be finite, got {tilt:g}. For the largest loss of a batch write "
+                             "RiskLoss(fedtail.Worst()).")
+        if not 0 < smoothing <= 1:
+            raise ValueError(f"smoothing (lambda) must be in (0, 1], got {smoothing:g}. It is the share of the newest batch in "
+                             "the estimate: write 0.2, or 1 to forget all batches before.")
+        self.tilt, self.smoothing = tilt, smoothing
+        self.register_buffer("estimate", torch.tensor(float("nan")))
+
+    @torch.no_grad()
+    def start(self, losses: Tensor) -> None:
+        """Set the estimate to the tilted loss of these losses, (examples,): of all training data, or of a good sample.
+
+        Without this the first batch sets it. Raises a ValueError or TypeError for losses that do not fit, as `forward` does.
+        """
+        check_losses(losses)
+        self.estimate.copy_(tilted_mean(widened(losses), self.tilt))
+
+    def forward(self, losses: Tensor) -> Tensor:
+        """A scalar in the dtype of `losses`, (batch,), with the gradient of the algorithm; training mode moves the estimate.
+
+        Raises a ValueError for losses that are not of single examples, (batch,), and for none; a TypeError for losses that are
+        not floating-point numbers.
+        """
+        check_losses(losses)
+        wide = widened(losses)
+        if not self.training:
+            return tilted_mean(wide, self.tilt).to(losses.dtype)
+        now = self._averaged(tilted_mean(wide.detach(), self.tilt))
+        self.estimate.copy_(now)
+        lifted = wide - now if abs(self.tilt) < SMALL else (self.tilt * (wide - now)).exp() / self.tilt
+        step = lifted.mean()      # has the gradient; at most 1 / lambda over the tilt, since R has lambda of the batch
+        return (now + (step - step.detach())).to(losses.dtype)
+
+    def extra_repr(self) -> str:
+        """The two settings, for the printed form of a model."""
+        return f"tilt={self.tilt:g}, smoothing={self.smoothing:g}"
+
+    def _averaged(self, batch: Tensor) -> Tensor:
+        """The estimate after a batch with this tilted loss: both scalars in the precision of `batch`, without a gradient."""
+        before = self.estimate.to(batch.dtype)
+        if self.smoothing == 1:
+            after = batch
+        elif abs(self.tilt) < SMALL:
+            after = torch.lerp(before, batch, self.smoothing)
+        else:
+            apart = self.tilt * (batch - before)
+            less = exp_less_one(-apart.abs())      # of the one that weighs less, relative to the other
+            after = torch.where(apart > 0, torch.add(batch, ((1 - self.smoothing) * less).log1p(), alpha=1 / self.tilt),
+                                torch.add(before, (self.smoothing * less).log1p(), alpha=1 / self.tilt))
+        after = torch.where(before.isnan(), batch, after)
+        return torch.where(batch.isfinite(), after, before)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **options: Any) -> RunningTiltedLoss:
+        """What torch calls to move a module: as usual, and the estimate is in float32 again where it became narrower."""
+        super()._apply(fn, *args, **options)
+        self.estimate = widened(self.estimate)
+        return self
+
+
+def reduce_losses(risk: Risk, losses: Tensor) -> Tensor:
+    """The risk of losses of equal mass, (batch,), a scalar: by a short form of this module where there is one, else `value`."""
+    if type(risk) is Mean:
+        return losses.mean()
+    if type(risk) is Worst:
+        return losses.amax()
+    if type(risk) is Tilted:
+        return tilted_mean(losses, risk.tilt)
+    if type(risk) is Superquantile:
+        return tail_mean(losses, risk.tail_fraction)
+    if type(risk) is Spectral:
+        tails = [share * tail_mean(losses, fraction) for share, fraction in zip(risk.shares, risk.tail_fractions, strict=True)]
+        return torch.stack(tails).sum()
+    return risk.value(losses)
+
+
+def tilted_mean(losses: Tensor, tilt: float) -> Tensor:
+    """(1/t) log mean exp(t F), [Li23, eq. (7.2)], a scalar of the dtype of the losses, (batch,); twice differentiable too.
+
+    Accurate for every `tilt` (t), infinite ones included, and every scale of the losses: no exponential overflows, and near the
+    mean no digits cancel.
+    """
+    if abs(tilt) < SMALL:
+        return losses.mean()
+    if abs(tilt) > LARGE:
+        return losses.amax() if tilt > 0 else losses.amin()
+    known = losses.detach()
+    extreme = known.amax() if tilt > 0 else known.amin()
+    lifted = tilt * (losses - extreme)                       # at most zero
+    log = lifted.exp().sum().log()                           # has the gradient, the weights; its value cancels near the mean
+    less = exp_less_one(lifted.detach()).mean()
+    value = torch.where(less > -0.5, less.log1p(), log.detach() - math.log(losses.shape[0]))
+    return torch.add(extreme, value + (log - log.detach()), alpha=1 / tilt)
+
+
+def tail_mean(losses: Tensor, tail_fraction: float) -> Tensor:
+    """The mean of the worst `tail_fraction` (theta) of the losses, (batch,), a scalar of their dtype: [PLMH23, eq. (6)].
+
+    The masses are equal. One selection of the largest losses; those tied at the boundary share what is left of the tail.
+    """
+    size = tail_fraction * losses.shape[0]                   # of the tail, in examples
+    known = losses.detach()
+    boundary = known.topk(math.ceil(size * (1 - ROUNDING)), sorted=False).values.amin()
+    above, tied = known > boundary, known == boundary
+    share = (size - above.sum(dtype=losses.dtype)) / tied.sum(dtype=losses.dtype)
+    return (torch.where(above, 1.0, share * tied) * losses).sum() / size
+
+
+def exp_less_one(exponents: Tensor) -> Tensor:
+    """exp(x) - 1 for x <= 0, in their shape, to all digits near zero.
+
+    In place of `expm1`, which `torch.compile` writes as exp(x) - 1 on a CPU, so that all digits of a small x are lost.
+    """
+    bent = (exponents / 2).tanh()
+    return 2 * bent / (1 - bent)
+
+
+def widened(losses: Tensor) -> Tensor:
+    """The losses in float32 where they are in a narrower format, else as they are."""
+    return losses.float() if losses.dtype.itemsize < 4 else losses
+
+
+def check_losses(losses: Tensor) -> None:
+    """Raise a ValueError unless these are losses of single examples, (batch,), at least one; a TypeError unless floating."""
+    if losses.ndim != 1:
+        raise ValueError(f"losses must be those of single examples, (batch,), got shape {tuple(losses.shape)}. Write "
+                         "reduction='none' in the loss function, and take the mean over the axes of an example.")
+    if losses.shape[0] == 0:
+        raise ValueError("there are no losses: a risk needs one at least. Leave out an empty batch.")
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
