@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
+    from fedtail.solvers import minimise, minimise_stochastic
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
@@ -74,6 +75,7 @@ _HOME = {
              "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
+    "solvers": ("minimise", "minimise_stochastic"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }

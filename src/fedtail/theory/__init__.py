@@ -1,11 +1,12 @@
-"""What the analysis of Delta-FL says in numbers: bias, variance, step sizes, near-stationarity.
+"""What the analysis of Delta-FL and of tilted losses says in numbers: bias, variance, step sizes, near-stationarity, tails.
 
 Everything here is exact or certified and nothing here trains: the functions check a run, or choose its constants, by
-the results of [PLMH23] (section 5.1 and appendix A). Symbols: `smoothness` (L), `lipschitz` (G), `strength` (lambda, or
-mu for a Moreau envelope), `local_steps` (tau), `num_rounds` (T), `cohort_size` (m), `num_clients` (n),
-`tail_fraction` (theta), `smoothing` (nu), `learning_rate` (gamma).
+the results of [PLMH23] (section 5.1 and appendix A) and [Li23] (chapter 7). Symbols: `smoothness` (L), `lipschitz` (G),
+`strength` (lambda, or mu for a Moreau envelope), `local_steps` (tau), `num_rounds` (T), `cohort_size` (m), `num_clients` (n),
+`tail_fraction` (theta), `smoothing` (nu), `learning_rate` (gamma), `tilt` (t).
 """
 
+from fedtail.theory.chernoff import chernoff_bound, classic_chernoff_bound
 from fedtail.theory.cohort_bias import (
     bias_bound,
     expected_minibatch_superquantile,
@@ -13,9 +14,10 @@ from fedtail.theory.cohort_bias import (
     variance_bound,
 )
 from fedtail.theory.moreau import moreau_gradient
-from fedtail.theory.steps import StepSize, averaging_contraction, convex_step_size, nonconvex_step_size
+from fedtail.theory.steps import StepSize, averaging_contraction, convex_step_size, nonconvex_step_size, tilted_step_size
 
 __all__ = [
-    "StepSize", "averaging_contraction", "bias_bound", "convex_step_size", "expected_minibatch_superquantile",
-    "expected_minibatch_weights", "moreau_gradient", "nonconvex_step_size", "variance_bound",
+    "StepSize", "averaging_contraction", "bias_bound", "chernoff_bound", "classic_chernoff_bound", "convex_step_size",
+    "expected_minibatch_superquantile", "expected_minibatch_weights", "moreau_gradient", "nonconvex_step_size",
+    "tilted_step_size", "variance_bound",
 ]

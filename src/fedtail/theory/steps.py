@@ -128,3 +128,20 @@ def averaging_contraction(learning_rate: float, strength: float, local_steps: in
         raise ValueError(f"learning_rate * strength * local_steps must be in [0, 2), got {2 - 2 * contraction:.4g}. "
                          "Lower learning_rate; convex_step_size gives one that is allowed.")
     return contraction
+
+
+def tilted_step_size(tilt: float, smoothness: float, lipschitz: float) -> float:
+    """Step for gradient descent on the tilted loss, 1 / (beta_max + L^2 t), and 1 / beta_max for t < 0: [Li23, Theorems 29, 31].
+
+    `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The tilted loss
+    curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the weighted covariance
+    of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality, each step leaves at
+    most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)].
+
+    >>> tilted_step_size(tilt=2.0, smoothness=2.0, lipschitz=1.0), tilted_step_size(-2.0, 2.0, 1.0)
+    (0.25, 0.5)
+    """
+    check_all_positive(smoothness=smoothness, lipschitz=lipschitz)
+    if not math.isfinite(tilt):
+        raise ValueError(f"tilt (t) must be finite, got {tilt:g}. The largest loss has kinks, so no fixed step is safe.")
+    return 1 / (smoothness + lipschitz**2 * max(tilt, 0.0))

@@ -1,0 +1,440 @@
+"""Minimise a risk over the losses of examples: gradient descent on all of them, and on mini-batches for tilted losses.
+
+No clients here: `minimise` takes the losses of all examples as a function of the parameters and descends on any `Risk` of them
+(algorithms 13 and 15 of [Li23] for `Tilted` and `Hierarchical`); `minimise_stochastic` reads a few rows a step (algorithms 14,
+16 and 17). For a negative tilt, and for the tilted value at risk, the objective is not convex: where a solver starts decides
+where it ends, so the start is always given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.errors import FieldError
+from fedtail.risk.base import Risk, check_positive
+from fedtail.risk.tilted import NEGLIGIBLE
+
+BatchLosses = Callable[[Tensor], Tensor]               # params -> (n,) losses
+RowLosses = Callable[[Tensor, Tensor], Tensor]         # params, rows -> (rows,) losses
+Schedule = float | Callable[[int], float]              # a number, or one for each step 0, 1, ...
+OnStep = Callable[["SolverProgress"], bool | None]
+HALVINGS = 60                                          # of a trial step, before the search gives up: nothing near is lower
+FEW = 1e-15                                            # a relative difference of risks, in float64, that is rounding
+PASS = 8192                                            # rows at once in a pass over all examples
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where a solver ended, and how it got there."""
+
+    params: Tensor                      # (dim,) after the last step
+    value: float                        # the risk of all examples there
+    values: Tensor                      # (steps + 1,) float64: at the start and after each step; stochastic: running estimates
+    gradient_norm: float                # of the risk at `params`; NaN for a stochastic solver, which never computes it
+    best: Tensor                        # (dim,) where the least of `values` was found (risks with kinks); stochastic: `params`
+    path: tuple[Tensor, ...]            # the solution for each risk of `through`, then `params`
+
+    @property
+    def steps(self) -> int:
+        """How many steps were done for the last risk."""
+        return len(self.values) - 1
+
+
+@dataclass(frozen=True)
+class SolverProgress:
+    """What `on_step` is given after each step."""
+
+    step: int                           # steps done for this risk
+    steps: int                          # steps to do at most
+    value: float                        # of the risk after the step; stochastic: the running estimate
+    params: Tensor                      # (dim,) after the step
+    stage: int = 0                      # which risk is minimised now: 0 is the first of `through`
+
+
+def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 1000,
+             step_size: Schedule | Literal["search"] = 0.1, mass: Tensor | None = None, group: Tensor | None = None,
+             through: Sequence[Risk] = (), method: Literal["descent", "lbfgs"] = "descent", tolerance: float = 0.0,
+             on_step: OnStep | None = None) -> Minimum:
+    r"""Gradient descent on `risk.value(losses(params), mass)` from `start`: [Li23, algorithms 13 and 15] for tilted risks.
+
+    `losses` gives one loss for each of n examples, (n,), as a differentiable function of flat parameters like `start`, (dim,).
+    `mass`, (n,), defaults to equal masses. `group` goes to risks over groups, `Hierarchical`: labels, (n,) or (depth, n).
+
+    `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step, halved until the risk
+    falls by at least half of what its gradient promises. Where the risk is beta-smooth that is at least 1/(2 beta), with beta
+    unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
+    `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose steps are
+    its own), for risks without kinks.
+
+    `through` are risks that are minimised first, each from the solution before, each by up to `steps` steps: continuation in t is
+    through=(Mean(), Tilted(-0.5), Tilted(-1.0)). A descent ends early where the gradient's norm is at most `tolerance`, and where
+    `on_step(progress)` returns True. Raises a ValueError where the risk is no longer finite.
+
+    >>> from fedtail import Tilted
+    >>> points = torch.tensor([0.0, 1.0, 5.0])
+    >>> found = minimise(lambda centre: (points - centre).square(), torch.zeros(1), Tilted(-1.0), through=(Tilted(0.0),))
+    >>> [round(solution.item(), 3) for solution in found.path]
+    [2.0, 0.5]
+    """
+    _check_start(start)
+    _check_count("steps", steps, 0)
+    _check_step_size(step_size, '"search"')
+    if method not in ("descent", "lbfgs"):
+        raise FieldError("method", '"descent" or "lbfgs"', method)
+    if not tolerance >= 0:
+        raise FieldError("tolerance", "0 or more", tolerance)
+    stages = (*through, risk)
+    _check_groups(stages, group)
+    descend = _quasi_newton if method == "lbfgs" else _searched_descent if step_size == "search" else _descent
+    params, path = start.detach().clone(), []
+    for stage, one in enumerate(stages):
+        track = _Track(stage, steps, tolerance, on_step)
+        descend(_Objective(losses, one, mass, group if _reads_groups(one) else None), params, track, step_size)
+        params = track.params
+        path.append(params)
+    return Minimum(params, track.values[-1], torch.tensor(track.values, dtype=torch.float64), track.gradient_norm, track.best,
+                   tuple(path))
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """A risk of losses as a function of the parameters."""
+
+    losses: BatchLosses
+    risk: Any
+    mass: Tensor | None
+    group: Tensor | None
+
+    def value(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """(leaf, value): the parameters with a gradient, and the risk of their losses.
+
+        Raises a ValueError where `losses` does not give one differentiable loss for each example.
+        """
+        leaf = params.detach().requires_grad_()
+        losses = self.losses(leaf)
+        if losses.ndim != 1:
+            raise ValueError(f"losses(params) must give one loss for each example, (n,), got shape {tuple(losses.shape)}. Leave "
+                             "out the mean: the risk reduces them.")
+        if not losses.requires_grad:
+            raise ValueError("losses(params) does not depend on params through torch operations, so there is no gradient. "
+                             "Compute with the tensor that is passed in, without .detach(), .item() or numpy.")
+        groups = {} if self.group is None else {"group": self.group}
+        return leaf, self.risk.value(losses, self.mass, **groups)
+
+    def value_and_gradient(self, params: Tensor) -> tuple[float, Tensor]:
+        """The risk at these parameters, and its gradient in them, (dim,)."""
+        leaf, value = self.value(params)
+        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+
+
+class _Track:
+    """Values and iterates of one descent, and whether it ends."""
+
+    def __init__(self, stage: int, steps: int, tolerance: float, on_step: OnStep | None):
+        """A descent of at most `steps` steps that has not begun."""
+        self.stage, self.steps, self.tolerance, self.on_step = stage, steps, tolerance, on_step
+        self.values: list[float] = []
+        self.least = math.inf
+
+    def visit(self, params: Tensor, value: float, gradient_norm: float) -> bool:
+        """Note one more iterate, the start first; whether the descent ends here. ValueError where the risk is not finite."""
+        if not math.isfinite(value):
+            raise ValueError(f"the risk is {value:g} " + (
+                f"after {len(self.values)} steps: the steps are too large for these losses. Lower step_size, or write "
+                'step_size="search".' if self.values else "at the start. Begin where every loss is finite."))
+        if value < self.least:
+            self.least, self.best = value, params
+        self.params, self.gradient_norm = params, gradient_norm
+        self.values.append(value)
+        step = len(self.values) - 1
+        asked = step > 0 and self.on_step is not None and self.on_step(
+            SolverProgress(step, self.steps, value, params, self.stage)) is True
+        return asked or step >= self.steps or gradient_norm <= self.tolerance
+
+
+def _descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
+    """Gradient steps of a given size from `params`, until the track ends."""
+    while True:
+        value, gradient = objective.value_and_gradient(params)
+        if track.visit(params, value, float(gradient.norm())):
+            return
+        params = params - _at(step_size, len(track.values) - 1) * gradient
+
+
+def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
+    """Gradient steps from `params`, each twice the last one and halved until the risk falls enough; see `minimise`.
+
+    Where differences of the risk are rounding, a step is short enough if the gradient still points the same way at its end,
+    which for a quadratic is the same condition. Ends too where no step is short enough, as at a kink.
+    """
+    value, gradient = objective.value_and_gradient(params)
+    size = 1.0
+    while not track.visit(params, value, float(gradient.norm())):
+        rounding = max(FEW, torch.finfo(params.dtype).eps) * 4 * abs(value)
+        for _ in range(HALVINGS):
+            trial = params - size * gradient
+            leaf, reached = objective.value(trial)
+            fall = value - float(reached.detach())
+            near = abs(fall) <= rounding
+            if near or fall >= 0.5 * size * float(gradient.square().sum()):
+                new = torch.autograd.grad(reached, leaf)[0]
+                if not near or float(new @ gradient) >= 0:
+                    break
+            size /= 2
+        else:
+            return
+        params, value, gradient = trial, value - fall, new
+        size *= 2
+
+
+def _quasi_newton(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
+    """L-BFGS-B of scipy from `params`, without bounds, until the track ends or no lower risk is found."""
+    from scipy.optimize import minimize
+
+    last: dict[str, Any] = {}
+
+    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
+        """The risk and its gradient at a point, as numpy has them; the last one is noted for the track."""
+        here = torch.as_tensor(point).to(params, copy=True)
+        value, gradient = objective.value_and_gradient(here)
+        last.update(point=point.copy(), params=here, value=value, norm=float(gradient.norm()))
+        return value, gradient.double().cpu().numpy()
+
+    def visit(intermediate_result: Any) -> None:
+        """Note an iterate; StopIteration, which scipy takes as the end, where the track ends."""
+        if not np.array_equal(last["point"], intermediate_result.x):
+            evaluate(intermediate_result.x)
+        if track.visit(last["params"], last["value"], last["norm"]):
+            raise StopIteration
+
+    first = params.double().cpu().numpy()
+    evaluate(first)
+    if not track.visit(params, last["value"], last["norm"]):
+        minimize(evaluate, first, jac=True, method="L-BFGS-B", callback=visit,
+                 options={"maxiter": track.steps, "maxfun": 50 * track.steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20})
+
+
+def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: Schedule, *, batch_size: int, steps: int,
+                        step_size: Schedule, smoothing: float = 0.2, two_batches: bool = False, seed: int = 0,
+                        group: Tensor | None = None, within: Schedule = 0.0, every_group: bool = False,
+                        on_step: OnStep | None = None) -> Minimum:
+    r"""Minimise a tilted loss by mini-batches, with a running estimate of it for the weights: [Li23, algorithms 14, 16, 17].
+
+    `losses(params, rows)` gives the losses of some rows (int64 numbers below `examples`), differentiable in `params`, flat like
+    `start`. A step (k = 0, 1, ...) draws `batch_size` rows B without replacement, and takes, with t the `tilt` and lambda the
+    `smoothing`,
+
+        R <- (1/t) log((1 - lambda) exp(t R) + lambda mean_B exp(t f)),   params <- params - alpha mean_B exp(t (f - R)) grad f.
+
+    R is kept as it is, a loss, and begins as the tilted loss of all examples: one pass. With `two_batches`, R is updated from
+    rows drawn apart from those of the gradient (algorithm 17, which the theory is about).
+
+    `group`, (examples,) labels, makes it hierarchical, [Li23, eq. (7.82)]: `tilt` across groups, `within` (tau) inside each. A
+    step draws one group, with probability proportional to |g| exp(t R_g) by the Gumbel-max trick, and rows inside it (algorithm
+    16). The R_g of the others stay as they were, so under a large tilt a group that looked easy may never be drawn again;
+    `every_group` takes rows of each group in every step instead, and weighs their gradients.
+
+    `tilt`, `within` and `step_size` (alpha) are numbers or functions of the step. Weights exp(t (f - R)) are capped at the
+    number of examples (of the group), which exact ones never exceed. `values` are the running estimates; `value` at the end takes
+    one more pass. `on_step(progress)` ends it by returning True. `seed` drives all draws.
+
+    >>> points = torch.tensor([0.0, 1.0, 5.0])
+    >>> found = minimise_stochastic(lambda centre, rows: (points[rows] - centre).square(), 3, torch.zeros(1), -1.0,
+    ...                             batch_size=2, steps=2000, step_size=0.01)
+    >>> abs(found.params.item() - 0.5) < 0.1
+    True
+    """
+    _check_start(start)
+    _check_count("examples", examples, 1)
+    _check_count("batch_size", batch_size, 1)
+    _check_count("steps", steps, 0)
+    _check_step_size(step_size)
+    if not 0 < smoothing <= 1:
+        raise FieldError("smoothing", "in (0, 1]", smoothing, "It is the share of the newest mini-batch.", symbol="lambda")
+    across, inside = (0.0, tilt) if group is None else (tilt, within)
+    if group is None and (callable(within) or within != 0 or every_group):
+        raise ValueError("within and every_group are about groups, and group is missing. Pass the labels of the examples as "
+                         "group=..., or leave these out.")
+    running = _RunningLosses(losses, examples, group, smoothing)
+    draw = np.random.default_rng(seed)
+    params = start.detach().clone()
+    running.begin(params, _tilt_at(inside, 0))
+    values = [running.value(_tilt_at(across, 0))]
+    for step in range(steps):
+        t, tau = _tilt_at(across, step), _tilt_at(inside, step)
+        groups = range(len(running.members)) if every_group else [running.draw_group(t, draw)]
+        rows = [running.draw_rows(g, batch_size, draw) for g in groups]
+        apart = [running.draw_rows(g, batch_size, draw) for g in groups] if two_batches else None
+        params = params - _at(step_size, step) * running.gradient(params, groups, rows, apart, t, tau)
+        values.append(running.value(t))
+        if not (math.isfinite(values[-1]) and bool(params.isfinite().all())):
+            raise ValueError(f"the running estimate is {values[-1]:g} and the parameters are up to {float(params.abs().max()):g} "
+                             f"after {step + 1} steps: the steps are too large for these losses. Lower step_size.")
+        if on_step is not None and on_step(SolverProgress(step + 1, steps, values[-1], params)) is True:
+            break
+    last = max(len(values) - 2, 0)
+    running.begin(params, _tilt_at(inside, last))
+    return Minimum(params, running.value(_tilt_at(across, last)), torch.tensor(values, dtype=torch.float64), math.nan, params,
+                   (params,))
+
+
+class _RunningLosses:
+    """The tilted loss of each group as it is estimated now (of all examples: one group), and draws of groups and rows."""
+
+    def __init__(self, losses: RowLosses, examples: int, group: Tensor | None, smoothing: float):
+        """Groups as lists of their rows; ValueError for labels that are not one integer for each example."""
+        self.losses, self.smoothing = losses, smoothing
+        if group is None:
+            self.members = [np.arange(examples)]
+        else:
+            if group.shape != (examples,) or group.is_floating_point():
+                raise ValueError(f"group must have one integer for each of {examples} examples, got shape {tuple(group.shape)} "
+                                 f"and {group.dtype}. Pass labels like torch.tensor([0, 0, 1]).")
+            labels = group.cpu().numpy()
+            order = np.argsort(labels, kind="stable")
+            self.members = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+        self.sizes = np.array([len(rows) for rows in self.members], dtype=float)
+
+    def begin(self, params: Tensor, tau: float) -> None:
+        """Set the estimates to what they are, by a pass over all examples."""
+        estimates = []
+        with torch.no_grad():
+            for rows in self.members:
+                parts = [rows[first:first + PASS] for first in range(0, len(rows), PASS)]
+                estimates.append(_tilted_mean(np.concatenate([_as_numpy(self.losses_of(params, part)) for part in parts]), tau))
+        self.estimates = np.array(estimates)
+
+    def losses_of(self, params: Tensor, rows: np.ndarray) -> Tensor:
+        """The losses of these rows; ValueError where it is not one loss for each row."""
+        losses = self.losses(params, torch.from_numpy(rows).to(params.device))
+        if losses.shape != rows.shape:
+            raise ValueError(f"losses(params, rows) must give one loss for each row, ({len(rows)},), got shape "
+                             f"{tuple(losses.shape)}. Leave out the mean: the solver weighs them.")
+        return losses
+
+    def draw_group(self, t: float, draw: np.random.Generator) -> int:
+        """A group, with probability proportional to |g| exp(t R_g): the largest logit with Gumbel noise."""
+        return 0 if len(self.sizes) == 1 else int((self._logits(t) + draw.gumbel(size=len(self.sizes))).argmax())
+
+    def draw_rows(self, g: int, count: int, draw: np.random.Generator) -> np.ndarray:
+        """`count` rows of a group without replacement; all of them, in order, where it has no more."""
+        rows = self.members[g]
+        return rows if count >= len(rows) else rows[draw.choice(len(rows), count, replace=False)]
+
+    def gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
+                 t: float, tau: float) -> Tensor:
+        """The weighted gradient on the rows of some groups, (dim,), after an update of these groups' estimates.
+
+        The update is from the losses of the same rows, or of those `apart`. Groups share by |g| exp(t R_g) among themselves.
+        """
+        leaf = params.detach().requires_grad_()
+        losses = self.losses_of(leaf, np.concatenate(rows))
+        each = np.split(_as_numpy(losses), np.cumsum([len(part) for part in rows])[:-1])
+        known = each
+        if apart is not None:
+            with torch.no_grad():
+                other = _as_numpy(self.losses_of(leaf, np.concatenate(apart)))
+            known = np.split(other, np.cumsum([len(part) for part in apart])[:-1])
+        for g, batch in zip(groups, known, strict=True):
+            self.estimates[g] = self._averaged(self.estimates[g], _tilted_mean(batch, tau), tau)
+        logits = self._logits(t)[list(groups)]
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        weights = [share / len(batch) * np.exp(np.minimum(tau * (batch - self.estimates[g]), math.log(self.sizes[g])))
+                   for g, share, batch in zip(groups, shares, each, strict=True)]
+        return torch.autograd.grad((torch.from_numpy(np.concatenate(weights)).to(losses) * losses).sum(), leaf)[0]
+
+    def _averaged(self, old: float, new: float, tau: float) -> float:
+        """The tau-tilted mean of an estimate and the newest one, which has the share `smoothing` (lambda)."""
+        if self.smoothing == 1:
+            return new
+        return _tilted_mean(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
+
+    def value(self, t: float) -> float:
+        """The t-tilted mean of the estimates, by the sizes of the groups."""
+        return _tilted_mean(self.estimates, t, self.sizes / self.sizes.sum())
+
+    def _logits(self, t: float) -> np.ndarray:
+        """log |g| + t R_g for each group."""
+        return np.log(self.sizes) + t * self.estimates
+
+
+def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = None) -> float:
+    """What `Tilted(tilt).value` is, without torch's cost for few numbers: (1/t) log of the mean of exp(t F), by `shares`.
+
+    `shares` are positive and sum to one.
+    """
+    extreme = losses.max() if tilt > 0 else losses.min()
+    exponents = tilt * (losses - extreme)               # at most zero
+    mean = np.mean if shares is None else lambda numbers: shares @ numbers
+    spread = -exponents.min()
+    if spread < NEGLIGIBLE:
+        return float(mean(losses))
+    log = math.log1p(mean(np.expm1(exponents))) if spread < 1 else math.log(mean(np.exp(exponents)))
+    return float(extreme + log / tilt)
+
+
+def _as_numpy(losses: Tensor) -> np.ndarray:
+    """Losses without their gradient, in float64, on the CPU."""
+    return losses.detach().double().cpu().numpy()
+
+
+def _at(schedule: Any, step: int) -> float:
+    """The number of a schedule at a step; for a number, that number."""
+    return float(schedule(step)) if callable(schedule) else schedule
+
+
+def _tilt_at(schedule: Schedule, step: int) -> float:
+    """The tilt at a step; ValueError where it is not finite."""
+    tilt = _at(schedule, step)
+    if not math.isfinite(tilt):
+        raise ValueError(f"tilt (t) must be finite in a stochastic solver, got {tilt:g}. For the worst example use minimise with "
+                         "Worst().")
+    return tilt
+
+
+def _reads_groups(risk: Risk) -> bool:
+    """Whether the value of a risk takes a `group`."""
+    return "group" in inspect.signature(risk.value).parameters
+
+
+def _check_groups(risks: Sequence[Risk], group: Tensor | None) -> None:
+    """Raise a ValueError where a risk needs groups that are missing, or none of the risks reads those given."""
+    readers = [one for one in risks if _reads_groups(one)]
+    if readers and group is None:
+        raise ValueError(f"{type(readers[0]).__name__} is a risk over groups, and group is missing. Pass the labels of the "
+                         "examples, group=torch.tensor([0, 0, 1, ...]).")
+    if group is not None and not readers:
+        raise ValueError(f"group was given, but {type(risks[-1]).__name__} does not read groups. For a risk over groups of a "
+                         f"risk inside each write Hierarchical(within=Mean(), across={risks[-1]!r}).")
+
+
+def _check_start(start: Tensor) -> None:
+    """Raise a ValueError unless the start is a flat tensor of floating-point numbers."""
+    if start.ndim != 1 or not start.is_floating_point():
+        raise ValueError(f"start must be a flat tensor of floating-point numbers, (dim,), got shape {tuple(start.shape)} and "
+                         f"{start.dtype}. Write start.flatten().double(), and give it its shape again inside losses.")
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    """Raise a FieldError (a ValueError) for a number that is not an integer of at least `least`."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise FieldError(name, f"an integer of at least {least}", count)
+
+
+def _check_step_size(step_size: Any, also: str = "") -> None:
+    """Raise a ValueError for a step size that is neither a positive number, nor a function, nor the word `also`."""
+    if isinstance(step_size, str):
+        if f'"{step_size}"' != also:
+            raise FieldError("step_size", f"a positive number or a function of the step{also and ', or ' + also}", step_size,
+                             symbol="alpha")
+    elif not callable(step_size):
+        check_positive("step_size (alpha)", step_size, f"Write 0.1{also and ', or ' + also}.")
