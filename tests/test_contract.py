@@ -25,6 +25,7 @@ from fedtail import (
     ExactQuantile,
     GaussianNoise,
     GroupAscent,
+    Hierarchical,
     IntegerChannel,
     IntervalSuperquantile,
     InverseSuperquantile,
@@ -94,7 +95,7 @@ BARE = {
     "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
     "ValueAtRisk": ValueAtRisk(0.5), "EntropicValueAtRisk": EntropicValueAtRisk(0.6), "TiltedValueAtRisk": TiltedValueAtRisk(0.6),
     "InverseSuperquantile": InverseSuperquantile(0.3), "IntervalSuperquantile": IntervalSuperquantile(0.2, 0.2), "Spectral": Spectral((1.0, 0.5), (0.5, 0.5)),
-    "a user's": Expectile(0.7),
+    "Hierarchical": Hierarchical(Tilted(1.0), Tilted(2.0), groups=3), "Tilted to the worst": Tilted(float("inf")), "a user's": Expectile(0.7),
 }
 OTHER_QUANTILES = ("12 bits", "majorise")      # are found like any other, so wrappers go without them
 WRAPPERS = {
@@ -208,7 +209,7 @@ def test_a_wrapper_declares_what_the_risk_inside_declares_but_for_what_it_change
 
 def test_wrappers_refuse_these_and_no_others():
     refused = {around: {name for which, name, _, made in WRAPPED if which == around and isinstance(made, str)} for around in WRAPPERS}
-    not_private = {"PowerFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
+    not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
     assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if around != "Refreshed"}}
 
 

@@ -20,10 +20,13 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedtail
-from fedtail import Mean, RiskLoss, RunningTiltedLoss, Spectral, Superquantile, Tilted, Worst
+from fedtail import Hierarchical, Mean, RiskLoss, RunningTiltedLoss, Spectral, Superquantile, Tilted, Worst
 
 SHORT = [Mean(), Worst(), Tilted(2.0), Tilted(-3.0), Tilted(0.0), Superquantile(0.3), Superquantile(1.0), Superquantile(1e-3),
          Spectral((1.0, 0.1), (0.5, 0.5))]
+LEVELS = [Hierarchical(Tilted(-2.0), Tilted(3.0)), Hierarchical(Tilted(1e-8), Tilted(-1e-8)), Hierarchical(Mean(), Worst()),
+          Hierarchical(Worst(), Mean()), Hierarchical(Superquantile(0.3), Superquantile(0.5)), Hierarchical(Tilted(0.0), Spectral((1.0, 0.1), (0.5, 0.5))),
+          Hierarchical(Tilted(-math.inf), Tilted(2.0)), Hierarchical(fedtail.InverseSuperquantile(0.3), Tilted(2.0))]
 OTHERS = [fedtail.ValueAtRisk(0.3), fedtail.InverseSuperquantile(0.3), fedtail.SmoothedSuperquantile(0.3, 0.1),
           fedtail.EntropicValueAtRisk(0.3), fedtail.TailFilter(0.3)]
 TILTS = [sign * size for sign in (1, -1) for size in (1e-25, 1e-8, 1e-5, 1e-3, 0.1, 2.0, 50.0, 1e4, 1e25)]
@@ -52,6 +55,36 @@ def test_the_loss_is_the_risk_and_its_gradient_the_weights(risk, numbers):
     assert value.item() == approx(risk.value(losses).item(), abs=1e-12)
     expected = value_and_gradient(risk.value, losses)[1]
     torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("risk", LEVELS, ids=name_of)
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(-3, 3)), min_size=1, max_size=40))
+def test_groups_are_those_of_the_hierarchical_risk(risk, numbers):
+    losses = torch.tensor([loss for loss, _ in numbers], dtype=torch.float64) / 4
+    group = torch.tensor([1000 * label for _, label in numbers])
+    value, gradient = value_and_gradient(lambda given: RiskLoss(risk)(given, group), losses)
+    expected, weights = value_and_gradient(lambda given: risk.value(given, group=group), losses)
+    assert value.item() == approx(expected.item(), abs=1e-12)
+    torch.testing.assert_close(gradient, weights, atol=1e-11, rtol=1e-9)
+
+
+def test_three_levels():
+    risk = Hierarchical(Tilted(-2.0), Hierarchical(Superquantile(0.5), Tilted(3.0)))
+    random = torch.Generator().manual_seed(0)
+    losses, fine = torch.rand(60, dtype=torch.float64, generator=random), torch.randint(9, (60,), generator=random)
+    group = torch.stack([fine, fine // 3])
+    found = value_and_gradient(lambda given: RiskLoss(risk)(given, group), losses)
+    for one, other in zip(found, value_and_gradient(lambda given: risk.value(given, group=group), losses), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("tilt", [1e-8, 1e-3, -2.0, 50.0])
+def test_one_tilt_at_both_levels_is_that_of_all_losses_in_float32(tilt):
+    random = torch.Generator().manual_seed(0)
+    losses, group = torch.rand(200, generator=random), torch.randint(7, (200,), generator=random)
+    found = RiskLoss(Hierarchical(Tilted(tilt), Tilted(tilt)))(losses, group)
+    assert found.item() == approx(truth(losses, tilt), rel=1e-6)
 
 
 @pytest.mark.parametrize("risk", OTHERS, ids=name_of)
@@ -88,7 +121,7 @@ def test_a_million_losses_in_float32():
         assert gradient.double().sum().item() == approx(1, rel=1e-5)
 
 
-@pytest.mark.parametrize("tilt", [1.0, -1.0, 1e-3])
+@pytest.mark.parametrize("tilt", [1.0, -1.0, 1e-3, math.inf, -math.inf])
 def test_nothing_overflows(tilt):
     losses = torch.tensor([0.0, 1e5, 1e6, 1e6])
     value, gradient = value_and_gradient(RiskLoss(Tilted(tilt)), losses)
@@ -144,6 +177,15 @@ def test_no_number_is_read_on_the_host_and_nothing_is_float64(make):
     assert torch.float64 not in watched.dtypes
 
 
+@pytest.mark.parametrize("risk", LEVELS[:6], ids=name_of)
+def test_groups_read_no_number_on_the_host_and_nothing_is_float64(risk):
+    losses, group = torch.rand(32, device="meta", requires_grad=True), torch.zeros(32, dtype=torch.long, device="meta")
+    with Watched() as watched:
+        RiskLoss(risk)(losses, group).backward()
+    assert losses.grad.shape == (32,)
+    assert torch.float64 not in watched.dtypes
+
+
 @pytest.mark.parametrize("make", [*(lambda risk=risk: RiskLoss(risk) for risk in (Tilted(2.0), Superquantile(0.3), Worst())),
                                   lambda: RunningTiltedLoss(-2.0)], ids=["tilted", "superquantile", "worst", "running"])
 def test_one_graph_under_compile_for_any_batch_size(make):
@@ -154,6 +196,14 @@ def test_one_graph_under_compile_for_any_batch_size(make):
         losses = torch.rand(size, generator=torch.Generator().manual_seed(size))
         for found, expected in zip(value_and_gradient(compiled, losses), value_and_gradient(plain, losses), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def test_groups_are_one_graph_under_compile():
+    torch._dynamo.reset()
+    risk = Hierarchical(Tilted(-2.0), Superquantile(0.5))
+    losses, group = torch.rand(12, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 5
+    compiled = torch.compile(RiskLoss(risk), fullgraph=True, backend="aot_eager")
+    assert compiled(losses, group).item() == approx(risk.value(losses.double(), group=group).item(), rel=1e-6)
 
 
 @pytest.mark.compiled
@@ -308,6 +358,9 @@ def test_a_tilt_that_moves_during_training():
     (lambda: RunningTiltedLoss(1.0, 0.0), ValueError, "smoothing (lambda) must be in (0, 1], got 0. It is the share of the newest batch in the estimate: write 0.2, or 1 to forget all batches before."),
     (lambda: RiskLoss(Mean())(torch.tensor(1.0)), ValueError, "losses must be those of single examples, (batch,), got shape (). Write reduction='none' in the loss function, and take the mean over the axes of an example."),
     (lambda: RunningTiltedLoss(1.0)(torch.zeros(2, 3)), ValueError, "losses must be those of single examples, (batch,), got shape (2, 3). Write reduction='none' in the loss function, and take the mean over the axes of an example."),
+    (lambda: RiskLoss(Tilted(1.0))(torch.zeros(2), torch.zeros(2).long()), ValueError, "Tilted has no groups. Leave group out, or write RiskLoss(fedtail.Hierarchical(within=fedtail.Mean(), across=fedtail.Tilted(...)))."),
+    (lambda: RiskLoss(LEVELS[0])(torch.zeros(2)), ValueError, "a Hierarchical risk of 2 levels needs the groups of the examples, integers of shape (2,), got nothing. Write criterion(losses, group=labels)."),
+    (lambda: RiskLoss(LEVELS[0])(torch.zeros(2), torch.zeros(3).long()), ValueError, "a Hierarchical risk of 2 levels needs the groups of the examples, integers of shape (2,), got torch.int64 of shape (3,). Write criterion(losses, group=labels)."),
     (lambda: RiskLoss(Mean())(torch.zeros(0)), ValueError, "there are no losses: a risk needs one at least. Leave out an empty batch."),
     (lambda: RiskLoss(Mean())(torch.zeros(3).long()), TypeError, "losses must be floating-point numbers, got torch.int64. Write losses.float()."),
 ])

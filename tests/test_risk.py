@@ -1085,7 +1085,7 @@ HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
     (lambda: QuadraticSuperquantile(0.5, -1), "smoothing (nu) must be positive and finite, got -1."),
     (lambda: Tilted(100, loss_bound=8.0), "tilt * loss_bound = 800 underflows exp (limit 80). Lower tilt, or tighten loss_bound=8."),
     (lambda: PowerFair(-1), "power (q) must be at least 0 and finite, got -1. 0 is FedAvg, larger is fairer."),
-    (lambda: Tilted(math.inf), "tilt (t) must be finite, got inf. For the worst client use Worst."),
+    (lambda: Tilted(math.nan), "tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best."),
     (lambda: Tilted(1.0, math.nan), "loss_bound must be positive and finite, got nan."),
     (lambda: PowerFair(math.inf), "power (q) must be at least 0 and finite, got inf."),
     (lambda: Ascent(0), "step must be positive and finite, got 0."),

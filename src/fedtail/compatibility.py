@@ -33,6 +33,7 @@ from fedtail.risk import (
     Binned,
     EntropicValueAtRisk,
     GroupAscent,
+    Hierarchical,
     IntervalSuperquantile,
     InverseSuperquantile,
     Mean,
@@ -106,7 +107,8 @@ def table_rows() -> Iterator[Row]:
         ("`Worst`", Worst()), ("`ValueAtRisk`", ValueAtRisk(0.5)), ("`EntropicValueAtRisk`", EntropicValueAtRisk(0.5)),
         ("`TiltedValueAtRisk`", TiltedValueAtRisk(0.5)), ("`InverseSuperquantile`", InverseSuperquantile(0.5)),
         ("`IntervalSuperquantile`", IntervalSuperquantile(0.2, 0.2)), ("`Spectral`", Spectral((1.0, 0.1), (0.5, 0.5))),
-        ("`GroupAscent`", GroupAscent(GROUPS)), ("`Ascent`", Ascent()),
+        ("`Hierarchical`", Hierarchical(Tilted(1.0), Tilted(1.0), GROUPS)), ("`GroupAscent`", GroupAscent(GROUPS)),
+        ("`Ascent`", Ascent()),
         ("`Refreshed(Superquantile)`", Refreshed(tail, 2)), ("`Binned(Superquantile)`", Binned(tail, histogram)),
     )
     for name, risk in risks:

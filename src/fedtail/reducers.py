@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.risk import Mean, Risk, Spectral, Superquantile, Tilted, Worst
+from fedtail.risk import Hierarchical, Mean, Risk, Spectral, Superquantile, Tilted, Worst
 
 SMALL, LARGE = 1e-20, 1e20      # tilts below and above, in absolute value, are those of the mean and of the extreme loss
 ROUNDING = 1e-12                # theta * batch size is taken as a whole number where it is off by less, relatively
+GROUP_ROUNDING = 1e-6           # likewise for theta * group size, which is computed in float32
 
 
 class RiskLoss(nn.Module):
     """Reduces the losses of the examples in a batch, (batch,), to one number, by a `Risk`: in place of their mean.
 
-    `risk` is any risk that has a `value`; each example has the same mass. `Mean`, `Worst`, `Tilted`, `Superquantile` and
-    `Spectral` have short forms here: a few operations in the precision of the losses, which `torch.compile(fullgraph=True)`
-    takes as one graph and which never wait for the device. All other risks are computed by their `value`, in float64. There is no
-    state.
+    `risk` is any risk that has a `value`; each example has the same mass. `Mean`, `Worst`, `Tilted`, `Superquantile`,
+    `Spectral`, and `Hierarchical` of these, have short forms here: a few operations in the precision of the losses, which
+    `torch.compile(fullgraph=True)` takes as one graph and which never wait for the device. All other risks are computed by their
+    `value`, in float64. There is no state.
 
     >>> criterion = RiskLoss(Tilted(2.0))
     >>> logits, labels = torch.zeros(3, 5), torch.tensor([0, 1, 4])
@@ -45,14 +46,17 @@ class RiskLoss(nn.Module):
                             "mass), or use Tilted or Superquantile.")
         self.risk = risk
 
-    def forward(self, losses: Tensor) -> Tensor:
+    def forward(self, losses: Tensor, group: Tensor | None = None) -> Tensor:
         """The risk of these losses, (batch,), a scalar in their dtype; computed in float32 where they are narrower.
 
-        Raises a ValueError for losses that are not of single examples, (batch,), and for none; a TypeError for losses that are
-        not floating-point numbers.
+        `group` are the groups of the examples for a `Hierarchical` risk, any integers: (batch,), or (levels - 1, batch) from the
+        finest to the coarsest, each group within one of the next level (the short forms do not check that). Raises a ValueError
+        for losses that are not of single examples, (batch,), for none, and for groups that do not fit or are not needed; a
+        TypeError for losses that are not floating-point numbers.
         """
         check_losses(losses)
-        return reduce_losses(self.risk, widened(losses)).to(losses.dtype)
+        check_group(self.risk, losses, group)
+        return reduce_losses(self.risk, widened(losses), group).to(losses.dtype)
 
     def extra_repr(self) -> str:
         """The risk, for the printed form of a model."""
@@ -145,8 +149,13 @@ class RunningTiltedLoss(nn.Module):
         return self
 
 
-def reduce_losses(risk: Risk, losses: Tensor) -> Tensor:
-    """The risk of losses of equal mass, (batch,), a scalar: by a short form of this module where there is one, else `value`."""
+def reduce_losses(risk: Risk, losses: Tensor, group: Tensor | None = None) -> Tensor:
+    """The risk of losses of equal mass, (batch,), a scalar: by a short form of this module where there is one, else `value`.
+
+    `group` is as `RiskLoss.forward` takes it.
+    """
+    if isinstance(risk, Hierarchical) and group is not None:
+        return reduce_groups(risk, losses, group) if has_short_form(risk) else risk.value(losses, group=group)
     if type(risk) is Mean:
         return losses.mean()
     if type(risk) is Worst:
@@ -159,6 +168,68 @@ def reduce_losses(risk: Risk, losses: Tensor) -> Tensor:
         tails = [share * tail_mean(losses, fraction) for share, fraction in zip(risk.shares, risk.tail_fractions, strict=True)]
         return torch.stack(tails).sum()
     return risk.value(losses)
+
+
+def has_short_form(risk: Risk) -> bool:
+    """Whether this module computes the risk by itself: in the precision of the losses, and in one graph."""
+    if type(risk) is Hierarchical:
+        return type(risk.within) in (Mean, Worst, Tilted, Superquantile) and has_short_form(risk.across)
+    return type(risk) in (Mean, Worst, Tilted, Superquantile, Spectral)
+
+
+def reduce_groups(risk: Hierarchical, losses: Tensor, group: Tensor) -> Tensor:
+    """A hierarchical risk that has a short form, of losses of equal mass, (batch,): a scalar.
+
+    Each loss is replaced by the value of its group. A group then has as many equal losses as members, which is its mass, and the
+    risk across groups is one over these.
+    """
+    finest = group if group.ndim == 1 else group[0]
+    slot = torch.searchsorted(finest.sort().values, finest)      # numbers below the batch size, one for each group
+    within = risk.within
+    if type(within) is Superquantile:
+        values = tail_means_by_group(losses, slot, within.tail_fraction)
+    else:
+        tilt = within.tilt if type(within) is Tilted else math.inf if type(within) is Worst else 0.0
+        values = tilted_means_by_group(losses, slot, tilt)
+    return reduce_losses(risk.across, values, group[1:] if group.ndim > 1 else None)
+
+
+def tilted_means_by_group(losses: Tensor, slot: Tensor, tilt: float) -> Tensor:
+    """The tilted mean of the group of each loss, (batch,), [Li23, eq. (7.83)], as accurate as `tilted_mean`.
+
+    `slot` numbers the groups, (batch,), below the batch size.
+    """
+    size = sum_by_group(torch.ones_like(losses.detach()), slot)
+    if abs(tilt) < SMALL:
+        return sum_by_group(losses, slot) / size
+    known = losses.detach()
+    extreme = known.scatter_reduce(0, slot, known, "amax" if tilt > 0 else "amin", include_self=False)[slot]
+    if abs(tilt) > LARGE:
+        tied = (known == extreme).to(losses.dtype)           # torch's own gradient of a largest number by group miscounts ties
+        return sum_by_group(tied * losses, slot) / sum_by_group(tied, slot)
+    lifted = tilt * (losses - extreme)
+    log = sum_by_group(lifted.exp(), slot).log()
+    less = sum_by_group(exp_less_one(lifted.detach()), slot) / size
+    value = torch.where(less > -0.5, less.log1p(), log.detach() - size.log())
+    return torch.add(extreme, value + (log - log.detach()), alpha=1 / tilt)
+
+
+def tail_means_by_group(losses: Tensor, slot: Tensor, tail_fraction: float) -> Tensor:
+    """The mean of the worst `tail_fraction` (theta) in the group of each loss, (batch,); groups are numbered by `slot`."""
+    known = losses.detach()
+    size = tail_fraction * sum_by_group(torch.ones_like(known), slot)      # of the tail, in examples
+    order = known.argsort(descending=True)
+    order = order[slot[order].argsort(stable=True)]                        # group by group, from the largest loss on
+    first = torch.searchsorted(slot[order], slot)
+    boundary = known[order[first + (size * (1 - GROUP_ROUNDING)).ceil().long() - 1]]
+    above, tied = known > boundary, known == boundary
+    share = (size - sum_by_group(above.to(losses.dtype), slot)) / sum_by_group(tied.to(losses.dtype), slot)
+    return sum_by_group(torch.where(above, 1.0, share * tied) * losses, slot) / size
+
+
+def sum_by_group(numbers: Tensor, slot: Tensor) -> Tensor:
+    """The sum of the numbers of the group that each one is in, (batch,); groups are numbered by `slot`, (batch,)."""
+    return torch.zeros_like(numbers).index_add(0, slot, numbers)[slot]
 
 
 def tilted_mean(losses: Tensor, tilt: float) -> Tensor:
@@ -216,3 +287,17 @@ def check_losses(losses: Tensor) -> None:
         raise ValueError("there are no losses: a risk needs one at least. Leave out an empty batch.")
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
+
+
+def check_group(risk: Risk, losses: Tensor, group: Tensor | None) -> None:
+    """Raise a ValueError where a `Hierarchical` risk has no integer groups for its levels, or another risk has groups."""
+    if not isinstance(risk, Hierarchical):
+        if group is not None:
+            raise ValueError(f"{type(risk).__name__} has no groups. Leave group out, or write RiskLoss(fedtail.Hierarchical("
+                             f"within=fedtail.Mean(), across=fedtail.{type(risk).__name__}(...))).")
+        return
+    shape = (losses.shape[0],) if risk.levels == 2 else (risk.levels - 1, losses.shape[0])
+    if group is None or group.shape != shape or group.is_floating_point():
+        came = "nothing" if group is None else f"{group.dtype} of shape {tuple(group.shape)}"
+        raise ValueError(f"a Hierarchical risk of {risk.levels} levels needs the groups of the examples, integers of shape "
+                         f"{shape}, got {came}. Write criterion(losses, group=labels).")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
 from fedtail.local.base import LocalTraining
 from fedtail.local.batches import Batch, batches
+from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
+from fedtail.risk.base import Risk
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
@@ -30,9 +32,12 @@ class LocalSGD(LocalTraining):
 
     A step is w <- (1 - gamma lambda) w - gamma g, gamma the learning rate times its schedule at this round, lambda the
     `weight_decay`, g the gradient of the mean loss of the batch, plus that of the penalty, with heavy-ball `momentum`.
-    `batch_size=None` is the full gradient. Give `epochs` or `local_steps` (tau), not both; one epoch is the default.
+    `batch_size=None` is the full gradient. Give `epochs` or `local_steps` (tau), not both; one epoch is the default. With an
+    `example_risk` a client minimises that risk over its examples: g is the gradient of the risk of the batch, whose losses take a
+    forward pass of their own, and risks over clients see the risk of all its examples in place of its mean loss.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (ExampleRisk,)
     learning_rate: float = 0.1
     batch_size: int | None = 10
     epochs: int | None = None
@@ -42,11 +47,13 @@ class LocalSGD(LocalTraining):
     schedule: Schedule = Constant()
     penalty: Penalty = NoPenalty()
     work: Work = FullWork()
+    example_risk: Risk | None = None      # over a client's examples; None is their mean
 
     def __post_init__(self) -> None:
         """Raise ValueError where both `epochs` and `local_steps` are given or a number is out of range.
 
-        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part.
+        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part, or `example_risk`
+        is no risk, and ValueError where that needs more than the losses of one client's examples.
         """
         if self.epochs is not None and self.local_steps is not None:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
@@ -61,6 +68,8 @@ class LocalSGD(LocalTraining):
             if isinstance(getattr(self, name), (int, float, str, type)):
                 raise TypeError(f"{name} must be a part, got {getattr(self, name)!r}. Write StepDecay(0.5, every=100), "
                                 "Proximal(0.1) or Stragglers(0.5), say.")
+        if self.example_risk is not None:
+            check_example_risk(self.example_risk)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}.")
         if not 0 <= self.learning_rate * self.weight_decay < 1:
@@ -71,6 +80,11 @@ class LocalSGD(LocalTraining):
     def declares(self) -> LocalDeclaration:
         """The declaration that composition checks read: every client trains, unless `work` may leave some out."""
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
+
+    @property
+    def objective(self) -> ExampleRisk | None:
+        """What risks over clients see: the `example_risk` of all examples of a client; None, the mean loss, without one."""
+        return None if self.example_risk is None else ExampleRisk(self.example_risk)
 
     def steps(self, clients: Clients) -> Tensor:
         """Steps each client takes in this round, (clients,) int64.
@@ -88,9 +102,10 @@ class LocalSGD(LocalTraining):
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
         """Whether loss and first gradient come from one pass over a client's data.
 
-        True where `batch_size` is None (all examples) and the kernel returns evaluation losses together with gradients.
+        True where `batch_size` is None (all examples), the kernel returns evaluation losses together with gradients, and the loss
+        is the mean over examples.
         """
-        return self.batch_size is None and kernel.tells_losses
+        return self.batch_size is None and kernel.tells_losses and self.example_risk is None
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
         """Losses (clients,) and full gradients (clients, dim) at the broadcast model with index `model`, from one pass.
@@ -138,6 +153,9 @@ class LocalSGD(LocalTraining):
         Changes `local` (active, dim), their models, and `velocity` in place; `velocity` is None without momentum.
         """
         rate, kernel = self.rate(clients.round), clients.kernel
+        if self.example_risk is not None:
+            losses = kernel.losses(local, batch.inputs, batch.targets)
+            batch = batch._replace(weight=example_weights(self.example_risk, losses, batch.weight).to(batch.weight.dtype))
         if velocity is None and not self.weight_decay and not penalty.adds:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return

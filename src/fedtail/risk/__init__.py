@@ -4,6 +4,7 @@ from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
 from fedtail.risk.base import Risk
 from fedtail.risk.binned import Binned
 from fedtail.risk.entropic import EntropicValueAtRisk, TiltedValueAtRisk
+from fedtail.risk.hierarchical import Hierarchical
 from fedtail.risk.mean import Mean
 from fedtail.risk.power_fair import PowerFair
 from fedtail.risk.refreshed import Refreshed
@@ -16,7 +17,7 @@ from fedtail.risk.value_at_risk import ValueAtRisk
 from fedtail.risk.worst import Worst
 
 __all__ = [
-    "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "IntervalSuperquantile", "InverseSuperquantile", "Mean",
-    "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile", "Spectral", "Superquantile",
+    "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile", "InverseSuperquantile",
+    "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile", "Spectral", "Superquantile",
     "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst", "project_to_simplex", "superquantile_weights",
 ]

@@ -171,6 +171,21 @@ class Risk(StatisticPart):
         """
         return mass
 
+    def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: the term of each client's loss in `value_from_means`, (clients,), at most its loss in absolute size.
+
+        Only risks whose value follows from means by mass have it; others raise a TypeError.
+        """
+        raise TypeError(f"the value of {type(self).__name__} does not follow from sums over clients. Use Mean, Tilted or a "
+                        "superquantile there.")
+
+    def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
+        """Server: the value of the risk, a scalar, from two means by mass over clients: their densities, and `value_terms`.
+
+        Only risks that define `value_terms` have it.
+        """
+        raise NotImplementedError
+
     def check(self, population: Any, sample: Any) -> None:
         """Raise a ValueError, before training starts, where `population` or `sample` do not suit this risk.
 
@@ -206,6 +221,14 @@ class WeightedMeanRisk(Risk):
         """
         present = self.present(losses, mass)
         return present.spread(self.weights_of(present))
+
+    def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: density times loss, (clients,)."""
+        return self.density(clients, dual) * clients.losses
+
+    def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
+        """Server: the mean loss under the densities, a scalar: the mean of `value_terms` over that of the densities."""
+        return terms / density
 
 
 class RiskWrapper(Risk):
@@ -275,6 +298,14 @@ class RiskWrapper(Risk):
     def weight_bound(self, clients: int, mass: float) -> float:
         """The inner risk's bound on the weight of one client among `clients`, none of more mass than `mass`."""
         return self.risk.weight_bound(clients, mass)
+
+    def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: the inner risk's terms of a value from means, (clients,), from `inner_clients` and `inner_dual`."""
+        return self.risk.value_terms(self.inner_clients(clients), self.inner_dual(dual))
+
+    def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
+        """Server: the inner risk's value, a scalar, from the means by mass of densities and of `value_terms`."""
+        return self.risk.value_from_means(self.inner_dual(dual), density, terms)
 
     def check(self, population: Any, sample: Any) -> None:
         """Raise a ValueError, before training starts, where `population` or `sample` do not suit the inner risk."""

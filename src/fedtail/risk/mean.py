@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.risk.base import Risk, normalised_mass
+from fedtail.risk.base import Present, WeightedMeanRisk, normalised_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
 @dataclass(frozen=True)
-class Mean(Risk):
+class Mean(WeightedMeanRisk):
     """Mean loss over the clients, by mass: FedAvg's objective [PLMH23, eq. (1)], theta = 1 of the superquantile.
 
     >>> Mean().value(torch.tensor([1., 2., 3.])).item()
@@ -29,10 +29,9 @@ class Mean(Risk):
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The mean loss by mass over the last axis, differentiable: a scalar, or (...) for a batch, in the losses' dtype."""
-        present = self.present(losses, mass)
-        return (present.mass * present.losses).sum(-1).to(losses.dtype)
+    def weights_of(self, present: Present) -> Tensor:
+        """The masses of the clients present, (..., present) float64, which sum to one over the last axis."""
+        return present.mass
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """The masses, scaled to sum to one over the last axis, in the dtype of the losses; equal where `mass` is None."""

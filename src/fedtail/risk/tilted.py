@@ -25,10 +25,10 @@ NEGLIGIBLE = 1e-17    # differences of t F below this leave the mean as it is, t
 class Tilted(Risk):
     r"""Log-mean-exp of the client losses, `tilt` (t): (1/t) log sum_k alpha_k exp(t F_k), TERM [Li23, eq. (7.2)].
 
-    t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients contribute by
-    exp(t (F - shift)); the shift is the largest loss (the smallest for t < 0), asked for first (four questions). With a public
-    `loss_bound`, losses are taken to lie in [0, loss_bound] and nothing is asked; those beyond the end that weighs most (above
-    the bound for t > 0, below 0 for t < 0) are taken as that end.
+    t = 0 is the mean, t = infinity the worst client, t < 0 plays down large losses, t = -infinity is the best client. Federated,
+    clients contribute by exp(t (F - shift)); the shift is the largest loss (the smallest for t < 0), asked for first (four
+    questions). With a public `loss_bound`, losses are taken to lie in [0, loss_bound] and nothing is asked; those beyond the end
+    that weighs most (above the bound for t > 0, below 0 for t < 0) are taken as that end.
     """
 
     sends: ClassVar[tuple[type, ...]] = (Digit,)
@@ -36,12 +36,12 @@ class Tilted(Risk):
     loss_bound: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tilt that is not finite, a loss bound that is not positive and finite, and |t| * bound > 80.
+        """Raise a ValueError for a tilt that is NaN, a loss bound that is not positive and finite, and |t| * bound > 80.
 
         Beyond 80 the exponential underflows in float32.
         """
-        if not math.isfinite(self.tilt):
-            raise ValueError(f"tilt (t) must be finite, got {self.tilt:g}. For the worst client use Worst.")
+        if math.isnan(self.tilt):
+            raise ValueError("tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best.")
         if self.loss_bound is not None:
             check_positive("loss_bound", self.loss_bound, "It is a public bound on every client's loss.")
         if self.loss_bound is not None and abs(self.tilt * self.loss_bound) > UNDERFLOW:
@@ -52,8 +52,12 @@ class Tilted(Risk):
     def declares(self) -> RiskDeclaration:
         """A `RiskDeclaration`: an extreme loss is released, unless there is a loss bound or no tilt; all contribute.
 
-        It may be private, takes batches and has a slope.
+        It may be private, takes batches and has a slope. With an infinite tilt as few as one client may contribute, and it
+        cannot be private.
         """
+        if math.isinf(self.tilt):
+            return RiskDeclaration(contributing=0.0, not_private="the extreme loss is one client's, and noise that hides one "
+                                   "client hides it", not_batched="")
         asks = self.loss_bound is None and self.tilt != 0
         return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,
                                not_batched="", dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
@@ -61,10 +65,14 @@ class Tilted(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """(1/t) log sum_k alpha_k exp(t F_k) over the last axis, differentiable; the mean for t = 0, and accurate near it.
 
+        For an infinite t it is the largest or smallest loss, whose gradient is shared by mass among the losses tied there.
+
         A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor) defaults to equal masses;
         `loss_bound` plays no role.
         """
         present = self.present(losses, mass)
+        if math.isinf(self.tilt):
+            return (self._extreme_weights(present) * present.losses).sum(-1).to(losses.dtype)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
         is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
@@ -79,6 +87,8 @@ class Tilted(Risk):
         `mass` (alpha up to a factor) defaults to equal masses; `loss_bound` plays no role.
         """
         present = self.present(losses.detach(), mass)
+        if math.isinf(self.tilt):
+            return present.spread(self._extreme_weights(present))
         return present.spread((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -94,13 +104,41 @@ class Tilted(Risk):
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: exp(t (F - shift)), at most one, (clients,), where the shift is the first number of the dual."""
+        """Client: exp(t (F - shift)), at most one, (clients,), where the shift is the first number of the dual.
+
+        For an infinite tilt it is one for losses at the shift or beyond it, zero for the others.
+        """
+        if math.isinf(self.tilt):
+            return (math.copysign(1.0, self.tilt) * (clients.losses - dual[0]) >= 0).to(clients.mass.dtype)
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: the derivative of the density in the loss, (clients,): t times the density, zero where it is capped at one."""
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
+
+    def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: expm1(t (F - shift)) / t, (clients,), the term of its loss in `value_from_means`; accurate near t = 0.
+
+        It is F - shift for t = 0, and density times loss for an infinite tilt.
+        """
+        if math.isinf(self.tilt):
+            return self.density(clients, dual) * clients.losses
+        beyond = clients.losses - dual[0]
+        return (self.tilt * beyond).clamp(max=0).expm1() / self.tilt if self.tilt else beyond
+
+    def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
+        """Server: the tilted loss, a scalar, from the means by mass of densities and of `value_terms`: shift + log1p(t m) / t."""
+        if math.isinf(self.tilt):
+            return terms / density
+        return dual[0] + ((self.tilt * terms).clamp(min=-1.0).log1p() / self.tilt if self.tilt else terms)
+
+    def _extreme_weights(self, present: Present) -> Tensor:
+        """A weight of one, shared by mass among the clients with the largest loss, or the smallest for a negative tilt."""
+        losses = present.losses.detach()
+        extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
+        tied = present.mass * (losses == extreme)
+        return tied / tied.sum(-1, keepdim=True)
 
     def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
         """(extreme, exponents): the loss that weighs most, (..., 1), without a gradient, and t (F - extreme), (..., present).

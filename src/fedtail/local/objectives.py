@@ -1,0 +1,58 @@
+"""What a client minimises where it is not the mean loss over its examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.base_part import Part
+from fedtail.clients import Clients, flat_batches
+from fedtail.risk.base import Risk
+from fedtail.risk.hierarchical import Hierarchical, values_by_group
+
+
+@dataclass(frozen=True)
+class ExampleRisk(Part):
+    """The objective of a client that minimises a risk over its examples: `risk` of their losses, each of equal mass."""
+
+    risk: Risk
+
+    def losses(self, clients: Clients, model: int) -> Tensor:
+        """The risk of each client's examples, (clients,) float64, under the broadcast model with index `model`.
+
+        Computed in evaluation mode, in batches that span clients; NaN for a client without examples.
+        """
+        population, params, kernel = clients.shard.population.select(clients.place), clients.params(model), clients.kernel
+        owners, losses = [], []
+        for owner, inputs, targets in flat_batches(population, kernel.flat, params):
+            owners.append(owner.cpu())
+            losses.append(kernel.task.loss(kernel.outputs(params, inputs), targets).detach().cpu().double())
+        values = torch.full((len(population),), float("nan"), dtype=torch.float64)
+        if losses:
+            present, group = torch.cat(owners).unique(return_inverse=True)
+            single = torch.cat(losses)
+            values[present] = values_by_group(self.risk, single, torch.ones_like(single), group)
+        return values
+
+
+def example_weights(risk: Risk, losses: Tensor, mass: Tensor) -> Tensor:
+    """The weights of the examples of each client's batch, (clients, batch), sum one in each row, without a gradient.
+
+    `losses` and `mass` are (clients, batch); padding has mass zero. A risk that takes no batches is computed row by row.
+    """
+    if risk.declares.not_batched:
+        return torch.stack([risk.weights(own, share) for own, share in zip(losses, mass, strict=True)])
+    return risk.weights(losses, mass)
+
+
+def check_example_risk(risk: object) -> None:
+    """Raise a TypeError where `risk` is no risk, a ValueError where it needs more than the losses of one client's examples."""
+    if not isinstance(risk, Risk):
+        raise TypeError(f"example_risk must be a risk, got {risk!r}. Write example_risk=Tilted(-2.0), say; None is the mean.")
+    declared = risk.declares
+    needs_more = declared.keeps or declared.needs_everyone or declared.needs_groups or declared.mechanism.private
+    if needs_more or isinstance(risk, Hierarchical):
+        raise ValueError(f"{type(risk).__name__} cannot be the risk over a client's examples: it needs groups, or what is kept "
+                         "between rounds, or noise. Use Tilted, Superquantile, or another risk of losses alone.")

@@ -1,0 +1,323 @@
+"""Risks of risks: one over the members of each group, another over the groups, to any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, join_conversations
+from fedtail.risk.base import Risk, check_positive, normalised_mass
+from fedtail.types import Density, Losses, Mass, Weights
+
+NEEDS_GROUP = ("Hierarchical needs the group of each loss. Write value(losses, mass, group) with an integer tensor, (n,); for a "
+               "third level (2, n), from the finest groups to the coarsest.")
+NOT_PRIVATE = "it asks for sums of losses by group, to which nothing adds noise"
+
+
+@dataclass(frozen=True)
+class InGroup(StatisticPart):
+    """The statistic of `part` over the clients of one group: to it all others are without mass."""
+
+    by_group: ClassVar[bool] = True
+    part: StatisticPart
+    group: int
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: the rows of `part` at `trial`, (clients, width), with zeros for clients of other groups."""
+        mine = _groups_of(clients) == self.group
+        rows = self.part.statistic(replace(clients, mass=clients.mass * mine, group=None), trial)
+        return rows * mine[:, None]
+
+    def row_width(self, trial: Tensor) -> int:
+        """The number of entries of a row: as many as `part` has."""
+        return self.part.row_width(trial)
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        """The largest absolute entry of a row: as for `part`."""
+        return self.part.row_bound(clients, mass)
+
+
+@dataclass(frozen=True)
+class GroupMeans(StatisticPart):
+    """By group: mass, mass times the density of `within`, and mass times its `value_terms`, at the duals of all groups."""
+
+    by_group: ClassVar[bool] = True
+    within: Risk
+    groups: int
+    loss_bound: float
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: three numbers in the columns of its group, (clients, 3 * groups), zeros elsewhere; `trial` holds the duals."""
+        duals, group = trial.unflatten(0, (self.groups, -1)), _groups_of(clients)
+        rows = clients.losses.new_zeros(len(clients.losses), 3, self.groups)
+        for one, chosen in _members_by_group(group, self.groups):
+            some = clients.take(chosen)
+            terms = torch.stack([torch.ones_like(some.mass), self.within.density(some, duals[one]),
+                                 self.within.value_terms(some, duals[one])], 1)
+            rows[chosen, :, one] = some.mass[:, None] * terms
+        return rows.flatten(1)
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        """The largest absolute entry of a row: the largest mass of a client, times the loss bound where that is above one."""
+        return mass * max(1.0, self.loss_bound)
+
+
+@dataclass(frozen=True)
+class Hierarchical(Risk):
+    r"""A risk `across` groups of the risk `within` each: J = across_g( within_{x in g} F_x ), [Li23, eq. (7.82)].
+
+    `Hierarchical(within=Tilted(tau), across=Tilted(t))` is hierarchical tilting: tau = t is the tilted risk of all losses, tau =
+    0 tilts the mean losses of groups. A group's mass is the sum of its members'. Levels may be different risks, and `across` may
+    be a `Hierarchical` again: one more level of groups, each made of whole groups of the level below.
+
+    Alone, `value` and `weights` take the group of each loss. Federated, clients are in the groups of `population.group`, whose
+    number is `groups`: the conversations of `within` are held with all groups at once, and `across` sees one number of each
+    group, on the server. There `parents` gives the coarser group of each group where `across` has levels of its own (a tuple,
+    or a tuple of tuples from fine to coarse), and `within` is a risk whose value follows from sums: a mean, tilted, a
+    superquantile or another mean under weights. Over a channel that hides single clients a group with fewer than
+    `minimum_contributors` clients in the cohort is as if absent.
+
+    >>> risk = Hierarchical(within=Tilted(0.0), across=Worst())
+    >>> risk.value(torch.tensor([1., 2., 3., 7., 0.]), group=torch.tensor([0, 0, 0, 1, 1])).item()
+    3.5
+    """
+
+    sends: ClassVar[tuple[type, ...]] = (InGroup, GroupMeans)
+    within: Risk
+    across: Risk
+    groups: int | None = None
+    parents: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
+    loss_bound: float = 1e3      # for channels that sum integers
+
+    def __post_init__(self) -> None:
+        """Raise a TypeError where a level is not a risk, a ValueError where it keeps something on clients or numbers do not fit.
+
+        Numbers that do not fit are `groups` or `loss_bound` that are not positive, `parents` of another length than `groups`, and
+        `parents` with another number of levels than `across` has.
+        """
+        for name in ("within", "across"):
+            level = getattr(self, name)
+            if not isinstance(level, Risk):
+                raise TypeError(f"{name} must be a risk, got {level!r}. Write {name}=Tilted(1.0), say.")
+            if level.declares.mechanism.private:
+                raise ValueError(f"{name} adds noise to what it asks, and nothing prices that by group. Use it without privacy.")
+            if level.declares.keeps or level.declares.needs_everyone:
+                raise ValueError(f"{type(level).__name__} keeps something on each client from round to round, which a level of "
+                                 "Hierarchical cannot. Use Worst in place of Ascent.")
+        if isinstance(self.within, Hierarchical):
+            raise ValueError("within is a Hierarchical. Levels are nested from the inside out: write Hierarchical(within=finest, "
+                             "across=Hierarchical(within=middle, across=coarsest)).")
+        check_positive("loss_bound", self.loss_bound, "It is a bound on every client's loss, for channels that sum integers.")
+        if self.groups is not None:
+            check_positive("groups", self.groups, "It is the number of groups in population.group.")
+            levels = self.across.levels - 1 if isinstance(self.across, Hierarchical) else 0
+            labels = torch.tensor(self.parents).reshape(-1, self.groups) if self.parents else torch.zeros(0, self.groups)
+            if len(labels) != levels:
+                raise ValueError(f"parents has {len(labels)} levels, across has {levels}. Give the coarser group of each of the "
+                                 f"{self.groups} groups for each further level.")
+
+    @property
+    def levels(self) -> int:
+        """The number of levels: 2, and one more for each `Hierarchical` inside `across`."""
+        return 1 + (self.across.levels if isinstance(self.across, Hierarchical) else 1)
+
+    @cached_property
+    def declares(self) -> RiskDeclaration:
+        """A `RiskDeclaration`: needs the groups of clients, releases sums by group, cannot be private and takes no batches.
+
+        The share of clients that contribute is that of `within` where `across` gives every group some weight, else unknown.
+        """
+        inner, outer = self.within.declares, self.across.declares
+        return RiskDeclaration(needs_groups=self.groups, contributing=inner.contributing if outer.contributing == 1.0 else None,
+                               not_private=NOT_PRIVATE, not_batched="each loss is in a group",
+                               dynamic_range=inner.dynamic_range)
+
+    def value(self, losses: Losses, mass: Mass | None = None, group: Tensor | None = None) -> Tensor:
+        """The risk across groups of the risks within them: a differentiable scalar in the dtype of the losses, (n,).
+
+        `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; only which are equal matters.
+        `mass` defaults to equal masses. Raises a ValueError without groups, and where a group is in two coarser ones.
+        """
+        members = _Members.of(losses, mass, group, self.levels)
+        values = values_by_group(self.within, losses[members.here].double(), members.mass, members.group)
+        coarser = () if members.coarser is None else (members.coarser,)
+        return self.across.value(values, members.group_mass, *coarser).to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None, group: Tensor | None = None) -> Weights:
+        """The weight of each loss, (n,), sum one, without a gradient: that of its group times that within it, [Li23, eq. (7.85)].
+
+        Takes `mass` and `group` as `value` does.
+        """
+        members = _Members.of(losses, mass, group, self.levels)
+        present = losses.detach()[members.here].double()
+        values = values_by_group(self.within, present, members.mass, members.group)
+        inner = weights_by_group(self.within, present, members.mass, members.group)
+        weights = inner * _group_weights(self.across, values, members.group_mass, members.coarser)[members.group]
+        return losses.new_zeros(losses.shape).masked_scatter(members.here, weights.to(losses.dtype))
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: a generator that fits `within` in all groups at once, then asks for means by group, and weighs the groups.
+
+        The dual, float64, is first a factor for each group, the largest of them one and zero for a group that does not
+        contribute, then the duals of `within`, group by group. `previous` is not used.
+        """
+        groups = self._group_count()
+        duals = torch.stack((yield from join_conversations([self._fit_one_group(group) for group in range(groups)])))
+        sums = yield Statistic(GroupMeans(self.within, groups, self.loss_bound), duals.flatten())
+        mass, density, terms = sums.unflatten(0, (3, groups))
+        here = (mass > 0) & (density > 0)
+        factor = torch.zeros(groups, dtype=torch.float64)
+        if bool(here.any()):
+            ids = here.nonzero().flatten()
+            values = torch.stack([self.within.value_from_means(duals[g], density[g] / mass[g], terms[g] / mass[g])
+                                  for g in ids.tolist()])
+            coarser = torch.tensor(self.parents).reshape(-1, groups)[:, ids] if self.parents else None
+            factor[ids] = _group_weights(self.across, values, mass[ids], coarser) / density[ids]
+            factor = factor / factor.max().clamp(min=1e-300)
+        return torch.cat([factor, duals.flatten()])
+
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: the factor of its group times the density of `within` under its group's dual, (clients,), at most one.
+
+        Raises a ValueError where the clients have no groups.
+        """
+        factor, duals = dual[: self._group_count()], dual[self._group_count() :].unflatten(0, (self._group_count(), -1))
+        density = torch.zeros_like(clients.mass)
+        for group, chosen in _members_by_group(_groups_of(clients), self._group_count()):
+            if factor[group] > 0:
+                density[chosen] = factor[group] * self.within.density(clients.take(chosen), duals[group])
+        return density
+
+    def check(self, population: object, sample: object) -> None:
+        """Raise a ValueError, before training starts, without `groups`, or where `within` has no value from sums."""
+        self._group_count()
+        if type(self.within).value_terms is Risk.value_terms:
+            raise ValueError(f"{type(self.within).__name__} cannot be the risk within groups of clients: its value does not "
+                             "follow from sums. Use Mean, Tilted, or a superquantile.")
+        self.within.check(population, sample)
+
+    def _group_count(self) -> int:
+        """`groups`; raises a ValueError where it was not given, as it must be to train."""
+        if self.groups is None:
+            raise ValueError("Hierarchical over clients needs the number of their groups. Write Hierarchical(..., groups=3) for "
+                             "groups numbered 0, 1, 2 in population.group.")
+        return self.groups
+
+    def _fit_one_group(self, group: int) -> Conversation[Tensor]:
+        """The conversation of `within`, held with the clients of one group; returns its dual."""
+        conversation, reply = self.within.fit(None), None
+        while True:
+            try:
+                question = conversation.send(reply)
+            except StopIteration as end:
+                return end.value
+            reply = yield _about_group(question, group)
+
+
+class _Members(NamedTuple):
+    """Losses in groups: who has mass, how much, and in which group and coarser groups."""
+
+    here: Tensor                        # (n,) bool: who has mass
+    mass: Tensor                        # (present,) float64, sum one
+    group: Tensor                       # (present,) numbered from 0 without gaps
+    group_mass: Tensor                  # (groups,) float64
+    coarser: Tensor | None              # (levels - 2, groups) labels of each group; None for two levels
+
+    @classmethod
+    def of(cls, losses: Tensor, mass: Tensor | None, group: Tensor | None, levels: int) -> _Members:
+        """The members with mass; raises a ValueError where `group` is missing, of another shape, or not nested."""
+        if group is None:
+            raise ValueError(NEEDS_GROUP)
+        labels = group[None] if group.ndim == 1 else group
+        if losses.ndim != 1 or tuple(labels.shape) != (levels - 1, len(losses)) or labels.is_floating_point():
+            raise ValueError(f"losses have shape {tuple(losses.shape)} and group {tuple(group.shape)} ({group.dtype}), for "
+                             f"{levels} levels. Pass losses (n,) and integers (n,), or ({levels - 1}, n) from fine to coarse.")
+        share = normalised_mass(losses.detach().double(), None if mass is None else mass.double())
+        here = share > 0
+        labels, share = labels[:, here], share[here]
+        _, own = labels[0].unique(return_inverse=True)
+        count = int(own.max()) + 1
+        total = share.new_zeros(count).index_add(0, own, share)
+        if levels == 2:
+            return cls(here, share, own, total, None)
+        coarser = labels.new_zeros(levels - 2, count)
+        coarser[:, own] = labels[1:]
+        if not torch.equal(coarser[:, own], labels[1:]):
+            raise ValueError("a group has members in two groups of the level above. Each group must lie in one: number the fine "
+                             "groups anew, for each pair (coarse, fine) one number.")
+        return cls(here, share, own, total, coarser)
+
+
+def _group_weights(across: Risk, values: Tensor, mass: Tensor, coarser: Tensor | None) -> Tensor:
+    """Weights of groups with these values and masses, (groups,), sum one, without a gradient.
+
+    `coarser` are the labels of the groups in the levels of `across`, where it has some.
+    """
+    return across.weights(values, mass) if coarser is None else across.weights(values, mass, coarser)      # type: ignore[call-arg]
+
+
+def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
+    """The value of `risk` for each group, (groups,), differentiable; groups are numbered from 0 without gaps.
+
+    Losses, masses (positive) and group numbers are (n,). Groups of like size are computed together, where the risk takes
+    batches, padded by at most their own number of losses.
+    """
+    found = [(ids, risk.value(losses[place], mass[place] * filled)) for ids, place, filled in _batches(risk, group)]
+    order = torch.cat([ids for ids, _ in found])
+    return torch.cat([values.reshape(-1) for _, values in found])[order.argsort()]
+
+
+def weights_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
+    """The weight of each loss in its group, (n,), sum one in every group, without a gradient; as `values_by_group` takes them."""
+    weights = torch.zeros_like(mass)
+    for _, place, filled in _batches(risk, group):
+        weights[place[filled]] = risk.weights(losses[place], mass[place] * filled)[filled].to(weights.dtype)
+    return weights
+
+
+def _batches(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Groups of like size: their numbers, (some,), the positions of their losses, (some, width), and which of these are filled.
+
+    Widths are at most twice the size of a group in the batch. A risk that takes no batches has each group alone, with
+    positions (width,).
+    """
+    sizes, order = group.bincount(), group.argsort(stable=True)
+    first = sizes.cumsum(0) - sizes
+    if risk.declares.not_batched:
+        for one, (low, size) in enumerate(zip(first.tolist(), sizes.tolist(), strict=True)):
+            yield group.new_tensor([one]), order[low : low + size], torch.ones(size, dtype=torch.bool, device=group.device)
+        return
+    power = (sizes.double().log2()).ceil()
+    for exponent in power.unique().tolist():
+        ids = (power == exponent).nonzero().flatten()
+        column = torch.arange(int(sizes[ids].max()), device=group.device)
+        filled = column < sizes[ids, None]
+        yield ids, order[(first[ids, None] + column).clamp(max=len(group) - 1)], filled
+
+
+def _members_by_group(group: Tensor, groups: int) -> Iterator[tuple[int, Tensor]]:
+    """Each group that has clients here, and their positions."""
+    for one in group.unique().tolist():
+        if one < groups:
+            yield one, (group == one).nonzero().flatten()
+
+
+def _groups_of(clients: ClientStatistics) -> Tensor:
+    """The group number of each client, (clients,); raises a ValueError where the clients have none."""
+    if clients.group is None:
+        raise ValueError("Hierarchical needs the group of each client. Build the population with group=...")
+    return clients.group
+
+
+def _about_group(question: Any, group: int) -> Any:
+    """The question, or questions joined, asked of the clients of one group: its part is an `InGroup`."""
+    if isinstance(question, Joint):
+        return Joint(tuple(_about_group(one, group) for one in question.questions))
+    return replace(question, part=InGroup(question.part, group))
