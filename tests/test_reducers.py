@@ -373,3 +373,87 @@ def test_errors_say_what_to_write(build, error, text):
 def test_they_say_what_they_are_in_a_printed_model():
     assert repr(RiskLoss(Mean())) == "RiskLoss(Mean())"
     assert repr(RunningTiltedLoss(2.0)) == "RunningTiltedLoss(tilt=2, smoothing=0.2)"
+
+
+EXAMPLES = (torch.randn(48, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3)
+
+
+@pytest.mark.filterwarnings("ignore")      # Lightning's advice on processes and loggers
+def test_a_lightning_run_goes_on_from_its_checkpoint(tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.network, self.criterion = nn.Linear(6, 3), RunningTiltedLoss(2.0)
+
+        def training_step(self, batch, number):
+            return self.criterion(nn.functional.cross_entropy(self.network(batch[0]), batch[1], reduction="none"))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def trained(epochs, start=None):
+        model = Classifier()
+        trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+                                    enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path)
+        batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*EXAMPLES), batch_size=16)
+        trainer.fit(model, batches, ckpt_path=start)
+        trainer.save_checkpoint(tmp_path / f"{epochs}.ckpt")
+        return model
+
+    trained(1)
+    went_on, whole = trained(2, tmp_path / "1.ckpt"), trained(2)
+    assert whole.criterion.estimate.isfinite()
+    for name, found in went_on.state_dict().items():
+        torch.testing.assert_close(found, whole.state_dict()[name], rtol=0, atol=0)
+    by_hand = Classifier()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    for number in range(6):
+        optimizer.zero_grad()
+        by_hand.training_step([part[16 * (number % 3):][:16] for part in EXAMPLES], number).backward()
+        optimizer.step()
+    torch.testing.assert_close(by_hand.state_dict(), dict(whole.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_of_transformers_goes_on_from_its_checkpoint(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Network(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.last, self.criterion = nn.Linear(6, 3), RunningTiltedLoss(2.0)
+            self.post_init()
+
+        def forward(self, inputs, labels=None):
+            return {"logits": self.last(inputs)}
+
+    def trained(steps, start=None, accumulated=1, criterion=None):
+        torch.manual_seed(0)
+        model = Network(transformers.PretrainedConfig())
+        criterion = criterion or model.criterion
+        settings = transformers.TrainingArguments(
+            str(tmp_path / str(accumulated)), max_steps=steps, save_steps=3, per_device_train_batch_size=12 // accumulated, report_to="none",
+            use_cpu=True, disable_tqdm=True, learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0,
+            average_tokens_across_devices=False, gradient_accumulation_steps=accumulated)
+        rows = [{"inputs": x, "labels": y} for x, y in zip(*EXAMPLES, strict=True)]
+
+        def tilted_loss(outputs, labels, num_items_in_batch=None):
+            return criterion(nn.functional.cross_entropy(outputs["logits"], labels, reduction="none"))
+
+        trainer = transformers.Trainer(model, settings, train_dataset=rows, compute_loss_func=tilted_loss)
+        trainer.loss_is_scaled_for_ga = False
+        trainer.train(resume_from_checkpoint=start)
+        return model
+
+    whole = trained(6)
+    assert whole.criterion.estimate.isfinite()
+    went_on = trained(6, start=str(tmp_path / "1" / "checkpoint-3"))
+    torch.testing.assert_close(dict(went_on.state_dict()), dict(whole.state_dict()), equal_nan=True)
+    once, twice = (trained(1, accumulated=steps, criterion=RiskLoss(Mean())) for steps in (1, 2))      # two halves of one batch
+    torch.testing.assert_close(once.last.weight, twice.last.weight)

@@ -19,6 +19,7 @@ from fedtail.risk import Hierarchical, Mean, Risk, Spectral, Superquantile, Tilt
 
 SMALL, LARGE = 1e-20, 1e20      # tilts below and above, in absolute value, are those of the mean and of the extreme loss
 ROUNDING = 1e-12                # theta * batch size is taken as a whole number where it is off by less, relatively
+FEW = 256                       # so many exponentials less one are summed to enough digits, whether near to zero or to minus one
 GROUP_ROUNDING = 1e-6           # likewise for theta * group size, which is computed in float32
 
 
@@ -119,9 +120,9 @@ class RunningTiltedLoss(nn.Module):
             return tilted_mean(wide, self.tilt).to(losses.dtype)
         now = self._averaged(tilted_mean(wide.detach(), self.tilt))
         self.estimate.copy_(now)
-        lifted = wide - now if abs(self.tilt) < SMALL else (self.tilt * (wide - now)).exp() / self.tilt
-        step = lifted.mean()      # has the gradient; at most 1 / lambda over the tilt, since R has lambda of the batch
-        return (now + (step - step.detach())).to(losses.dtype)
+        tilt = 0.0 if abs(self.tilt) < SMALL else self.tilt
+        step = (tilt * (wide - now)).exp().mean() if tilt else wide.mean()      # has the gradient; at most 1 / lambda
+        return torch.add(now, step - step.detach(), alpha=1 / (tilt or 1.0)).to(losses.dtype)
 
     def extra_repr(self) -> str:
         """The two settings, for the printed form of a model."""
@@ -136,9 +137,9 @@ class RunningTiltedLoss(nn.Module):
             after = torch.lerp(before, batch, self.smoothing)
         else:
             apart = self.tilt * (batch - before)
-            less = exp_less_one(-apart.abs())      # of the one that weighs less, relative to the other
-            after = torch.where(apart > 0, torch.add(batch, ((1 - self.smoothing) * less).log1p(), alpha=1 / self.tilt),
-                                torch.add(before, (self.smoothing * less).log1p(), alpha=1 / self.tilt))
+            up, less = apart > 0, exp_less_one(-apart.abs())      # of the one that weighs less, relative to the other
+            log = torch.where(up, (1 - self.smoothing) * less, self.smoothing * less).log1p()
+            after = torch.add(torch.where(up, batch, before), log, alpha=1 / self.tilt)
         after = torch.where(before.isnan(), batch, after)
         return torch.where(batch.isfinite(), after, before)
 
@@ -245,10 +246,12 @@ def tilted_mean(losses: Tensor, tilt: float) -> Tensor:
     known = losses.detach()
     extreme = known.amax() if tilt > 0 else known.amin()
     lifted = tilt * (losses - extreme)                       # at most zero
+    if losses.shape[0] <= FEW and not torch.compiler.is_compiling():
+        return torch.add(extreme, lifted.expm1().mean().log1p(), alpha=1 / tilt)      # half as many operations
     log = lifted.exp().sum().log()                           # has the gradient, the weights; its value cancels near the mean
-    less = exp_less_one(lifted.detach()).mean()
-    value = torch.where(less > -0.5, less.log1p(), log.detach() - math.log(losses.shape[0]))
-    return torch.add(extreme, value + (log - log.detach()), alpha=1 / tilt)
+    known_log, less = log.detach(), exp_less_one(lifted.detach()).mean()
+    value = torch.where(less > -0.5, less.log1p(), known_log - math.log(losses.shape[0]))
+    return torch.add(extreme, value + (log - known_log), alpha=1 / tilt)
 
 
 def tail_mean(losses: Tensor, tail_fraction: float) -> Tensor:
@@ -265,10 +268,12 @@ def tail_mean(losses: Tensor, tail_fraction: float) -> Tensor:
 
 
 def exp_less_one(exponents: Tensor) -> Tensor:
-    """exp(x) - 1 for x <= 0, in their shape, to all digits near zero.
+    """exp(x) - 1 for x <= 0, in their shape, to all digits near zero, compiled too.
 
-    In place of `expm1`, which `torch.compile` writes as exp(x) - 1 on a CPU, so that all digits of a small x are lost.
+    On a CPU `torch.compile` writes `expm1` as exp(x) - 1, which loses all digits of a small x; there it is a hyperbolic tangent.
     """
+    if not torch.compiler.is_compiling():
+        return exponents.expm1()
     bent = (exponents / 2).tanh()
     return 2 * bent / (1 - bent)
 
