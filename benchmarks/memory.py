@@ -101,7 +101,7 @@ def trained(clients: int, rounds: int, workers: int, remembers: bool, folder: st
     people, model, place = population(clients, EXAMPLES, FEATURES), task(), Path(folder)
     algorithm, checkpoints = method(len(model.params()) if remembers else None, clients), Checkpoints(place)
     earlier, seconds, processor, saving = checkpoints.load()[0], list[float](), list[float](), list[float]()
-    fresh = fedtail.Trained(algorithm, model, algorithm.start(model.params(), 0))
+    fresh = fedtail.Trained(algorithm, model, algorithm.initial_state(model.params(), 0))
     start = earlier.to_trained(algorithm, model, 0) if earlier else fresh
     with LocalFleet(people, model, workers=workers, folder=place / MEMORY) as fleet:
         began, used = time.perf_counter(), computed()

@@ -33,9 +33,9 @@ from environments import HERE, commit, machine
 from pages import table
 
 from fedtail.secure import Client, Server, Session
-from fedtail.secure.frames import unwrap, wrap
+from fedtail.secure.frames import decode_frame, encode_frame
 from fedtail.secure.messages import Masked
-from fedtail.secure.primitives import fill
+from fedtail.secure.primitives import fill_with_key_stream
 from fedtail.secure.sum_client import Answered
 
 BITS = 62
@@ -77,13 +77,13 @@ def query(count: int, width: int, clock: Clock, server: Server, clients: dict[in
     """One query: client 0 masks, the last one drops, all others send noise."""
     clock, server, clients = copy.deepcopy(clock), copy.deepcopy(server), {k: copy.copy(one) for k, one in clients.items()}
     id, asked = server.session.id, server.ask(width, BITS)
-    sent = clock(clients[0].masked, asked[0], np.arange(width))
-    opened, noise = unwrap(Masked, sent, id, 1 << 30), np.random.default_rng(0)
+    sent = clock(clients[0].masked_row, asked[0], np.arange(width))
+    opened, noise = decode_frame(Masked, sent, id, 1 << 30), np.random.default_rng(0)
     adding = 0.0
     for one in range(count - 1):
         clients[one].state = replace(clients[one].state, members=server.members, answered=(Answered(0, opened.context_digest),))
         other = noise.integers(0, 1 << BITS, width, dtype=np.uint64).tobytes()
-        message = wrap(id, replace(opened, sender=one, row=other))
+        message = encode_frame(id, replace(opened, sender=one, row=other))
         began = time.perf_counter()
         server.receive(one, message)
         adding += time.perf_counter() - began
@@ -117,7 +117,7 @@ def streams() -> str:
     def seconds(cipher: Cipher) -> float:
         stream, began = cipher.encryptor(), time.perf_counter()
         for _ in range(500):
-            fill(stream, buffer, zeros)
+            fill_with_key_stream(stream, buffer, zeros)
             np.add(total, buffer, out=total)
         return time.perf_counter() - began
 

@@ -31,12 +31,12 @@ from pages import table
 from scipy.optimize import nnls
 
 from fedtail.secure import Client, Participant, Server, Session, SparseSession, disclosure_probability, sparse_session
-from fedtail.secure.frames import bundled, invitation, unbundled
+from fedtail.secure.frames import decode_bundle, decode_invitation, encode_bundle
 from fedtail.secure.sparse_graph import circle_order
-from fedtail.secure.sparse_messages import named
+from fedtail.secure.sparse_messages import members_from_bits
 
 BITS, WIDTH, GONE = 62, 10_000, 0.01
-ALONE, SHARED = 20, (invitation, named, circle_order, disclosure_probability)
+ALONE, SHARED = 20, (decode_invitation, members_from_bits, circle_order, disclosure_probability)
 STEPS = ("keys", "shares", "row", "unmasking")
 Figures = dict[str, float]
 
@@ -65,7 +65,7 @@ def measured(count: int, make: Callable[[tuple[int, ...]], Session]) -> Figures:
     def exchange(name: str, contents: dict[int, bytes]) -> None:
         spent, up, down = [], 0, 0
         for place, (one, message) in enumerate(contents.items()):
-            alone, content = place % -(-len(contents) // ALONE) == 0, bundled([message])
+            alone, content = place % -(-len(contents) // ALONE) == 0, encode_bundle([message])
             for shared in SHARED if alone else ():
                 shared.cache_clear()
             began = time.process_time()
@@ -73,7 +73,7 @@ def measured(count: int, make: Callable[[tuple[int, ...]], Session]) -> Figures:
             spent += [time.process_time() - began] if alone else []
             assert not refused, refused
             up, down = max(up, len(answer)), max(down, len(message))
-            served(server.receive, one, unbundled(answer)[0])
+            served(server.receive, one, decode_bundle(answer)[0])
         figures[name], figures["up"], figures["down"] = sum(spent) / len(spent), figures["up"] + up, figures["down"] + down
 
     exchange("keys", served(server.invite))

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import fedtail
 import textbook
 from fedtail import Engine, Family, FederatedAlgorithm, Population, Task, Trained, resume, train
-from fedtail.algorithm import RoundLostWarning, states_of
+from fedtail.algorithm import RoundLostWarning, member_states
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import SmallTailWarning
 from fedtail.engine import LocalFleet, blocks, workers
@@ -519,9 +519,9 @@ def same_bits(one: Trained, other: Trained, how: str) -> None:
 def bits(run: Trained) -> dict[str, bytes]:
     """All that a run leaves."""
     tensors: dict[str, Any] = dict(run.memory.kept)
-    for k, state in enumerate(states_of(run.state)):
+    for k, state in enumerate(member_states(run.state)):
         tensors |= {f"{k} model": state.params, f"{k} dual": state.dual, f"{k} iterate": state.part_state("iterate")}
-        tensors |= {f"{k} optimizer {i}": tensor for i, tensor in enumerate(state.optimizer)}
+        tensors |= {f"{k} optimizer {i}": tensor for i, tensor in enumerate(state.optimizer_state)}
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -532,7 +532,7 @@ def check_models(case: Case, whole: Trained, views: list[Any]) -> None:
     runs = [textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds) for method in case.methods]
     if len(runs) > 1 and any(played.lost for one in runs for played in one.rounds):
         return                                             # a family loses the rounds that any of its members loses
-    for k, (method, state, exact) in enumerate(zip(case.methods, states_of(whole.state), runs, strict=True)):
+    for k, (method, state, exact) in enumerate(zip(case.methods, member_states(whole.state), runs, strict=True)):
         try:
             same_people(method, exact, views, k)
             same_models(case, method, problem, exact, state.params, handed_out[k])

@@ -674,10 +674,10 @@ def read_reply(place: Path) -> None:
 
 def read_numbers(place: Path) -> None:
     from fedtail.cli.quantile import read_values
-    from fedtail.quantiles.private import check_values
+    from fedtail.quantiles.private import checked_values
 
     path = next(place.iterdir(), place / "gone.npy")
-    check_values(read_values(path, None))
+    checked_values(read_values(path, None))
 
 
 READERS = {reader.name: reader for reader in (

@@ -33,7 +33,16 @@ from fedtail.secure import (
     Session,
     SparseSession,
 )
-from fedtail.secure.frames import CHECKSUM, HEAD, KINDS, bundled, peek, unbundled, unwrap, wrap
+from fedtail.secure.frames import (
+    CHECKSUM,
+    HEAD,
+    KINDS,
+    decode_bundle,
+    decode_frame,
+    encode_bundle,
+    encode_frame,
+    frame_class_and_session,
+)
 from fedtail.secure.messages import MaskedForAll
 
 BITS, WIDTH = 23, 3
@@ -83,10 +92,10 @@ def forged(rng: random.Random, message: bytes, others: list[bytes]) -> bytes:
             return reframed(body, head[:4] + bytes([rng.choice(list(KINDS))]) + head[5:])
         case 2:
             return rng.choice(others)
-    kind, session = peek(message)
-    value = unwrap(kind, message, None, len(message))
+    kind, session = frame_class_and_session(message)
+    value = decode_frame(kind, message, None, len(message))
     try:
-        return wrap(session, twisted(rng, value))
+        return encode_frame(session, twisted(rng, value))
     except (Refused, TypeError, AttributeError):      # it cannot even be written
         return reframed(rng.randbytes(len(body)), head)
 
@@ -232,16 +241,16 @@ def state_of(machine: Any) -> Any:
 
 def row_in(message: bytes) -> np.ndarray:
     """The masked row in a message, read here by hand."""
-    kind, session = peek(message)
-    opened = unwrap(kind, message, session, len(message))
+    kind, session = frame_class_and_session(message)
+    opened = decode_frame(kind, message, session, len(message))
     data = opened.masked.row if isinstance(opened, MaskedForAll) else opened.row
     return np.array([int.from_bytes(data[3 * k:3 * k + 3], "little") for k in range(len(data) // 3)], np.int64)
 
 
 def canonical(message: bytes) -> bool:
     """Whether reading and writing gives the same bytes."""
-    kind, session = peek(message)
-    return wrap(session, unwrap(kind, message, session, len(message))) == message
+    kind, session = frame_class_and_session(message)
+    return encode_frame(session, decode_frame(kind, message, session, len(message))) == message
 
 
 def session_run(fuzzer: Fuzzer) -> None:
@@ -261,14 +270,14 @@ def session_run(fuzzer: Fuzzer) -> None:
             if answer is not None:
                 fuzzer.deliver(server, lambda machine, data, one=one: machine.receive(one, data), answer, one if rows else None)
 
-    both(server.invite(), lambda client, data: client.keys() if data == wrap(session.id, session) else refuse())
+    both(server.invite(), lambda client, data: client.keys() if data == encode_frame(session.id, session) else refuse())
     both(server.key_list(), lambda client, data: client.shares(data))
     for _ in range(2):
         rows = {one: np.array([rng.randrange(2**BITS) for _ in range(WIDTH)]) for one in session.members}
         fuzzer.changed = {}
         told = {one: b"told" if rng.random() > 0.03 else b"something else" for one in session.members}
         both(server.ask(WIDTH, BITS, b"told"),
-             lambda client, data, rows=rows, told=told: client.masked(data, rows[client.state.me], told[client.state.me]), rows=True)
+             lambda client, data, rows=rows, told=told: client.masked_row(data, rows[client.state.me], told[client.state.me]), rows=True)
         if signed:
             both(server.confirm(), lambda client, data: client.confirm(data))
         both(server.unmask(), lambda client, data: client.unmask(data))
@@ -288,11 +297,11 @@ def all_or_nothing_run(fuzzer: Fuzzer) -> None:
     for one in run.members:
         up(one, clients[one].keys())
     for one, message in server.key_list().items():
-        fuzzer.deliver(clients[one], lambda client, data: client.hear(data), message)
+        fuzzer.deliver(clients[one], lambda client, data: client.store_key_list(data), message)
     for query in range(2):
         rows, fuzzer.changed = {one: np.array([rng.randrange(2**BITS) for _ in range(WIDTH)]) for one in run.members}, {}
         for one, message in server.ask(1, query, WIDTH, BITS).items():
-            up(one, fuzzer.deliver(clients[one], lambda client, data, rows=rows: client.masked(data, rows[client.state.me]), message), one)
+            up(one, fuzzer.deliver(clients[one], lambda client, data, rows=rows: client.masked_row(data, rows[client.state.me]), message), one)
         fuzzer.check(server.total(), rows)
 
 
@@ -306,7 +315,7 @@ def participant_run(fuzzer: Fuzzer) -> None:
     def exchange(contents: dict[int, bytes]) -> None:
         for one, message in contents.items():
             answer = fuzzer.deliver(people[one], answered(rows[one]), message)
-            rubbish(fuzzer, people[one], bundled([message, message]), answered(rows[one], whole=True))
+            rubbish(fuzzer, people[one], encode_bundle([message, message]), answered(rows[one], whole=True))
             for each in answer or ():
                 server.receive(one, each)
 
@@ -317,10 +326,10 @@ def participant_run(fuzzer: Fuzzer) -> None:
 
 def answered(row: np.ndarray, whole: bool = False) -> Any:
     def take(participant: Participant, data: bytes) -> Any:
-        answer, refused = participant.answer(data if whole else bundled([data]), lambda round, ask: (row, b""))
+        answer, refused = participant.answer(data if whole else encode_bundle([data]), lambda round, ask: (row, b""))
         if refused and not whole:
             raise refused[0]
-        return unbundled(answer)
+        return decode_bundle(answer)
     return take
 
 
@@ -336,7 +345,7 @@ def refuse() -> Any:
 
 def known(count: int) -> dict[int, Identity]:
     secrets = {one: bytes([one + 1]) * 32 for one in range(count)}
-    pinned = {one: Identity(secret, {}).public for one, secret in secrets.items()}
+    pinned = {one: Identity(secret, {}).public_key for one, secret in secrets.items()}
     return {one: Identity(secret, pinned) for one, secret in secrets.items()}
 
 

@@ -139,7 +139,7 @@ def digest(run: Callable[[], Any]) -> str:
             return f"refused: {type(reason).__name__}"
     states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
     for state in states:
-        for tensor in (state.params, state.dual, *state.optimizer):
+        for tensor in (state.params, state.dual, *state.optimizer_state):
             found.update(b"-" if tensor is None else tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     for module in trained.modules:
         for name, tensor in module.state_dict().items():

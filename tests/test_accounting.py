@@ -21,14 +21,14 @@ from fedtail.privacy.accountants import (
     PrivacyLosses,
     RenyiDivergences,
     Step,
-    _divergences,
-    _fixed_cohort_losses,
+    _fixed_cohort_loss_distribution,
     _grid_interval,
-    _largest_loss,
+    _largest_privacy_loss,
+    _renyi_divergences,
 )
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.composed_mechanism import compose_rounds
-from fedtail.privacy.concentrated import check_target, delta_from_rho, epsilon_from_rho, find_crossing, largest_rho
+from fedtail.privacy.concentrated import check_epsilon_and_delta, delta_from_rho, epsilon_from_rho, find_crossing, largest_rho
 from fedtail.privacy.discrete_gaussian import discrete_gaussian_probability
 from fedtail.privacy.events import (
     FixedSampling,
@@ -237,17 +237,17 @@ def test_hardly_anything_is_lost_between_the_orders(z, delta, whole):
 
 def test_rounding_never_makes_a_divergence_too_small():
     for order, times in ((2, 1), (3, 3)):           # D_2 = log(1 + q^2 (e^(1/z^2) - 1)), D_3 the next, for tiny q
-        found = float(_divergences(Step(5.0, 1e-9, "poisson"), (order,))[0])
+        found = float(_renyi_divergences(Step(5.0, 1e-9, "poisson"), (order,))[0])
         true = times * 1e-18 * math.expm1(5.0**-2) / (order - 1)
         assert true + 0.9 * 2.0**-50 / (order - 1) <= found <= true + 2 * 2.0**-50 / (order - 1)
-    assert float(_divergences(Step(5.0), (2,))[0]) == pytest.approx(2 / 50, rel=1e-15)
+    assert float(_renyi_divergences(Step(5.0), (2,))[0]) == pytest.approx(2 / 50, rel=1e-15)
 
 
 def test_a_round_that_may_not_be_amplified_mixes_moments():
     z, rate, revealed = 1.3, 0.2, 0.07
     second = 1 + rate**2 * math.expm1(z**-2)
     third = (1 - rate) ** 3 + 3 * (1 - rate) ** 2 * rate + 3 * (1 - rate) * rate**2 * math.exp(z**-2) + rate**3 * math.exp(3 * z**-2)
-    found = _divergences(Step(z, rate, "poisson", revealed), (2, 3))
+    found = _renyi_divergences(Step(z, rate, "poisson", revealed), (2, 3))
     mixed = [(1 - revealed) * second + revealed * math.exp(z**-2), (1 - revealed) * third + revealed * math.exp(3 * z**-2)]
     assert found.tolist() == pytest.approx([math.log(mixed[0]), math.log(mixed[1]) / 2], rel=1e-9)
 
@@ -272,16 +272,16 @@ def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
 def test_the_grid_of_losses_is_fine_enough_and_not_too_long(z, rate):
     for scheme, multiplier in (("poisson", z), ("poisson-exchange", z / 2)):
         farthest = GaussianPrivacyLoss(multiplier, sampling_prob=rate).connect_dots_bounds().epsilon_upper
-        assert farthest <= _largest_loss(Step(z, rate, scheme)) <= 1.3 * farthest
+        assert farthest <= _largest_privacy_loss(Step(z, rate, scheme)) <= 1.3 * farthest
     ratio = (1 - rate) + rate * np.exp(LINE / z - 0.5 / z**2)                 # of densities, under the one without the client
     square = np.trapezoid((ratio - 1) ** 2 * stats.norm.pdf(LINE), LINE)      # of the loss, where it is small
     interval = _grid_interval(((Step(z, rate, "poisson"), 3),))
-    longest = _largest_loss(Step(z, rate, "poisson")) / 2**17
+    longest = _largest_privacy_loss(Step(z, rate, "poisson")) / 2**17
     wanted = max(min(math.sqrt(square) / 16, 2.0**-10) if z > 0.2 else 2.0**-10, 2.0**-18, longest)
     assert math.log2(interval) % 1 == 0
     assert wanted / 2 < interval <= wanted * (1 + 1e-6)
     mixed = _grid_interval(((Step(z, rate, "poisson"), 3), (Step(0.05), 1)))       # the longest of them has to fit
-    assert _largest_loss(Step(0.05)) / 2**18 < mixed <= max(2.0**-10, _largest_loss(Step(0.05)) / 2**17)
+    assert _largest_privacy_loss(Step(0.05)) / 2**18 < mixed <= max(2.0**-10, _largest_privacy_loss(Step(0.05)) / 2**17)
 
 
 def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
@@ -296,7 +296,7 @@ def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
 def test_the_grid_of_a_cohort_of_fixed_size_ends_no_sooner_than_dp_accountings(z, rate, interval):
     """What is beyond the last loss counts as lost for certain."""
     mixture = GaussianPrivacyLoss(z, sampling_prob=rate)
-    beyond = _fixed_cohort_losses(Step(z, rate, "fixed"), interval).get_delta_for_epsilon(200.0)
+    beyond = _fixed_cohort_loss_distribution(Step(z, rate, "fixed"), interval).get_delta_for_epsilon(200.0)
     assert 0 < beyond <= mixture.get_delta_for_epsilon(mixture.connect_dots_bounds().epsilon_upper)
 
 
@@ -325,11 +325,11 @@ def test_concentrated_privacy_and_its_inverses():
     assert epsilon_from_rho(math.inf, 0.1) == math.inf
     assert delta_from_rho(0.0, 1.0) == 0
     assert find_crossing(lambda x: x >= 0.3, 0.0, 1.0) == (math.nextafter(0.3, 0), 0.3)
-    check_target(1e-9, 1e-300)
+    check_epsilon_and_delta(1e-9, 1e-300)
     for bad in (0.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="epsilon must be positive and finite"):
-            check_target(bad, 1e-5)
-    for call in (check_target, epsilon_from_rho, largest_rho):
+            check_epsilon_and_delta(bad, 1e-5)
+    for call in (check_epsilon_and_delta, epsilon_from_rho, largest_rho):
         with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 1"):
             call(1.0, 1.0)
 
@@ -483,10 +483,10 @@ def test_rounds_that_are_affordable_are_the_most_that_fit():
     step, other = gaussian(2.0, PoissonSampling(0.1)), gaussian(20.0)
     fitting = rounds_affordable([(other, 1)], step, 1.5, 1e-5)
     assert epsilon_at([(other, 1), (step, fitting)], 1e-5) <= 1.5 < epsilon_at([(other, 1), (step, fitting + 1)], 1e-5)
-    asked = accounting._count_affordable.cache_info().misses
+    asked = accounting._count_affordable_rounds.cache_info().misses
     for done in range(3):
         assert rounds_affordable([(other, 1), (step, done)], step, 1.5, 1e-5) == fitting - done
-    assert accounting._count_affordable.cache_info().misses == asked           # one less after each, and nothing is computed again
+    assert accounting._count_affordable_rounds.cache_info().misses == asked           # one less after each, and nothing is computed again
     assert rounds_affordable([(other, 1), (step, fitting)], step, 1.5, 1e-5) == 0
     assert rounds_affordable([(other, 10**6)], step, 1.5, 1e-5) == 0
     for most in (1, 2, 3, 7, 8, 9):
@@ -508,7 +508,7 @@ def test_the_largest_count_is_found_from_any_that_fits(most):
                 assert count <= most
                 return count <= answer
 
-            assert accounting._largest_fitting(fits, low, most) == answer
+            assert accounting._largest_fitting_count(fits, low, most) == answer
 
 
 def test_what_costs_nothing_is_affordable_for_ever_and_what_is_not_private_never():

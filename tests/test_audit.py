@@ -39,7 +39,7 @@ from fedtail.data.population import Population
 from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares
 from fedtail.privacy import Attack, Guarantee, Ledger, NoisySum, SeededRandomness, gaussian_epsilon
-from fedtail.privacy.audit import _at_most, _error_bounds
+from fedtail.privacy.audit import _clopper_pearson_bound, _error_rate_bounds
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Sampling
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import noisy_sum
@@ -103,15 +103,15 @@ def test_the_threshold_is_chosen_on_other_runs_than_it_is_tested_on():
 def test_bounds_on_probabilities_are_clopper_and_pearsons():
     for runs in (20, 77):
         happened = np.arange(runs + 1)
-        bounds = _at_most(happened, runs, 0.02)
+        bounds = _clopper_pearson_bound(happened, runs, 0.02)
         assert stats.binom.cdf(happened[:-1], runs, bounds[:-1]) == pytest.approx(np.full(runs, 0.02), rel=1e-9)
         assert bounds[-1] == 1
     random = np.random.default_rng(0)
     without, present = random.integers(0, 6, 40).astype(float), random.integers(2, 9, 30).astype(float)
     for threshold in range(-1, 11):
-        alarms, misses = _error_bounds(without, present, np.array(float(threshold)), 0.96)
-        assert float(alarms) == pytest.approx(float(_at_most(np.array((without >= threshold).sum()), 40, 0.02)))
-        assert float(misses) == pytest.approx(float(_at_most(np.array((present < threshold).sum()), 30, 0.02)))
+        alarms, misses = _error_rate_bounds(without, present, np.array(float(threshold)), 0.96)
+        assert float(alarms) == pytest.approx(float(_clopper_pearson_bound(np.array((without >= threshold).sum()), 40, 0.02)))
+        assert float(misses) == pytest.approx(float(_clopper_pearson_bound(np.array((present < threshold).sum()), 30, 0.02)))
 
 
 def test_bounds_approach_the_truth_with_more_runs():
@@ -216,11 +216,11 @@ def shard(runs: int, seed: int, losses: Tensor | None = None) -> Shard:
 def released(question: Question, asked: Shard, channel) -> Tensor:
     """What comes out of every run, (runs, width): each client answers, each run is added up, decoded and noised."""
     encoding = channel.encoding(CLIENTS, 1.0)
-    base.refuse_release(channel, question.mechanism, question.gather, "a question")
+    base.refuse_mechanism(channel, question.mechanism, question.gather, "a question")
     crossed = answer(question, asked.clients(), encoding)
     total = encoding.sum(crossed.reshape(-1, CLIENTS, crossed.shape[1]).transpose(0, 1))
     sums = encoding.decode(total, row_bound_for(question, total.shape[-1], encoding))
-    return question.mechanism.on_server(sums, base.server_noise(asked.broadcast, question.number))
+    return question.mechanism.on_server(sums, base.server_noise_source(asked.broadcast, question.number))
 
 
 def promised(*releases: Release, delta: float = DELTA, rounds: int = 1, sampling: Sampling = NoSampling()) -> Guarantee:
@@ -359,7 +359,7 @@ def attack_on_a_histogram(question: Statistic, channel, adjacency: str, runs: in
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("method", ["flat", "tree", "optimal"])
 def test_a_histogram_keeps_its_promise_and_no_more(method, kind, adjacency):
-    question = next(histogram(method, kind).ask())
+    question = next(histogram(method, kind).ask_histogram())
     promise = fedtail.privacy.guarantee([(RoundEvent((question.release(0),), NoSampling()), 1)], DELTA, adjacency)
     found = attack_on_a_histogram(question, NOISES[kind][1], adjacency)
     assert 0.8 * promise.epsilon < found.epsilon(DELTA) < promise.epsilon
@@ -376,7 +376,7 @@ class ExactTotal(NoisySum):
 
 
 def test_a_histogram_whose_total_is_exact_is_caught():
-    question = next(histogram("flat", "gaussian").ask())
+    question = next(histogram("flat", "gaussian").ask_histogram())
     fair, promise = question.mechanism, promised(question.release(0))
     leaky = replace(question, mechanism=ExactTotal(fair.clip_norm, fair.noise, fair.exchange, fair.whole))
     scores = [released(leaky, shard(5000, seed, torch.tensor([0.3, 2.5, 2.6, 9.0, loss], dtype=WIDE)), PlainChannel()).sum(1).numpy()
@@ -388,13 +388,13 @@ def test_a_histogram_whose_total_is_exact_is_caught():
 
 @cache
 def quantile_plan(method: str, adjacency: str) -> QuantilePlan:
-    return plan_quantiles(CLIENTS, [0.5], Edges.equal(0.0, 4.0, 4), epsilon=12.0, delta=DELTA, method=method, adjacency=adjacency, allow_few=True)
+    return plan_quantiles(CLIENTS, [0.5], Edges.of_equal_width(0.0, 4.0, 4), epsilon=12.0, delta=DELTA, method=method, adjacency=adjacency, allow_few=True)
 
 
 def with_an_empty_row(plan: QuantilePlan) -> QuantilePlan:
     """The same plan with a bin more, beyond the range, whose client sends nothing but its share of the noise."""
     matrix = np.concatenate([plan.strategy.matrix, np.zeros((plan.strategy.width, 1), dtype=np.int64)], 1)
-    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.given([*plan.edges.values, 5.0]))
+    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.from_values([*plan.edges.values, 5.0]))
 
 
 def attack_on_quantiles(plan: QuantilePlan, runs: int = 6000) -> Attack:
@@ -457,7 +457,7 @@ def sampled_scores(sample: Poisson, row: list[float], seed: int, runs: int = 60_
         asked = Shard(everybody.select(drawn), everybody.mass[drawn], told, None, told.params)
         crossed = answer(OfSome(rows, SAMPLED, drawn=drawn % CLIENTS), asked.clients(), PlainChannel().encoding(CLIENTS, 1.0))
         sums = torch.zeros(runs, 3, dtype=WIDE).index_add_(0, drawn // CLIENTS, crossed)
-        seen = SAMPLED.on_server(sums, base.server_noise(told, 0))[:, 2].numpy() * mu / SAMPLED.clip_norm      # of variance one
+        seen = SAMPLED.on_server(sums, base.server_noise_source(told, 0))[:, 2].numpy() * mu / SAMPLED.clip_norm      # of variance one
         scores += np.log1p(sample.rate * np.expm1(mu * seen - mu**2 / 2))
     return scores
 
@@ -640,8 +640,8 @@ def cancelled(seen: Observed) -> Tensor:
 
 
 def test_a_histogram_and_an_update_with_the_same_noise_are_caught(monkeypatch):
-    algorithm, runs, fair = dp_delta_fl(), 100, base.server_noise
+    algorithm, runs, fair = dp_delta_fl(), 100, base.server_noise_source
     promise = promised_by_training(algorithm, rounds=1).epsilon
     assert attack_on_training(algorithm, cancelled, runs=runs, rounds=1).epsilon(DELTA) < promise
-    monkeypatch.setattr(base, "server_noise", lambda told, number: fair(told, number % runs))      # of a run's two questions
+    monkeypatch.setattr(base, "server_noise_source", lambda told, number: fair(told, number % runs))      # of a run's two questions
     assert attack_on_training(algorithm, cancelled, runs=runs, rounds=1).epsilon(DELTA) > promise

@@ -18,14 +18,14 @@ from fedtail.privacy.calibration import (
     check_population,
     noise_for,
     noise_levels,
-    questionable_settings,
+    privacy_setting_warnings,
     round_event,
     smallest_noise,
     split_noise,
 )
-from fedtail.privacy.discrete_gaussian import as_fraction
+from fedtail.privacy.discrete_gaussian import variance_as_fraction
 from fedtail.privacy.events import FixedSampling, GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
-from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability, skip_probability
+from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability, skip_probability
 
 PAPER = (5.0, 1 / 2500, 1000, PoissonSampling(100 / 2500))
 
@@ -84,7 +84,7 @@ def test_exchanged_clients_need_more_noise_and_histograms_less_than_twice_of_it(
 
 def test_any_mechanism_can_be_calibrated():
     def event(noise):
-        return RoundEvent((LatticeRelease(8.0, as_fraction((8 * noise) ** 2 / 20), 20, 64, constant=True),), PoissonSampling(0.1))
+        return RoundEvent((LatticeRelease(8.0, variance_as_fraction((8 * noise) ** 2 / 20), 20, 64, constant=True),), PoissonSampling(0.1))
 
     noise = smallest_noise(event, 50, 2.0, 1e-5)
     assert epsilon_at([(event(noise), 50)], 1e-5) <= 2.0 < epsilon_at([(event(noise * 0.999), 50)], 1e-5)
@@ -207,15 +207,15 @@ def test_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
 
 def test_the_largest_minimum_that_is_rarely_missed():
     for rate, population, failure in ((0.04, 2500, 1e-5), (0.5, 40, 1e-3), (1.0, 7, 1e-5)):
-        minimum = minimum_for(rate, population, failure)
+        minimum = minimum_cohort_for(rate, population, failure)
         assert skip_probability(rate, population, minimum) < failure <= skip_probability(rate, population, minimum + 1)
-    assert minimum_for(1.0, 7) == 7
-    assert minimum_for(0.5, 30) == minimum_for(0.5, 30, 1e-5) < minimum_for(0.5, 30, 2e-5 * 50)
+    assert minimum_cohort_for(1.0, 7) == 7
+    assert minimum_cohort_for(0.5, 30) == minimum_cohort_for(0.5, 30, 1e-5) < minimum_cohort_for(0.5, 30, 2e-5 * 50)
     assert [reveal_probability(1.0, 7, minimum) for minimum in (0, 6, 7)] == [0, 0, 1]
     assert [skip_probability(1.0, 7, minimum) for minimum in (0, 7, 8)] == [0, 0, 1]
     assert [skip_probability(0.5, 3, minimum) for minimum in (-1, 0, 1, 3, 4)] == pytest.approx([0, 0, 1 / 8, 7 / 8, 1])
     assert reveal_probability(0.5, 1, 1) == 1
-    assert minimum_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
+    assert minimum_cohort_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
 
 
 # refusals
@@ -232,7 +232,7 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: split_noise(math.inf, 0.25), "noise (z of the whole round) must be positive and finite, got inf."),
     (lambda: split_noise(1.0, math.inf), "quantile_ratio (r) must not be negative, got inf. "),
     (lambda: split_noise(1.0, 0.25, 1.5), "a family has one model or more, got models=1.5."),
-    (lambda: minimum_for(1.1, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=1.1, population=100."),
+    (lambda: minimum_cohort_for(1.1, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=1.1, population=100."),
     (lambda: reveal_probability(0.5, 0, 0), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0.5, population=0."),
     (lambda: reveal_probability(0.1, 10, -1), "the minimum must be between 0 and the population of 10, got -1."),
     (lambda: check_population(99), "a guarantee for each of 99 clients will be useless: "),
@@ -240,8 +240,8 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: split_noise(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
     (lambda: split_noise(1.0, 0.25, 0), "a family has one model or more, got models=0."),
     (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
-    (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Sample more."),
-    (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
+    (lambda: minimum_cohort_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Sample more."),
+    (lambda: minimum_cohort_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
     (lambda: reveal_probability(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
     (lambda: reveal_probability(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or sample more."),
     (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides one of them, in every round, drowns the sum over so few. It takes 100 clients or more, better a thousand."),
@@ -254,12 +254,12 @@ def test_what_cannot_be_had_is_refused(call, text):
 
 
 def test_what_is_probably_not_meant_is_said():
-    assert questionable_settings(2500, PoissonSampling(0.04), 1e-5) == []
-    assert questionable_settings(1000, PoissonSampling(0.01), 0.01) == [
+    assert privacy_setting_warnings(2500, PoissonSampling(0.04), 1e-5) == []
+    assert privacy_setting_warnings(1000, PoissonSampling(0.01), 0.01) == [
         "delta = 0.01 is not below 1 / population = 0.001: publishing all data of a client drawn at random would pass",
         "cohorts of about 10 clients are small: the noise of a sum is the same for any cohort"]
     check_population(100)
-    assert questionable_settings(2500, PoissonSampling(0.01), 0.999 / 2500) == []                  # cohorts of 25, and a delta just below 1 / population
-    assert [len(questionable_settings(2500, PoissonSampling(rate), delta)) for rate, delta in ((0.0099, 1e-5), (0.01, 1 / 2500), (0.0099, 1 / 2500))] == [1, 1, 2]
-    assert questionable_settings(1000, FixedSampling(24, 1000), 1e-5) == ["cohorts of about 24 clients are small: the noise of a sum is the same for any cohort"]
-    assert questionable_settings(100, NoSampling(), 1e-5) == []
+    assert privacy_setting_warnings(2500, PoissonSampling(0.01), 0.999 / 2500) == []                  # cohorts of 25, and a delta just below 1 / population
+    assert [len(privacy_setting_warnings(2500, PoissonSampling(rate), delta)) for rate, delta in ((0.0099, 1e-5), (0.01, 1 / 2500), (0.0099, 1 / 2500))] == [1, 1, 2]
+    assert privacy_setting_warnings(1000, FixedSampling(24, 1000), 1e-5) == ["cohorts of about 24 clients are small: the noise of a sum is the same for any cohort"]
+    assert privacy_setting_warnings(100, NoSampling(), 1e-5) == []

@@ -36,8 +36,8 @@ from fedtail import (
     train,
 )
 from fedtail.algorithm import RoundLostWarning
-from fedtail.base_part import Part, class_with_declared
-from fedtail.composition import NEEDS, RULES, Composition, check, refusals
+from fedtail.base_part import Part, classes_sent_with
+from fedtail.composition import NEEDS, RULES, Composition, check_composition, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
 from fedtail.privacy import NoisySum
@@ -212,9 +212,9 @@ def test_one_refusal_is_said_without_a_list_and_that_of_two_members_once():
     assert len(refusals(family, PEOPLE, HIDING, HERE)) == 2
     assert refusals(Family((worst, worst)), PEOPLE, HIDING, HERE) == refusals(worst, PEOPLE, HIDING, HERE)
     with pytest.raises(ValueError, match=r"^Worst lets about 1 of 30"):
-        check(worst, PEOPLE, HIDING, HERE)
+        check_composition(worst, PEOPLE, HIDING, HERE)
     with pytest.warns(fedtail.SmallTailWarning, match="Superquantile lets about 5 of 10 clients contribute to a round"):
-        check(fedtail.delta_fl(0.5, 10), PEOPLE, PlainChannel(), HERE)
+        check_composition(fedtail.delta_fl(0.5, 10), PEOPLE, PlainChannel(), HERE)
 
 
 def test_without_its_clients_nothing_else_of_a_method_is_judged():
@@ -417,7 +417,7 @@ class OnlyOne(fedtail.Mean):
 @dataclass(frozen=True)
 class FewSteps(fedtail.LocalSGD):
     def steps(self, clients):
-        return super().steps(clients) * (clients.draws("few") % 4 == 0)
+        return super().steps(clients) * (clients.random_bits("few") % 4 == 0)
 
 
 def test_what_a_subclass_changes_it_does_not_inherit_the_promises_of():
@@ -467,4 +467,4 @@ def test_innocent_fields_of_a_risk_may_have_the_names_of_former_members():
 def test_classes_that_send_each_other_are_named_once():
     first, second = type("First", (Part,), {}), type("Second", (Part,), {})
     first.sends, second.sends = (second,), (first,)
-    assert list(class_with_declared(first)) == [first, second]
+    assert list(classes_sent_with(first)) == [first, second]

@@ -116,7 +116,7 @@ class Path:
 
 def run(algorithm: FederatedAlgorithm, problem: Quadratics, rounds: int, start: Array | None = None, seed: int = 0) -> Path:
     dim = problem.centre.shape[1]
-    state = algorithm.start(torch.zeros(dim, dtype=torch.float64) if start is None else torch.tensor(start), seed)
+    state = algorithm.initial_state(torch.zeros(dim, dtype=torch.float64) if start is None else torch.tensor(start), seed)
     states = [state]
     fedtail.resume(fedtail.Trained(algorithm, problem.task, state, seed), problem.population, rounds=rounds,
                    on_round=lambda progress: states.append(progress.state))
@@ -495,7 +495,7 @@ def test_ascent_with_the_averaged_iterate_reaches_the_minimiser_of_the_largest_l
 @pytest.mark.parametrize("risk", [Ascent(0.1), GroupAscent(3, 0.1)], ids=["by client", "by group"])
 def test_ascent_goes_on_where_it_stopped(risk):
     problem, algorithm = quadratics(seed=5, group=[0, 2, 1, 0, 1, 2, 2]), method(risk, 0.3)
-    trained = fedtail.Trained(algorithm, problem.task, algorithm.start(torch.tensor(START), 0))
+    trained = fedtail.Trained(algorithm, problem.task, algorithm.initial_state(torch.tensor(START), 0))
     for _ in range(2):
         trained = fedtail.resume(trained, problem.population, rounds=5)
     assert trained.state.params.numpy() == approx(run(algorithm, problem, 10, START).params[-1], abs=1e-9)

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json
 import warnings
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 
 import fedtail
 from fedtail import AdaptiveClip, GaussianNoise, Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
+from fedtail.channel import FixedPoint, SignedGraph, SparseGraph
 from fedtail.client_statistics import ClientStatistics
 from fedtail.clients import Clients
 from fedtail.composition import Composition
@@ -20,12 +21,15 @@ from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
 from fedtail.engine import LocalFleet
+from fedtail.evaluation import FederatedEvaluation, MetricRange
 from fedtail.fleet import RoundView
+from fedtail.local import Penalty, Proximal
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
+from fedtail.quantiles import Edges, NoisyHistogram, flat_strategy, plan_quantiles
 from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
-from fedtail.secure import Client, Session
+from fedtail.secure import AllOrNothingClient, AllOrNothingRounds, Client, Identity, LocalClients, Run, Session, sparse_session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -77,11 +81,19 @@ def holders():
     folder.write("risk", some, torch.ones(3, 2))
     store = folder.stores["risk"]
     method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
-    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
-            "Clients": Clients(None, some),
+    run_of_two = Run(b"run", (0, 1))
+    rounds = AllOrNothingRounds(LocalClients((0, 1), b"run"), run_of_two)
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
+            "AllOrNothingClient": AllOrNothingClient(run_of_two, 0), "AllOrNothingRounds": rounds, "AllOrNothingServer": rounds.server,
+            "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
+            "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(0.1, 0.1),
+            "Edges": Edges.of_equal_width(0.0, 1.0, 4), "Strategy": flat_strategy(4), "MetricRange": MetricRange("error"),
+            "FederatedEvaluation": FederatedEvaluation(), "NoisyHistogram": NoisyHistogram(2.0, 8.0, GaussianNoise(1.0), bins=4),
+            "RemoteFleet": Sites().fleet(), "SimulatedFleet": fleet, "QuantilePlan": plan_quantiles(100, [0.5], Edges.of_equal_width(0.0, 1.0, 4), epsilon=1.0, delta=1e-5),
+            "WeightedClients": ClientStatistics(some.double(), some.double()).with_density(some.double()),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
-            "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
+            "LocalFleet": fleet, "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
             "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
@@ -95,6 +107,30 @@ def test_an_old_attribute_warns_and_is_the_new_one(kind, old, new):
         found = getattr(holder, old)
     assert caught[0].filename == __file__
     assert found == getattr(holder, new) if not torch.is_tensor(found) else torch.equal(found, getattr(holder, new))
+
+
+def test_an_old_class_method_warns_and_is_the_new_one():
+    with pytest.warns(DeprecationWarning, match=r"^Edges\.equal is now Edges\.of_equal_width;") as caught:
+        assert Edges.equal(0.0, 1.0, 2) == Edges.from_values([0.0, 0.5, 1.0])
+    assert caught[0].filename == __file__
+    assert Edges.place.__doc__ == "The old name of `bin_indices`."
+
+
+def test_a_penalty_that_overrides_the_old_method_warns_and_is_prepared_by_it():
+    with pytest.warns(DeprecationWarning, match=r"^Pulling\.of is now Pulling\.prepare_for_clients;") as caught:
+        @dataclass(frozen=True)
+        class Pulling(Penalty):
+            strength: float
+
+            def of(self, clients, anchor):
+                return Proximal(self.strength)
+    assert caught[0].filename == __file__
+
+    def trained(penalty):
+        return fedtail.train(fedtail.fedavg(10, learning_rate=0.2, batch_size=4, penalty=penalty), TASK, PEOPLE, rounds=2).state.params
+
+    assert torch.equal(trained(Pulling(0.5)), trained(Proximal(0.5)))
+    assert not torch.equal(trained(Pulling(0.5)), trained(Proximal(0.0)))
 
 
 def test_the_budget_of_a_ledger_can_be_set_by_its_old_name_and_what_is_frozen_cannot():
@@ -121,7 +157,8 @@ def test_an_old_keyword_warns_and_gives_the_same(make, keyword, expected):
 
 def test_classes_with_old_names_keep_their_signatures():
     assert list(inspect.signature(SecureChannel).parameters) == ["threshold", "minimum_contributors", "modulus_bits", "masks", "dropout", "graph"]
-    assert KEYWORDS.keys() - ATTRIBUTES.keys() == {"RemoteFleet"}
+    assert KEYWORDS["RemoteFleet"].items() - ATTRIBUTES["RemoteFleet"].items() == {("roster", "registry")}
+    assert KEYWORDS.keys() == ATTRIBUTES.keys()
     with pytest.raises(TypeError, match="hidden_among"):
         SecureChannel(5, hidden_among=3)
 

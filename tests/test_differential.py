@@ -73,7 +73,7 @@ def wrong_curvature(self, updates, seen, train, clients):
 
 
 right_curvature_rows, right_batches, right_weighted = CurvatureMean.rows, sgd.batches, batches._padded_order_and_weights
-right_state, right_put = checkpoint._state_of_model, shared_memory.SharedMemory.put
+right_state, right_put = checkpoint._state_of_model, shared_memory.SharedMemory.put_sum
 right_weighted_rows, right_draws = weighted_mean.WeightedMean.rows, Clients.draws
 
 DEFECTS = {
@@ -137,7 +137,7 @@ DEFECTS = {
         lambda case: has("resumed", "checkpoint")(case) and has("risk", "GroupAscent", "Refreshed")(case), checkpoint, "_state_of_model",
         lambda *given: replace(right_state(*given), dual=None)),
     "a worker's sum is off by a bit": (
-        has("workers", "2"), shared_memory.SharedMemory, "put",
+        has("workers", "2"), shared_memory.SharedMemory, "put_sum",
         lambda self, block, rows: right_put(self, block, rows.nextafter(rows + 1) if rows.is_floating_point() else rows + 1)),
 }
 

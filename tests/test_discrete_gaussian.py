@@ -16,14 +16,14 @@ from scipy import stats
 from fedtail.privacy import discrete_gaussian
 from fedtail.privacy.discrete_gaussian import (
     DiscreteGaussianTable,
-    _bernoulli_exp_one,
+    _bounds_on_leading_bits,
     _draw_from_bits,
-    _draw_one,
-    _leading_bits,
-    _reach,
-    as_fraction,
+    _draw_one_bernoulli_exp,
+    _draw_one_discrete_gaussian,
+    _largest_table_value,
     discrete_gaussian_probability,
     exact_discrete_gaussian,
+    variance_as_fraction,
 )
 from fedtail.privacy.randomness import (
     ClientRandomness,
@@ -153,22 +153,22 @@ def test_a_probability_is_that_of_the_definition():
 
 def test_a_variance_as_a_ratio_is_never_smaller():
     for variance in (0.3, 1.0, 2.7182818, 1e-3, 12345.678, 1e9 + 0.3):
-        ratio = as_fraction(variance)
+        ratio = variance_as_fraction(variance)
         assert variance <= ratio <= variance * (1 + 1e-3) + 2**-20
         assert ratio <= variance * (1 + 2**-19) + 2**-20
         assert ratio.denominator <= 2**20
-    assert [as_fraction(variance).denominator for variance in (1 + 2**-21, 8 + 2**-21, 2.0**20 + 2**-21)] == [2**19, 2**16, 1]
-    assert as_fraction(Fraction(1, 3)) == Fraction(1, 3)
+    assert [variance_as_fraction(variance).denominator for variance in (1 + 2**-21, 8 + 2**-21, 2.0**20 + 2**-21)] == [2**19, 2**16, 1]
+    assert variance_as_fraction(Fraction(1, 3)) == Fraction(1, 3)
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="the variance of noise must be positive and finite"):
-            as_fraction(bad)
+            variance_as_fraction(bad)
 
 
 def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
     for variance in (Fraction(10**9), Fraction(10**17 + 1, 10**8)):               # sigma 31623, both beyond 63 bits
         draws = exact_discrete_gaussian(variance, 4000, SeededRandomness(5, str(variance))).astype(float)
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > ALPHA    # steps of 1 in 31623 are not seen by 4000 draws
-    small = np.array([_draw_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
+    small = np.array([_draw_one_discrete_gaussian(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
     assert chi_square(small, Fraction(7, 3)) > ALPHA
 
 
@@ -189,7 +189,7 @@ def test_arithmetic_of_few_bits_is_never_wrong_and_seldom_unsure(variance):
 def test_the_first_bits_are_bounded_from_both_sides_by_arithmetic_of_any_precision(variance):
     middle, values = distribution(variance)
     for bits in (3, 16, 40, 60):
-        reach, (lower, upper) = _reach(variance, bits), _leading_bits(variance, bits)
+        reach, (lower, upper) = _largest_table_value(variance, bits), _bounds_on_leading_bits(variance, bits)
         with mpmath.workdps(90):
             true = [min(int(mpmath.floor(values[x + middle] * 2**63)), 2**63 - 1) for x in range(-reach, reach + 1)]
             assert 2 * mpmath.fsum(p for p in oracle(variance, 2 * reach)[reach + 1:]) <= mpmath.mpf(2) ** -bits
@@ -210,7 +210,7 @@ def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fit
     """The gap |y| t q - p at |y| = 64 t, beyond which lies e^-64 of the probability."""
     t, alone = math.isqrt(int(variance)) + 1, []
     assert fits == (64 * t * t * variance.denominator <= 2**31)
-    monkeypatch.setattr(discrete_gaussian, "_draw_one", lambda *_: alone.append(1) or 7)
+    monkeypatch.setattr(discrete_gaussian, "_draw_one_discrete_gaussian", lambda *_: alone.append(1) or 7)
     assert len(exact_discrete_gaussian(variance, 3, SeededRandomness(9))) == 3
     assert len(alone) == (0 if fits else 3)
 
@@ -218,7 +218,7 @@ def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fit
 def test_an_event_of_given_odds_happens_as_often_as_they_say():
     random = SeededRandomness(8, "odds")
     for numerator, denominator in ((0, 3), (1, 4), (1, 1), (5, 4), (2, 1)):
-        happened = sum(_bernoulli_exp_one(numerator, denominator, random) for _ in range(4000))
+        happened = sum(_draw_one_bernoulli_exp(numerator, denominator, random) for _ in range(4000))
         assert stats.binomtest(happened, 4000, math.exp(-numerator / denominator)).pvalue > ALPHA
     for bound in (1, 2, 3, 2**64, 2**64 + 1, 3 * 2**70):
         drawn = [uniform_wide_integer(bound, random) for _ in range(500)]

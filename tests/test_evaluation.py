@@ -37,7 +37,7 @@ from fedtail import (
     finetune,
     train,
 )
-from fedtail.evaluation import table
+from fedtail.evaluation import text_table
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.losses import cross_entropy, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
@@ -280,7 +280,7 @@ def test_tails_that_are_not_fractions_are_refused():
 
 
 def test_tables_are_aligned():
-    text = table({"a": {"x": 1.0, "y": 10.0}, "longer": {"x": 123.456, "y": 2.0}}, digits=1, title="t")
+    text = text_table({"a": {"x": 1.0, "y": 10.0}, "longer": {"x": 123.456, "y": 2.0}}, digits=1, title="t")
     lines = text.splitlines()
     assert [line.split() for line in lines] == [["t", "x", "y"], ["a", "1.0", "10.0"], ["longer", "123.5", "2.0"]]
     assert len({len(line) for line in lines}) == 1      # numbers are to the right, so all lines end together
@@ -314,8 +314,8 @@ def test_statistics_by_name_are_those_of_the_methods():
 
 def test_a_table_is_set_in_columns_of_five_characters_at_least():
     rows = {"a": {"x": 1.0, "yy": 2.5}, "longer": {"x": 12345.678, "yy": 0.0}}
-    assert table(rows, title="t").splitlines() == ["t              x     yy", "a           1.00   2.50", "longer  12345.68   0.00"]
-    assert table(rows, ["yy"], scale=100, digits=0).splitlines() == ["           yy", "a         250", "longer      0"]
+    assert text_table(rows, title="t").splitlines() == ["t              x     yy", "a           1.00   2.50", "longer  12345.68   0.00"]
+    assert text_table(rows, ["yy"], scale=100, digits=0).splitlines() == ["           yy", "a         250", "longer      0"]
 
 
 # Evaluation against a plain loop

@@ -56,7 +56,7 @@ def expected(values, metric):
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=40), st.integers(2, 30))
 def test_a_histogram_of_rows_has_the_moments_of_the_values_and_its_percentiles_to_a_bin(values, bins):
     metric = MetricRange("error", 0.0, 1.0, bins)
-    read = metric.read(metric.rows(tensor(values, dtype=torch.float64)).sum(0))
+    read = metric.histogram_from_sums(metric.rows(tensor(values, dtype=torch.float64)).sum(0))
     counts, inside = expected(np.array(values), metric)
     assert read.clients == len(values) == len(read)
     assert read.mean() == pytest.approx(inside.mean(), abs=1e-9)
@@ -72,7 +72,7 @@ def test_a_histogram_of_rows_has_the_moments_of_the_values_and_its_percentiles_t
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=12).filter(any), st.floats(0.01, 1.0), st.booleans())
 def test_a_tail_of_a_histogram_is_the_tail_of_clients_spread_within_bins(counts, fraction, top):
-    edges = Edges.equal(-1.0, 2.0, len(counts))
+    edges = Edges.of_equal_width(-1.0, 2.0, len(counts))
     fine = 50                                              # each client as many small ones: a tail to a fraction of one
     spread = np.concatenate([low + (high - low) * (np.arange(fine * count) + 0.5) / (fine * count)
                              for low, high, count in zip(edges.values, edges.values[1:], counts, strict=False) if count])
@@ -82,10 +82,10 @@ def test_a_tail_of_a_histogram_is_the_tail_of_clients_spread_within_bins(counts,
 
 
 def test_a_histogram_over_nobody_says_nothing_and_a_better_end_is_kept():
-    none = MetricRange("error").read(torch.zeros(52))
+    none = MetricRange("error").histogram_from_sums(torch.zeros(52))
     assert all(math.isnan(value) for name, value in none.summary().items() if name not in ("clients", "resolution", "noise"))
     rows = MetricRange("auc", better="higher").rows(tensor([0.1, 0.9], dtype=torch.float64)).sum(0)
-    auc = MetricRange("auc", better="higher").read(rows)
+    auc = MetricRange("auc", better="higher").histogram_from_sums(rows)
     assert auc.worst(0.5) < 0.2
     assert auc.best(0.5) > 0.8
     assert auc.statistic("worst50") == auc.worst(0.5)
@@ -151,7 +151,7 @@ def test_workers_and_a_cohort_change_nothing_and_only_the_cohort_is_evaluated():
     for workers in (1, 3):
         with LocalFleet(TRAIN, task(), workers=workers, test=TEST) as fleet:
             run = train(method, task(), fleet=fleet, rounds=1, seed=4, evaluation=LOSSES)
-            found.append((run.evaluation[0].loss.counts.tolist(), run.evaluation[0].loss.total, fleet.view().sampled))
+            found.append((run.evaluation[0].loss.counts.tolist(), run.evaluation[0].loss.total, fleet.round_view().sampled))
     assert found[0][:2] == found[1][:2]
     values = evaluate(run, TEST.select(found[0][2])).loss.values.numpy()
     assert found[0][0] == expected(values, LOSSES.client_half.ranges[0])[0].tolist()
@@ -223,7 +223,7 @@ def test_the_noise_in_a_histogram_is_the_one_it_was_priced_for():
         errors += (noisy[2:].numpy() - exact.counts).tolist()
     scaled = np.square(errors).sum() / (4.0 * half.row_norm) ** 2
     assert stats.chi2.ppf(5e-7, len(errors)) < scaled < stats.chi2.ppf(1 - 5e-7, len(errors))
-    assert PRIVATE.read(torch.zeros(10)).error.noise == 4.0 * half.row_norm
+    assert PRIVATE.evaluation_from_sums(torch.zeros(10)).error.noise == 4.0 * half.row_norm
 
 
 # On nodes

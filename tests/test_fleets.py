@@ -141,7 +141,7 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
 
     fleet = LocalFleet(POPULATION, make_task(processes.kind))
     algorithm = fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task(processes.kind).params(), 0)
+    state = algorithm.initial_state(make_task(processes.kind).params(), 0)
     cohort = algorithm.sample(POPULATION, 0, 0)
     planned = planned_round(algorithm, fleet, IntegerChannel(), len(state.params))
     with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0), fedtail.Ledger(), planned) as ask, pytest.raises(ValueError, match="reveals only sums"):
@@ -167,7 +167,7 @@ def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
 def test_a_node_builds_only_what_it_was_given_and_says_so():
     node = Node(POPULATION, make_task("linear"))
     algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
-    broadcast = algorithm.broadcast(algorithm.start(make_task("linear").params(), 0), 0)
+    broadcast = algorithm.broadcast(algorithm.initial_state(make_task("linear").params(), 0), 0)
     node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
     question = Ask(0, (Statistic(Expectile(0.8), torch.zeros(1)),), PlainChannel().encoding(8, 30.0))
     with pytest.raises(Refused, match="'Expectile', which this node was not given"):
@@ -225,7 +225,7 @@ WHOLE = 2.0**COARSE.row_bits
 def test_a_ratio_needs_sums_twice_as_large_as_their_rounding(sums, resolved):
     limit = torch.full((len(sums),), WHOLE, dtype=torch.float64)
     assert COARSE.scale(limit).unique().tolist() == [1.0]
-    assert COARSE.resolves(torch.tensor(sums, dtype=torch.float64), limit, 0) is resolved
+    assert COARSE.resolves_ratios(torch.tensor(sums, dtype=torch.float64), limit, 0) is resolved
 
 
 @pytest.mark.parametrize("bits", range(20, 62, 3))
@@ -233,7 +233,7 @@ def test_small_updates_are_resolved_where_their_error_is_below_that_of_float32(b
     code, limit = FixedPoint(4, 1.0, bits), torch.tensor([1.0, 1024.0], dtype=torch.float64)
     for weight in (0.25, 0.03, 1e-3):
         worst = 4 * 0.5 * 2.0 ** (10 - code.row_bits) / weight          # four clients, half a unit of 1024 / 2^row_bits each
-        assert code.resolves(torch.tensor([weight, 0.0], dtype=torch.float64), limit, 0) is (worst <= 2.0**-24)
+        assert code.resolves_ratios(torch.tensor([weight, 0.0], dtype=torch.float64), limit, 0) is (worst <= 2.0**-24)
 
 
 @given(st.integers(1, 30), st.floats(-70, 0), st.integers(20, 62), st.integers(0, 2**32 - 1))
@@ -246,7 +246,7 @@ def test_a_ratio_that_is_resolved_is_right_to_a_factor_and_a_positive_weight_arr
     rows = torch.cat([weight, weight * updates], 1)
     sums = code.decode(code.sum(code.encode(rows, limit, 0)), limit)
     assert bool(sums[0] > 0) == bool(weight.sum() > 0)
-    assume(bool(0 < sums[0] < 1) and code.resolves(sums, limit, 0))
+    assume(bool(0 < sums[0] < 1) and code.resolves_ratios(sums, limit, 0))
     exact, found = rows.sum(0)[1:] / rows.sum(0)[0], sums[1:] / sums[0]
     top = found.abs().argmax()
     small = clients / 2 * 16 * 2.0**-code.row_bits / float(sums[0]) <= 2.0**-24
@@ -360,7 +360,7 @@ def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
 
 def test_a_node_answers_only_about_the_round_that_is_open():
     node, algorithm = Node(POPULATION, make_task("linear")), fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task("linear").params(), 0)
+    state = algorithm.initial_state(make_task("linear").params(), 0)
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     types, code = types_by_name(PARTS), PlainChannel().encoding(8, 30.0)
 

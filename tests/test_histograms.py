@@ -24,8 +24,15 @@ from fedtail.quantiles import NoisyHistogram, matrix_mechanism, strategies
 from fedtail.quantiles import histogram as reading
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.matrix_mechanism import optimal_factor, workload
-from fedtail.quantiles.noisy_histogram import trim_ends
-from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, printed_cumulative, scale_for, tree_strategy
+from fedtail.quantiles.noisy_histogram import merge_sparse_ends
+from fedtail.quantiles.strategies import (
+    Strategy,
+    flat_strategy,
+    optimal_strategy,
+    published_cumulative_counts,
+    scale_for_noise,
+    tree_strategy,
+)
 from fedtail.questions import Statistic
 from fedtail.risk.base import fit_locally
 
@@ -44,8 +51,8 @@ def noisy_sums(strategy: Strategy, histogram: np.ndarray, deviation: float, coun
 
 @given(st.lists(st.floats(-50, 50), min_size=3, max_size=20, unique=True), st.lists(st.floats(-80, 80), min_size=1, max_size=30))
 def test_every_value_is_in_exactly_one_bin_and_those_outside_in_the_ends(ends, values):
-    edges = Edges.given(sorted(ends))
-    for value, place in zip(values, edges.place(np.array(values)).tolist(), strict=True):
+    edges = Edges.from_values(sorted(ends))
+    for value, place in zip(values, edges.bin_indices(np.array(values)).tolist(), strict=True):
         clipped = min(max(value, edges.values[0]), edges.values[-1])
         inside = [j for j in range(edges.bins) if edges.values[j] <= clipped < edges.values[j + 1]
                   or (j == edges.bins - 1 and clipped == edges.values[-1])]
@@ -53,10 +60,10 @@ def test_every_value_is_in_exactly_one_bin_and_those_outside_in_the_ends(ends, v
 
 
 def test_equal_bins_have_equal_width_and_a_middle():
-    edges = Edges.equal(-1.0, 3.0, 8)
+    edges = Edges.of_equal_width(-1.0, 3.0, 8)
     assert np.diff(edges.array) == approx(np.full(8, 0.5))
     assert edges.middles == approx(np.linspace(-0.75, 2.75, 8))
-    assert edges.place(np.array([-np.inf, np.inf])).tolist() == [0, 7]
+    assert edges.bin_indices(np.array([-np.inf, np.inf])).tolist() == [0, 7]
 
 
 # strategies
@@ -76,7 +83,7 @@ def test_sensitivities_are_those_of_all_neighbours(strategy):
     zeroed = max(math.dist(column, np.zeros(strategy.width)) for column in columns)
     exchanged = max(math.dist(a, b) for a, b in itertools.product(columns, columns))
     assert strategy.sensitivity == approx(zeroed, rel=1e-14)
-    assert strategy.sensitivity * strategy.exchange == approx(exchanged, rel=1e-14)
+    assert strategy.sensitivity * strategy.exchange_factor == approx(exchanged, rel=1e-14)
     low, high = strategy.sum_range(3)
     sums = [sum(three) for three in itertools.product(strategy.matrix.ravel().tolist()[:40], repeat=3)]
     assert low <= min(sums)
@@ -89,7 +96,7 @@ def test_the_tree_has_the_right_sensitivity_and_on_request_the_printed_one(bins)
     assert tree_strategy(bins, 7, as_printed=True).sensitivity == approx(7 * math.log2(bins))
     assert (tree_strategy(bins, 7).matrix == tree_strategy(bins, 7, as_printed=True).matrix).all()
     assert flat_strategy(bins, 7).sensitivity == 7
-    assert flat_strategy(bins, 7).exchange == approx(math.sqrt(2))
+    assert flat_strategy(bins, 7).exchange_factor == approx(math.sqrt(2))
 
 
 def test_sensitivities_are_found_in_blocks_of_any_size(monkeypatch):
@@ -98,15 +105,15 @@ def test_sensitivities_are_found_in_blocks_of_any_size(monkeypatch):
     for block in (1, 4, 5, 17, 40):
         monkeypatch.setattr(strategies, "BLOCK", block)
         strategy = Strategy("any", matrix, 1)
-        assert strategy.sensitivity * strategy.exchange == approx(farthest)
+        assert strategy.sensitivity * strategy.exchange_factor == approx(farthest)
 
 
 @pytest.mark.parametrize("bins", [2, 8, 64])
 def test_a_printed_sensitivity_is_for_exchanges_too(bins):
     """The papers bound what a client moves by zeroing alone; an exchange moves by the root of two times as much, at least."""
     strategy = tree_strategy(bins, 7, as_printed=True)
-    assert strategy.exchange == approx(math.sqrt(2))
-    assert Strategy("any", strategy.matrix, 7, printed=0.5).exchange == approx(2 * 7 * math.sqrt(2 * math.log2(bins)))
+    assert strategy.exchange_factor == approx(math.sqrt(2))
+    assert Strategy("any", strategy.matrix, 7, printed=0.5).exchange_factor == approx(2 * 7 * math.sqrt(2 * math.log2(bins)))
 
 
 @pytest.mark.parametrize(("entries", "ends"), [
@@ -135,10 +142,10 @@ def test_printed_cumulative_counts_are_dyadic_sums():
             r = max(r for r in range(4) if start % (1 << r) == 0 and start + (1 << r) <= end)
             total, start = total + nodes[r, start], start + (1 << r)
         return total
-    assert printed_cumulative(tree_strategy(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
-    assert printed_cumulative(flat_strategy(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
+    assert published_cumulative_counts(tree_strategy(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
+    assert published_cumulative_counts(flat_strategy(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
     with pytest.raises(ValueError, match="the papers print cumulative counts for flat and tree, got optimal"):
-        printed_cumulative(STRATEGIES[2], noisy)
+        published_cumulative_counts(STRATEGIES[2], noisy)
 
 
 # the optimal factorisation
@@ -187,8 +194,8 @@ def test_the_factorisation_lies_between_known_bounds(bins):
 @pytest.mark.parametrize("public_total", [False, True])
 def test_the_factorisation_stops_once_it_is_good_enough(monkeypatch, public_total):
     """To a hundred thousandth, whatever the number of bins, in a tenth of the steps it may take."""
-    taken, root = [], matrix_mechanism._square_root
-    monkeypatch.setattr(matrix_mechanism, "_square_root", lambda matrix: taken.append(matrix) or root(matrix))
+    taken, root = [], matrix_mechanism._matrix_square_root
+    monkeypatch.setattr(matrix_mechanism, "_matrix_square_root", lambda matrix: taken.append(matrix) or root(matrix))
     for bins in range(2, 34):
         taken.clear()
         factor = optimal_factor.__wrapped__(bins, None, public_total)
@@ -218,11 +225,11 @@ def test_optimal_rows_have_less_error_than_both_methods_of_the_papers(bins, tota
 
 
 def test_scales_give_shares_their_least_variance():
-    assert scale_for(4.0, 100) == 256
-    assert scale_for(4.0, 10**8) == math.ceil(math.sqrt(4 * 10**8) / 4)
-    assert scale_for(3.0, 10**8) == 6667
-    assert scale_for(50.0, 10**8) == 400
-    assert scale_for(80.0, 10**8) == 256
+    assert scale_for_noise(4.0, 100) == 256
+    assert scale_for_noise(4.0, 10**8) == math.ceil(math.sqrt(4 * 10**8) / 4)
+    assert scale_for_noise(3.0, 10**8) == 6667
+    assert scale_for_noise(50.0, 10**8) == 400
+    assert scale_for_noise(80.0, 10**8) == 256
 
 
 # estimates
@@ -340,14 +347,14 @@ def test_deviations_are_those_of_the_least_squares_counts(strategy):
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(any), st.floats(0.01, 0.99))
 def test_a_quantile_is_the_least_value_at_which_the_distribution_reaches_the_level(counts, level):
-    histogram, edges = np.array(counts, dtype=float), Edges.equal(0.0, float(len(counts)), len(counts))
+    histogram, edges = np.array(counts, dtype=float), Edges.of_equal_width(0.0, float(len(counts)), len(counts))
     value = float(reading.quantiles(histogram, edges, np.array([level]))[0])
     assert float(reading.cdf(histogram, edges, value)) == approx(level, abs=1e-9)
     assert float(reading.cdf(histogram, edges, value - 1e-3)) < level
 
 
 def test_quantiles_of_level_zero_and_one_are_the_ends_of_where_values_are():
-    edges = Edges.equal(0.0, 4.0, 4)
+    edges = Edges.of_equal_width(0.0, 4.0, 4)
     assert reading.quantiles(np.array([0.0, 2.0, 2.0, 0.0]), edges, np.array([0.0, 1.0])).tolist() == [0.0, 3.0]      # F(0) = 0
 
 
@@ -371,8 +378,8 @@ def test_the_printed_threshold_is_the_nearest_edge_the_smaller_of_two_and_never_
 
 @given(st.lists(st.floats(-2, 12), min_size=1, max_size=40), st.sampled_from([0.05, 0.25, 0.5, 0.9, 1.0]))
 def test_the_boundary_of_a_tail_selects_the_tail_mass_clipped_values_included(values, tail_fraction):
-    losses, edges = np.array(values), Edges.equal(0.0, 10.0, 5)
-    histogram = np.bincount(edges.place(losses), minlength=5).astype(float)
+    losses, edges = np.array(values), Edges.of_equal_width(0.0, 10.0, 5)
+    histogram = np.bincount(edges.bin_indices(losses), minlength=5).astype(float)
     low, high, share, tail = reading.tail_boundary(histogram, edges, tail_fraction).tolist()
     assert tail == approx(tail_fraction * len(values))
     selected = (losses >= high).sum() + share * ((losses >= low) & (losses < high)).sum()
@@ -384,7 +391,7 @@ def test_the_boundary_of_a_tail_selects_the_tail_mass_clipped_values_included(va
 
 
 def test_the_boundary_of_everything_is_everybody_and_of_nothing_nobody():
-    edges = Edges.equal(0.0, 4.0, 4)
+    edges = Edges.of_equal_width(0.0, 4.0, 4)
     assert reading.tail_boundary(np.array([0.0, 5.0, 0.0, 0.0]), edges, 1.0).tolist() == [-math.inf, 1.0, 1.0, 5.0]
     assert reading.tail_boundary(np.array([1.0, 1.0, 1.0, 1.0]), edges, 0.125).tolist() == [3.0, math.inf, 0.5, 0.5]
     assert reading.tail_boundary(np.zeros(4), edges, 0.5).tolist() == [math.inf, math.inf, 0.0, 0.0]
@@ -393,7 +400,7 @@ def test_the_boundary_of_everything_is_everybody_and_of_nothing_nobody():
 @pytest.mark.parametrize("mass", [1.0, 0.003, 1000.0])
 def test_the_boundary_of_whole_bins_is_whole_however_its_fraction_is_rounded(mass):
     """1/49 of 49 bins is less than one of them in floating point: the bin below it is the boundary, and counts for nothing."""
-    edges = Edges.equal(0.0, 49.0, 49)
+    edges = Edges.of_equal_width(0.0, 49.0, 49)
     low, high, share, tail = reading.tail_boundary(np.full(49, mass), edges, 1 / 49).tolist()
     assert (low, high, share) == (47.0, 48.0, 0.0)
     assert tail == approx(mass)
@@ -410,12 +417,12 @@ def test_a_noisy_histogram_asks_once_for_whole_rows_with_noise():
     part = NoisyHistogram(2.0, 40.0, NOISE)
     rows = optimal_strategy(32)
     assert (part.bins, part.method, part.level, part.row_width(torch.zeros(0))) == (32, "optimal", None, 32)
-    assert part.mechanism == NoisySum(rows.sensitivity, NOISE, rows.exchange, whole=True)
+    assert part.mechanism == NoisySum(rows.sensitivity, NOISE, rows.exchange_factor, whole=True)
     assert (part.strategy.matrix == rows.matrix).all()
     assert (NoisyHistogram(2.0, 40.0, NOISE, level=0.8).strategy.matrix == optimal_strategy(32, level=0.8).matrix).all()
     assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="flat").strategy.matrix == flat_strategy(8).matrix).all()
     assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="tree").strategy.matrix == tree_strategy(8).matrix).all()
-    question = next(part.ask())
+    question = next(part.ask_histogram())
     assert isinstance(question, Statistic)
     assert question.part is part
     assert question.mechanism == part.mechanism
@@ -434,16 +441,16 @@ def test_a_noisy_histogram_stands_for_clients_in_the_middles_of_its_bins():
     rows = part.statistic(ClientStatistics(losses, mass), torch.zeros(0))
     assert rows.dtype == torch.float64
     assert (rows / 256).tolist() == torch.eye(4)[[0, 1, 1, 1, 2, 3, 3, 3, 0]].mul(mass[:, None] > 0).tolist()
-    assert part.binned(losses).tolist() == [0.25, 0.75, 0.75, 0.75, 1.25, 1.75, 1.75, 1.75, 1.25]
-    found = fit_locally(part.ask(), ClientStatistics(losses, mass))
+    assert part.binned_losses(losses).tolist() == [0.25, 0.75, 0.75, 0.75, 1.25, 1.75, 1.75, 1.75, 1.25]
+    found = fit_locally(part.ask_histogram(), ClientStatistics(losses, mass))
     assert found.losses.tolist() == [0.25, 0.75, 1.25, 1.75]
     assert found.mass.tolist() == approx([0.0, 4.0, 1.0, 3.0])          # one client is less than two noises of 0.75: it is moved inwards
-    assert fit_locally(NoisyHistogram(2.0, 8.0, GaussianNoise(0.4), bins=4, method="flat").ask(), ClientStatistics(losses, mass)).mass.tolist() == approx([1, 3, 1, 3])
+    assert fit_locally(NoisyHistogram(2.0, 8.0, GaussianNoise(0.4), bins=4, method="flat").ask_histogram(), ClientStatistics(losses, mass)).mass.tolist() == approx([1, 3, 1, 3])
 
 
 def test_a_noisy_histogram_of_nobody_is_half_of_whom_was_expected():
     part = NoisyHistogram(2.0, 12.0, GaussianNoise(1e-9), bins=4, method="flat")
-    assert fit_locally(part.ask(), ClientStatistics(torch.ones(3).double(), torch.zeros(3).double())).mass.tolist() == approx([1.5] * 4)
+    assert fit_locally(part.ask_histogram(), ClientStatistics(torch.ones(3).double(), torch.zeros(3).double())).mass.tolist() == approx([1.5] * 4)
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=9), st.floats(0.1, 9))
@@ -457,7 +464,7 @@ def test_trimming_gathers_each_end_until_it_is_enough(counts, least):
             if gathered >= enough:
                 expected[place] = gathered
                 break
-    assert trim_ends(np.array(counts, dtype=float), least).tolist() == approx(expected)
+    assert merge_sparse_ends(np.array(counts, dtype=float), least).tolist() == approx(expected)
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -491,16 +498,16 @@ def test_every_method_takes_two_bins_and_a_scale_of_one(make):
 
 
 @pytest.mark.parametrize(("make", "text"), [
-    (lambda: Edges.equal(1.0, 1.0, 4), "the range must be two finite numbers, the lower one first, got 1 and 1. Write what is known in public about the values, as in range=(0, 10)."),
-    (lambda: Edges.equal(0.0, math.inf, 4), "the range must be two finite numbers, the lower one first, got 0 and inf."),
-    (lambda: Edges.equal(0.0, 1.0, 1), "bins must be at least 2, got 1. 32 or 64 are usual."),
-    (lambda: Edges.given([0.0, 2.0, 2.0]), "edges must increase, but 2 follows 2. Sort them and leave out what is there twice."),
-    (lambda: Edges.given([0.0, 2.0]), "a histogram needs two bins, so three edges, got 2 edges."),
-    (lambda: Edges.given([0.0, 2.0, math.nan]), "edges must be finite numbers: values beyond the ends are clipped to them."),
+    (lambda: Edges.of_equal_width(1.0, 1.0, 4), "the range must be two finite numbers, the lower one first, got 1 and 1. Write what is known in public about the values, as in range=(0, 10)."),
+    (lambda: Edges.of_equal_width(0.0, math.inf, 4), "the range must be two finite numbers, the lower one first, got 0 and inf."),
+    (lambda: Edges.of_equal_width(0.0, 1.0, 1), "bins must be at least 2, got 1. 32 or 64 are usual."),
+    (lambda: Edges.from_values([0.0, 2.0, 2.0]), "edges must increase, but 2 follows 2. Sort them and leave out what is there twice."),
+    (lambda: Edges.from_values([0.0, 2.0]), "a histogram needs two bins, so three edges, got 2 edges."),
+    (lambda: Edges.from_values([0.0, 2.0, math.nan]), "edges must be finite numbers: values beyond the ends are clipped to them."),
     (lambda: tree_strategy(48), "a tree needs a number of bins that is a power of two, got 48. Write 32 or 64, or take another method."),
     (lambda: flat_strategy(1), "bins must be at least 2, got 1. 32 or 64 are usual."),
     (lambda: flat_strategy(8, 0), "scale (c) must be a whole number from 1, got 0. Leave it out to have it chosen."),
-    (lambda: Edges.given([0.0, 1.0, 3.0, 2.0]), "edges must increase, but 2 follows 3."),
+    (lambda: Edges.from_values([0.0, 1.0, 3.0, 2.0]), "edges must increase, but 2 follows 3."),
     (lambda: tree_strategy(33), "a tree needs a number of bins that is a power of two, got 33. Write 32 or 64, or"),
     (lambda: tree_strategy(63), "a tree needs a number of bins that is a power of two, got 63. Write 32 or 64, or"),
     (lambda: optimal_strategy(8, level=0.0), "level (p) must be in (0, 1), got 0."),

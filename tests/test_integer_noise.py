@@ -54,15 +54,15 @@ def cohort_of(keys: list[int]) -> Cohort:
 @pytest.mark.parametrize("count", [7, 8, 30])
 def test_as_many_clients_add_a_share_as_the_noise_relies_on(count):
     keys = torch.randperm(1000, generator=torch.Generator().manual_seed(count))[:count]
-    asked = base.with_fixed_shares(QUESTION, cohort_of(keys.tolist()), MECHANISM.release(3, "a sum"))
+    asked = base.with_fixed_noise_shares(QUESTION, cohort_of(keys.tolist()), MECHANISM.release(3, "a sum"))
     assert int((keys <= asked.last_share).sum()) == 7
     unknown = replace(MECHANISM.release(3, "a sum"), constant=None)      # a release that does not say it can be made so
-    assert base.with_fixed_shares(QUESTION, cohort_of(keys.tolist()), unknown).last_share is None
+    assert base.with_fixed_noise_shares(QUESTION, cohort_of(keys.tolist()), unknown).last_share is None
 
 
 def test_clients_that_cannot_be_told_apart_are_refused():
     with pytest.raises(ValueError, match="two clients of the cohort have the same key, and would draw the same noise"):
-        base.with_fixed_shares(QUESTION, cohort_of([1, 2, 3, 4, 5, 6, 7, 7]), MECHANISM.release(3, "a sum"))
+        base.with_fixed_noise_shares(QUESTION, cohort_of([1, 2, 3, 4, 5, 6, 7, 7]), MECHANISM.release(3, "a sum"))
 
 
 def test_a_share_is_drawn_from_the_client_it_falls_to_and_from_nobody_else():
@@ -106,7 +106,7 @@ def test_the_number_of_shares_of_a_real_run_says_nothing_about_its_cohorts(monke
     sizes, read = sampled.shares_read()
     assert len(set(sizes)) == 5
     assert abs(read - 40).max() < 5 * deviation
-    monkeypatch.setattr(base, "with_fixed_shares", lambda question, cohort, release: question)
+    monkeypatch.setattr(base, "with_fixed_noise_shares", lambda question, cohort, release: question)
     sizes, read = sampled.shares_read()
     assert abs(read - sizes).max() < 5 * deviation * 67 / 40
     assert abs(read - 40).min() > 5 * deviation
@@ -122,7 +122,7 @@ def test_an_audit_of_integer_noise_under_sampling_stays_below_the_claim_and_catc
     assert sampled.proven(-1.0, 4000) < claim.epsilon
     found = sampled.proven(0.0, 40_000)
     assert exact / 1.5 < found < exact < claim.epsilon      # what Rényi divergences at whole orders add at so large a delta is the rest
-    monkeypatch.setattr(base, "with_fixed_shares", lambda question, cohort, release: question)
+    monkeypatch.setattr(base, "with_fixed_noise_shares", lambda question, cohort, release: question)
     for cache in caches:
         cache.cache_clear()
     assert sampled.proven(-1.0, 10_000) > 1.1 * claim.epsilon
@@ -241,7 +241,7 @@ def test_too_few_bits_for_the_largest_cohort_are_refused_before_anything_is_char
     assert ledger.rounds == ()
     train(method, TASK, PEOPLE, rounds=1, seed=1, channel=IntegerChannel(enough), privacy=ledger)
     with LocalFleet(PEOPLE, TASK, workers=1) as fleet:              # and by every client for itself, whatever the server says
-        fleet.open(fedtail.Everyone()(PEOPLE, 0, 0), fedtail.fleet.Broadcast(0, 0, TASK.params()[None], 0))
+        fleet.open_round(fedtail.Everyone()(PEOPLE, 0, 0), fedtail.fleet.Broadcast(0, 0, TASK.params()[None], 0))
         question = Statistic(Ones(), torch.zeros(0), mechanism=method.mechanism)
         with pytest.raises(ValueError, match="Ones would be rounded once more after its noise"):
             answer(question, Clients(fleet._shard, torch.arange(30)), FixedPoint(30, 1.0, enough - 1))
@@ -274,6 +274,6 @@ def test_the_attacks_notice_their_defects(monkeypatch):
         assert not attack_node_alone.attack().held
     with monkeypatch.context() as patched:
         patched.setattr(fedtail.composition, "RULES", tuple(rule for rule in fedtail.composition.RULES if "node" not in rule.__name__))
-        patched.setattr("fedtail.deployment.remote.adds_shares", lambda mechanism: False)
-        patched.setattr(base, "adds_shares", lambda mechanism: False)
+        patched.setattr("fedtail.deployment.remote.clients_add_noise", lambda mechanism: False)
+        patched.setattr(base, "clients_add_noise", lambda mechanism: False)
         assert not attack_curious_node.attack().held

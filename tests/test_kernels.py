@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import fedtail
 from fedtail import LocalSGD, Population, Proximal, Task
 from fedtail.clients import Shard
-from fedtail.draws import hash_bits, permutations
+from fedtail.draws import hash_bits, random_permutations
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
@@ -104,7 +104,7 @@ def textbook(task: Task, population: Population, local: LocalSGD) -> torch.Tenso
         for step in range(local.local_steps or (local.epochs or 1) * per_epoch):
             epoch, turn = divmod(step, per_epoch)
             bits = hash_bits(SEED, "batches", ROUND, population.key[k : k + 1], epoch)
-            order = permutations(bits, torch.tensor([size]))[0] if local.batch_size else torch.arange(size)
+            order = random_permutations(bits, torch.tensor([size]))[0] if local.batch_size else torch.arange(size)
             few = order[turn * batch : (turn + 1) * batch]
             loss = F.cross_entropy(module(inputs[few]), targets[few])
             loss = loss + sum(getattr(local.penalty, "strength", 0) / 2 * (p - s).square().sum() for p, s in zip(trained, start, strict=True))

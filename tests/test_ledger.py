@@ -26,7 +26,7 @@ from fedtail.privacy.events import (
     RoundEvent,
 )
 from fedtail.privacy.ledger_file import LedgerError
-from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, guarantee_status, release_obstacles, statement
+from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, guarantee_status, privacy_statement, release_obstacles
 
 from cases import small_population
 
@@ -56,7 +56,7 @@ def test_equal_rounds_are_counted_and_what_was_not_asked_is_not_charged():
     ledger.open(5, ROUND)
     ledger.charge([COUNTS])
     assert dict(ledger.rounds)[RoundEvent((COUNTS,), POISSON)] == 2                # the round under way counts
-    assert ledger.non_private == ()
+    assert ledger.non_private_releases == ()
 
 
 def test_a_file_gives_the_same_ledger_again(tmp_path):
@@ -69,7 +69,7 @@ def test_a_file_gives_the_same_ledger_again(tmp_path):
     first.charge([COUNTS])                                                          # and then the machine dies
     again = Ledger(path=path)
     assert dict(again.rounds) == dict(first.rounds)
-    assert again.non_private == ("the losses",)
+    assert again.non_private_releases == ("the losses",)
     a_round(again, 2, [COUNTS], [UPDATE])                                           # repeated: charged again
     assert sum(count for _, count in Ledger(path=path).rounds) == 5
 
@@ -207,18 +207,18 @@ def test_what_a_ledger_says_of_itself():
     bare, empty, private, real = Ledger(), Ledger(), Ledger(PrivacyBudget(delta=1e-5)), Ledger(PrivacyBudget(delta=1e-5, randomness="os"))
     bare.open(0, RoundEvent((BARE, UPDATE), POISSON), "in the clear")
     bare.charge([BARE, UPDATE])
-    assert statement(bare, 1) == {"private": False, "epsilon": "infinity", "rounds": 1, "channel": "in the clear",
+    assert privacy_statement(bare, 1) == {"private": False, "epsilon": "infinity", "rounds": 1, "channel": "in the clear",
                                   "why": "released without a mechanism: the losses", **ABOUT}
-    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was released yet", "channel": "", **ABOUT}
+    assert privacy_statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was released yet", "channel": "", **ABOUT}
     for number in range(3):
         a_round(private, number, [COUNTS], [UPDATE])
         a_round(real, number, [COUNTS, COUNTS])
-    said, found = statement(private, 5), private.guarantee()
+    said, found = privacy_statement(private, 5), private.guarantee()
     assert (said["private"], said["rounds"], said["epsilon"], said["delta"]) == (True, 5, found.epsilon, 1e-5)
     assert said["releases"] == [{"what": "the histogram", "times": 3}, {"what": "the updates", "times": 3}]
     assert said["second_opinion"] is None
-    assert statement(real, 3)["releases"] == [{"what": "the histogram", "times": 6}]
-    assert statement(real, 3, 1e-4)["delta"] == 1e-4
+    assert privacy_statement(real, 3)["releases"] == [{"what": "the histogram", "times": 6}]
+    assert privacy_statement(real, 3, 1e-4)["delta"] == 1e-4
     assert (release_obstacles(private), release_obstacles(real)) == ([SIMULATED, FLOATING], [])
     assert (guarantee_status(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
     assert release_obstacles(bare) == ["epsilon is infinite: released without a mechanism: the losses", SIMULATED, FLOATING]
@@ -229,7 +229,7 @@ def test_what_a_ledger_says_of_itself():
     assert said.items() >= ABOUT.items()
     sampled = Ledger(PrivacyBudget(delta=1e-5))
     a_round(sampled, 0, [UPDATE], planned=RoundEvent((UPDATE,), PoissonSampling(0.1, 0.01)))
-    said = statement(sampled, 1)
+    said = privacy_statement(sampled, 1)
     assert said["accountant"] == "rdp"
     assert said["second_opinion"] == ["pld", "infinity"]                            # a hundredth of the rounds is more than delta
 

@@ -29,7 +29,7 @@ from fedtail.privacy import BudgetSpent, GaussianRelease, NoSampling, PoissonSam
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger_file import LedgerError, LedgerFile
-from fedtail.privacy.statement import SIMULATED, UNTOLD, describe_price_change, price_change, release_obstacles, statement
+from fedtail.privacy.statement import SIMULATED, UNTOLD, describe_price_change, price_change, privacy_statement, release_obstacles
 from fedtail.runs import RunFolder, run
 from fedtail.runs.checkpoint import Checkpoints, ledger_mark
 from fedtail.runs.execution import Interrupted
@@ -167,8 +167,8 @@ def test_rounds_that_were_skipped_are_written_down(tmp_path):
     trained = train(few, TASK, small_population(40), rounds=3, privacy=ledger)
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert [line for line in lines if "skip" in line] == [{"skip": 0}, {"skip": 1}, {"skip": 2}]
-    assert (ledger.rounds, sorted(ledger.numbers), trained.rounds) == ((), [0, 1, 2], 3)
-    assert sorted(Ledger(path=tmp_path / "ledger.jsonl").numbers) == [0, 1, 2]
+    assert (ledger.rounds, sorted(ledger.round_numbers), trained.rounds) == ((), [0, 1, 2], 3)
+    assert sorted(Ledger(path=tmp_path / "ledger.jsonl").round_numbers) == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +207,8 @@ def test_a_run_goes_on_only_with_the_ledger_it_had(stopped, tmp_path):
 
 def test_a_damaged_ledger_is_found_at_a_release_and_without_the_check_it_would_not_be(monkeypatch):
     assert attack_ledger_deleted.attack(("cut after a round",)).held
-    monkeypatch.setattr(Ledger, "check", lambda *_: None)
-    monkeypatch.setattr(LedgerFile, "agrees", lambda *_: True)
+    monkeypatch.setattr(Ledger, "check_against_mark", lambda *_: None)
+    monkeypatch.setattr(LedgerFile, "matches_mark", lambda *_: True)
     assert not attack_ledger_deleted.attack(("cut after a round",)).held
 
 
@@ -234,8 +234,8 @@ def test_a_run_from_before_goes_on_and_says_what_cannot_be_verified(stopped, tmp
     run(experiment("delta_fl"), 0, folder, Onlooker(), resume=True)
     assert "whether ledger.jsonl is whole before round 4 cannot be verified" in (folder / "log.txt").read_text()
     ledger = Ledger(path=folder / "ledger.jsonl")
-    [earlier] = ledger.before
-    assert (earlier.round, earlier.is_known, set(ledger.sources)) == (4, False, {"", "seed"})
+    [earlier] = ledger.earlier_histories
+    assert (earlier.round, earlier.is_known, set(ledger.randomness_sources)) == (4, False, {"", "seed"})
     assert release_obstacles(ledger)[1:] == [f"private with respect to these rounds only: they began with {earlier.what}", SIMULATED, UNTOLD]
     assert ledger_mark(folder)[1].rounds == 6
 
@@ -271,7 +271,7 @@ def test_a_finished_run_whose_ledger_is_gone_is_not_finished(tmp_path):
 
 def test_every_way_to_hand_a_model_over_is_qualified_and_would_be_missed_otherwise(monkeypatch):
     assert attack_warm_start.attack().held
-    monkeypatch.setattr(Ledger, "record_earlier", lambda *_: None)
+    monkeypatch.setattr(Ledger, "record_earlier_history", lambda *_: None)
     assert not attack_warm_start.attack().held
 
 
@@ -286,13 +286,13 @@ def test_a_known_start_is_priced_with_its_rounds():
                          f"rounds; together with the rounds that made it, epsilon is {together:.4g}"
     assert release_obstacles(later.ledger) == []                                        # all of it is private and known
     third = train(PRIVATE, TASK, population, rounds=1, start=later.module, privacy=OS)
-    assert dict(third.ledger.before[0].rounds) == {event: count + 1 for event, count in earlier.ledger.rounds}
+    assert dict(third.ledger.earlier_histories[0].rounds) == {event: count + 1 for event, count in earlier.ledger.rounds}
     same = train(PRIVATE, TASK, population, rounds=1, start=earlier.module, privacy=earlier.ledger.copy())
-    assert (same.ledger.before, same.ledger.guarantee().epsilon) == ((), pytest.approx(together))      # its own ledger has it all
-    assert resume(later, population, rounds=1).ledger.before == later.ledger.before
+    assert (same.ledger.earlier_histories, same.ledger.guarantee().epsilon) == ((), pytest.approx(together))      # its own ledger has it all
+    assert resume(later, population, rounds=1).ledger.earlier_histories == later.ledger.earlier_histories
     alone = resume(Trained(PRIVATE, TASK, earlier.state), population, rounds=1, privacy=OS)
     assert release_obstacles(alone.ledger) == ["private with respect to these rounds only: they began with a model of unknown history"]
-    assert statement(alone.ledger, 6)["only"] == "they began with a model of unknown history"
+    assert privacy_statement(alone.ledger, 6)["only"] == "they began with a model of unknown history"
 
 
 def test_randomness_is_recorded_by_round(tmp_path):
@@ -300,9 +300,9 @@ def test_randomness_is_recorded_by_round(tmp_path):
     a_round(Ledger(PrivacyBudget(delta=1e-3), path), 0, UPDATE)
     a_round(Ledger(OS, path), 1, UPDATE)
     for ledger in (Ledger(OS, path), Ledger(OS, path).copy()):
-        assert set(ledger.sources) == {"seed", "os"}
+        assert set(ledger.randomness_sources) == {"seed", "os"}
         assert SIMULATED in release_obstacles(ledger)
-        assert statement(ledger, 2)["randomness"] == "seed and os"
+        assert privacy_statement(ledger, 2)["randomness"] == "seed and os"
     known = train(PRIVATE, TASK, small_population(40), rounds=1, privacy=PrivacyBudget(delta=1e-3))
     goes_on = resume(known, small_population(40), rounds=1, privacy=OS)
     assert release_obstacles(goes_on.ledger) == [SIMULATED]
@@ -314,13 +314,13 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(model_bytes(earlier.module, training_record(ledger, 3)))
     with safe_open(file, "pt") as opened:
-        assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.mark())
+        assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.file_mark())
     a_round(ledger, 3, UPDATE)                                                  # what came later is not this model's
     tensors, history = read_model(file)
     assert all(torch.equal(tensors[name], value) for name, value in earlier.module.state_dict().items())
     assert (sum(count for _, count in history.rounds), history.sources) == (3, ("os",))
     later = train(PRIVATE, TASK, population, rounds=1, start=file, privacy=OS)
-    assert later.ledger.before == (history,)
+    assert later.ledger.earlier_histories == (history,)
     assert torch.equal(train(PRIVATE, TASK, population, rounds=0, start=str(file)).state.params, earlier.state.params)
     (tmp_path / "ledger.jsonl").write_text("")
     assert "whose ledger (digest " in read_model(file)[1].what
@@ -336,11 +336,11 @@ def test_a_model_file_carries_its_ledger(tmp_path):
 
 def test_what_a_run_began_with_is_in_its_file(tmp_path):
     ledger, known = Ledger(OS, tmp_path / "ledger.jsonl"), EarlierHistory("a model", 0, ((SAMPLED, 7),), ("seed",))
-    ledger.record_earlier(known)
-    ledger.record_earlier(known)
+    ledger.record_earlier_history(known)
+    ledger.record_earlier_history(known)
     a_round(ledger, 0, UPDATE)
     again = Ledger(OS, tmp_path / "ledger.jsonl")
-    assert again.before == (known,)
+    assert again.earlier_histories == (known,)
     assert again.guarantee().only == ledger.guarantee().only
     assert SIMULATED in release_obstacles(again)
 
@@ -369,7 +369,7 @@ def test_a_new_price_is_found_for_the_rounds_that_were_stated(tmp_path):
     ledger = Ledger(OS, tmp_path / "ledger.jsonl")
     for number in range(3):
         a_round(ledger, number, UPDATE)
-    stated = statement(ledger, 3)
+    stated = privacy_statement(ledger, 3)
     a_round(ledger, 3, UPDATE)                                                  # a crash after charging
     assert price_change(ledger, stated) is None
     change = price_change(ledger, {**stated, "epsilon": 9.0})
@@ -377,7 +377,7 @@ def test_a_new_price_is_found_for_the_rounds_that_were_stated(tmp_path):
     assert describe_price_change(change).startswith("the first 3 rounds were stated as epsilon 9 at delta 0.001 by fedtail ")
     old = {name: value for name, value in stated.items() if name not in ("ledger", "fedtail")}
     assert price_change(ledger, {**old, "epsilon": 9.0}) is None                    # of other rounds, for all it says
-    assert price_change(ledger.as_of(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
+    assert price_change(ledger.copy_of_first_bytes(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
     assert price_change(ledger, {"private": False}) is None
     without = price_change(ledger, {**stated, "without_amplification": "infinity"})
     assert "epsilon without amplification infinity at delta" in describe_price_change(without)

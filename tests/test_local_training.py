@@ -12,7 +12,7 @@ from torch import nn
 
 import fedtail
 from fedtail import Engine, LocalSGD, Population, Proximal, Risk, State, Superquantile, Task, Trained, resume, train
-from fedtail.clients import Shard, flat_batches
+from fedtail.clients import Shard, batches_across_clients
 from fedtail.deployment.node import PARTS
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
@@ -189,7 +189,7 @@ class TowardsMean(Penalty):
     mean: torch.Tensor
     strength: float
 
-    def of(self, clients, anchor):
+    def prepare_for_clients(self, clients, anchor):
         return Shifted(self.mean.to(anchor) - full_gradients(clients, anchor), self.strength)
 
 
@@ -289,7 +289,7 @@ class Towards(Penalty):
 
     mean: torch.Tensor
 
-    def of(self, clients, anchor):
+    def prepare_for_clients(self, clients, anchor):
         kept = clients.kept_rows()
         own = torch.zeros(len(clients), len(anchor), dtype=anchor.dtype) if kept is None else kept.rows
         return Shifted(self.mean.to(anchor) - own, 0.0)
@@ -445,7 +445,7 @@ class WorstExample:
 
     def losses(self, clients, model):
         population, params = clients.shard.population.select(clients.place), clients.params(model)
-        found = [clients.kernel.task.loss(clients.kernel.outputs(params, inputs), targets) for _, inputs, targets in flat_batches(population, 64, params)]
+        found = [clients.kernel.task.loss(clients.kernel.outputs(params, inputs), targets) for _, inputs, targets in batches_across_clients(population, 64, params)]
         return torch.stack([own.max() for own in torch.cat(found).split(population.size.tolist())])
 
 
@@ -542,8 +542,8 @@ def test_losses_are_remembered_within_a_round_by_model_and_objective():
 def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
     train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean(), objective=WorstExample())
     question = Statistic(MeanLoss(), torch.zeros(0), objective=WorstExample())
-    from fedtail.base_part import class_with_declared
-    types = types_by_name(dict.fromkeys((*PARTS, *class_with_declared(ForWorstExample), *class_with_declared(Careful))))
+    from fedtail.base_part import classes_sent_with
+    types = types_by_name(dict.fromkeys((*PARTS, *classes_sent_with(ForWorstExample), *classes_sent_with(Careful))))
     for one in (train_question, question, train_question.count_question()):
         back = unpack(pack(one), types)
         assert type(back) is type(one)
@@ -560,14 +560,14 @@ def test_checkpoints_of_the_first_version_open_with_the_state_of_parts_by_name()
     assert state.round == 7
     assert {name: [t[0].item() for t in kept] for name, kept in state.parts.items()} == {
         "risk": [1.0], "server": [2.0, 3.0], "iterate": [4.0], "aggregate": [5.0]}
-    assert (state.dual[0], state.optimizer[1][0], state.part_state("iterate")[0], state.part_state("local")) == (1.0, 3.0, 4.0, None)
+    assert (state.dual[0], state.optimizer_state[1][0], state.part_state("iterate")[0], state.part_state("local")) == (1.0, 3.0, 4.0, None)
 
 
 def test_a_state_forgets_what_a_part_no_longer_keeps():
     state = State(torch.zeros(2)).with_part_state("risk", torch.ones(1)).with_part_state("server", torch.ones(2), torch.zeros(2))
-    assert (len(state.optimizer), state.dual.item()) == (2, 1.0)
+    assert (len(state.optimizer_state), state.dual.item()) == (2, 1.0)
     assert state.with_part_state("risk", None).parts.keys() == {"server"}
-    assert state.with_part_state("server").optimizer == ()
+    assert state.with_part_state("server").optimizer_state == ()
     assert copy.copy(state).parts == state.parts
 
 

@@ -186,8 +186,8 @@ def test_shares_cost_what_the_theorem_says(variance, honest, width, sensitivity)
         psi = 10 * mpmath.fsum(mpmath.exp(-2 * mpmath.pi**2 * mpmath.mpf(variance.numerator) / variance.denominator * k / (k + 1)) for k in range(1, honest))
         ratio = sensitivity / mpmath.sqrt(honest * mpmath.mpf(variance.numerator) / variance.denominator)
         ways = mpmath.sqrt(ratio**2 + psi * width / 2), ratio + psi * mpmath.sqrt(width)
-    assert shares.excess == pytest.approx(float(psi), rel=1e-12)
-    assert shares.deviation == pytest.approx(math.sqrt(honest * variance), rel=1e-15)
+    assert shares.log_ratio_bound == pytest.approx(float(psi), rel=1e-12)
+    assert shares.total_deviation == pytest.approx(math.sqrt(honest * variance), rel=1e-15)
     assert shares.concentrated_epsilon(sensitivity) == pytest.approx(float(min(ways)), rel=1e-12)
 
 
@@ -218,11 +218,11 @@ def test_sums_wrap_as_seldom_as_hoeffding_says():
     for modulus in (256, 257, 300):
         room = (modulus - 1 - 43) // 2
         assert shares.wrap_probability(12, -3, 40, modulus) == pytest.approx(12 * math.exp(-room**2 / (2 * 12 * 5)), rel=1e-12)
-    reach = shares.reach(12, 1e-6)
+    reach = shares.largest_noise(12, 1e-6)
     assert 12 * math.exp(-reach**2 / 120) <= 1e-6 < 12 * math.exp(-((reach - 1) ** 2) / 120)
-    for low, high in ((-3, 40), (0, 1000), (0, 2**10 - 1 - 2 * shares.reach(12, 2.0**-40)), (0, 2**10 - 2 * shares.reach(12, 2.0**-40))):
+    for low, high in ((-3, 40), (0, 1000), (0, 2**10 - 1 - 2 * shares.largest_noise(12, 2.0**-40)), (0, 2**10 - 2 * shares.largest_noise(12, 2.0**-40))):
         ring = Ring.for_sums(shares, 12, low, high)
-        far = shares.reach(12, 2.0**-40)
+        far = shares.largest_noise(12, 2.0**-40)
         assert ring.low == low - far
         assert ring.modulus & (ring.modulus - 1) == 0
         assert ring.modulus // 2 <= high - low + 2 * far < ring.modulus
@@ -239,5 +239,5 @@ def test_shares_nobody_can_give_are_refused():
             NoiseShares(Fraction(3), honest, width)
     with pytest.raises(ValueError, match=r"the variance of a share must be at least 2, got 1\.99"):
         NoiseShares(Fraction(199, 100), 1, 1)
-    assert NoiseShares(Fraction(2), 1, 1).excess == 0
+    assert NoiseShares(Fraction(2), 1, 1).log_ratio_bound == 0
     assert NoiseShares.from_total_deviation(8.0, 4, 3) == NoiseShares(Fraction(16), 4, 3)

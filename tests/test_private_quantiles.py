@@ -39,12 +39,12 @@ from fedtail.quantiles.expected_error import (
     noise_reduction_needed,
 )
 from fedtail.quantiles.histogram import quantile_error, threshold_index
-from fedtail.quantiles.planning import shares_for
-from fedtail.quantiles.private import QuantileRelease, check_values, noisy_sum, release
-from fedtail.quantiles.strategies import Strategy, printed_cumulative
+from fedtail.quantiles.planning import smallest_noise_shares
+from fedtail.quantiles.private import QuantileRelease, checked_values, noisy_sum, release
+from fedtail.quantiles.strategies import Strategy, published_cumulative_counts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
-UNIT = Edges.equal(0.0, 10.0, 64)
+UNIT = Edges.of_equal_width(0.0, 10.0, 64)
 
 
 class Quiet:
@@ -157,7 +157,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
     """Steps double: at most twice the excess that is needed, found by halving, over the noise of one Gaussian. A variance
     is a fraction of a few digits, rounded up."""
     sensitivity = math.sqrt(2 * rho * honest * variance)
-    found, plain = shares_for(sensitivity, rho, honest, width), math.sqrt(honest * variance)
+    found, plain = smallest_noise_shares(sensitivity, rho, honest, width), math.sqrt(honest * variance)
 
     def does(excess):
         return NoiseShares.from_total_deviation(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
@@ -166,7 +166,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
         low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
     assert found.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
     assert (found.honest, found.width) == (honest, width)
-    assert found.deviation / plain - 1 <= 2 * high + 2e-5
+    assert found.total_deviation / plain - 1 <= 2 * high + 2e-5
 
 
 @pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
@@ -180,12 +180,12 @@ def test_the_scale_is_what_shares_of_variance_four_need(clients, epsilon, collud
 
 def test_rows_are_for_the_level_only_where_it_matters():
     def rows(levels, public_total):
-        return plan_quantiles(200, levels, Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal", public_total=public_total).strategy.matrix
+        return plan_quantiles(200, levels, Edges.of_equal_width(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal", public_total=public_total).strategy.matrix
     assert (rows([0.7], False) == optimal_strategy(8, level=0.7).matrix).all()
     assert (rows([0.7, 0.9], False) == optimal_strategy(8).matrix).all()
     assert (rows([0.7], True) == rows([0.7, 0.9], True)).all()
     assert (rows([0.7], True) == optimal_strategy(8, public_total=True).matrix).all()
-    default = plan_quantiles(200, [0.7], Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal")
+    default = plan_quantiles(200, [0.7], Edges.of_equal_width(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal")
     assert (default.strategy.matrix == rows([0.7], True)).all()
     assert (default.public_total, default.shares.honest, default.adjacency) == (True, 200, "zero-out")
     assert default.event.what == "a histogram (optimal)"
@@ -198,7 +198,7 @@ def test_methods_are_tried_where_they_are_possible(monkeypatch):
         expected = {"flat": True, "tree": bins in (2, 4, 8, 16, 32), "optimal": bins <= 16}
         assert names == [name for name, possible in expected.items() if possible]
         assert len(planning._candidate_builders("auto", bins, None, True)) == sum(expected.values())
-    large = plan_quantiles(2000, [0.5], Edges.equal(0.0, 1.0, 128), epsilon=1.0, delta=1e-5)
+    large = plan_quantiles(2000, [0.5], Edges.of_equal_width(0.0, 1.0, 128), epsilon=1.0, delta=1e-5)
     assert large.method == "tree"
 
 
@@ -234,11 +234,11 @@ def test_everything_asked_for_reaches_the_plan():
     asked = {"epsilon": 0.7, "delta": 1e-4, "method": "flat", "adjacency": "replace-one", "colluders": 3, "minimum": 40, "public_total": False,
              "scale": 300, "modulus": 64, "allow_wrap": True, "max_error": 0.9, "allow_few": True}
     found = private_quantiles(np.linspace(0, 1, 50), [0.4, 0.6], range=(0, 1), bins=5, randomness=SeededRandomness(0), **asked).plan
-    expected = plan_quantiles(50, [0.4, 0.6], Edges.equal(0.0, 1.0, 5), **asked)
+    expected = plan_quantiles(50, [0.4, 0.6], Edges.of_equal_width(0.0, 1.0, 5), **asked)
     for name in ("clients", "levels", "edges", "shares", "ring", "wraps", "epsilon", "delta", "adjacency", "public_total", "expected_error"):
         assert getattr(found, name) == getattr(expected, name)
     assert (found.adjacency, found.shares.honest, found.strategy.scale, found.ring.modulus) == ("replace-one", 37, 300, 64)
-    assert private_quantiles(np.linspace(0, 1, 100), [0.5], range=(0, 1), epsilon=1.0, delta=1e-5).plan.edges == Edges.equal(0.0, 1.0, 64)
+    assert private_quantiles(np.linspace(0, 1, 100), [0.5], range=(0, 1), epsilon=1.0, delta=1e-5).plan.edges == Edges.of_equal_width(0.0, 1.0, 64)
 
 
 def test_a_plan_is_for_its_number_of_clients():
@@ -261,16 +261,16 @@ def test_the_sum_without_noise_is_exact_through_the_ring(method):
 
 def test_every_client_adds_its_share_and_in_any_pieces(monkeypatch):
     """4000 draws of noise: their variance is known to 2.2%, so 10% off comes once in 100,000 seeds."""
-    values, edges = draw("uniform", 150), Edges.equal(0.0, 10.0, 4)
+    values, edges = draw("uniform", 150), Edges.of_equal_width(0.0, 10.0, 4)
     plan = plan_quantiles(150, [0.5], edges, epsilon=1.0, delta=1e-5, method="flat", minimum=120, colluders=10)
-    exactly = plan.strategy.matrix @ np.bincount(edges.place(values), minlength=4)
+    exactly = plan.strategy.matrix @ np.bincount(edges.bin_indices(values), minlength=4)
     noise = np.array([noisy_sum(plan, values, SeededRandomness(k)) - exactly for k in range(1000)])
     assert noise.var() == approx(150 * float(plan.shares.variance), rel=0.1)
-    assert 110 * float(plan.shares.variance) == approx(plan.shares.deviation**2)
+    assert 110 * float(plan.shares.variance) == approx(plan.shares.total_deviation**2)
     assert abs(noise.mean()) < 4.5 * noise.std() / math.sqrt(noise.size)
     whole = noisy_sum(plan, values, SeededRandomness(3))
     assert whole.dtype == np.int64
-    assert (whole == exactly + plan.table.sample(600, SeededRandomness(3)).reshape(150, 4).sum(0)).all()
+    assert (whole == exactly + plan.noise_table.sample(600, SeededRandomness(3)).reshape(150, 4).sum(0)).all()
     for piece in (28, 1):                                                        # of seven clients; of one, whose row is longer
         monkeypatch.setattr(private, "PIECE", piece)
         assert (noisy_sum(plan, values, SeededRandomness(3)) == whole).all()
@@ -279,7 +279,7 @@ def test_every_client_adds_its_share_and_in_any_pieces(monkeypatch):
 def test_a_modulus_that_is_too_small_wraps_around_where_that_is_asked_for():
     values = draw("uniform", 256)
     plan = plan_quantiles(256, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="tree", scale=32, modulus=1024, allow_wrap=True)
-    exactly = plan.strategy.matrix @ np.bincount(UNIT.place(values), minlength=64)
+    exactly = plan.strategy.matrix @ np.bincount(UNIT.bin_indices(values), minlength=64)
     wrapped = noisy_sum(plan, values, Quiet())
     assert ((wrapped - exactly) % 1024 == 0).all()
     assert (np.abs(wrapped) <= 512).all()
@@ -294,7 +294,7 @@ def test_a_modulus_that_is_too_small_wraps_around_where_that_is_asked_for():
 
 def test_the_stated_probability_of_wrapping_around_is_a_bound():
     """400 releases; all clients in one bin, at the edge of what a sum can be."""
-    values, edges = np.zeros(120), Edges.equal(0.0, 1.0, 2)
+    values, edges = np.zeros(120), Edges.of_equal_width(0.0, 1.0, 2)
     shares = NoiseShares(Fraction(40), 120, 2)
     for modulus in (120 * 8 + 241, 120 * 8 + 361):
         room = (modulus - 1 - 120 * 8) // 2
@@ -362,8 +362,8 @@ def test_a_total_that_is_not_public_is_taken_to_be_half_of_the_plan_at_least():
 
 def test_values_of_any_type_become_numbers():
     for values in ([1, 2], np.array([1, 2], dtype=np.float32), [True, False]):
-        assert check_values(values).dtype == np.float64
-    assert check_values([1, 2.5]).tolist() == [1.0, 2.5]
+        assert checked_values(values).dtype == np.float64
+    assert checked_values([1, 2.5]).tolist() == [1.0, 2.5]
 
 
 # how wrong it is
@@ -410,7 +410,7 @@ def test_enough_bins_are_the_fewest_that_would_do_for_any_number_of_clients(max_
 @pytest.mark.parametrize("kind", ["uniform", "chi-square"])
 @pytest.mark.parametrize(("clients", "bins", "epsilon"), [(128, 32, 1.0), (512, 64, 1.0), (512, 32, 5.0), (3000, 64, 1.0)])
 def test_the_error_is_about_what_was_expected_and_the_chosen_method_is_the_best(kind, clients, bins, epsilon):
-    edges = Edges.equal(0.0, 10.0, bins)
+    edges = Edges.of_equal_width(0.0, 10.0, bins)
     plans = {name: plan_quantiles(clients, LEVELS, edges, epsilon=epsilon, delta=1e-5, method=name) for name in ("flat", "tree", "optimal", "auto")}
     repeats = 12 if clients > 1000 else 40
     found = {name: mean_error(plans[name], kind, repeats) for name in ("flat", "tree", "optimal")}
@@ -420,13 +420,13 @@ def test_the_error_is_about_what_was_expected_and_the_chosen_method_is_the_best(
 
 
 def test_the_error_falls_as_one_over_clients():
-    edges, sizes = Edges.equal(0.0, 10.0, 128), [200, 400, 800, 1600]
+    edges, sizes = Edges.of_equal_width(0.0, 10.0, 128), [200, 400, 800, 1600]
     plans = [plan_quantiles(clients, LEVELS, edges, epsilon=1.0, delta=1e-5) for clients in sizes]
     assert slope(sizes, [mean_error(plan, "uniform", 25) for plan in plans]) == approx(-1, abs=0.15)
 
 
 def test_the_error_falls_with_epsilon_as_the_noise_does():
-    plans = [plan_quantiles(1000, LEVELS, Edges.equal(0.0, 10.0, 64), epsilon=epsilon, delta=1e-5) for epsilon in (0.25, 0.5, 1.0, 2.0)]
+    plans = [plan_quantiles(1000, LEVELS, Edges.of_equal_width(0.0, 10.0, 64), epsilon=epsilon, delta=1e-5) for epsilon in (0.25, 0.5, 1.0, 2.0)]
     noise = [1 / math.sqrt(largest_rho(plan.epsilon, 1e-5)) for plan in plans]
     assert slope(noise, [mean_error(plan, "uniform", 25) for plan in plans]) == approx(1, abs=0.15)
 
@@ -474,15 +474,15 @@ def test_optimal_rows_beat_both_methods_of_the_papers(clients, bins, epsilon):
     At epsilon 1 the paired difference must be four standard errors: by chance once in 30,000 seeds. At epsilon 5, where bins
     dominate, not worse by three; the same release read inside the bin must be better by four.
     """
-    rho, edges, gaps, read = largest_rho(epsilon, 1e-5), Edges.equal(0.0, 10.0, bins), [], []
+    rho, edges, gaps, read = largest_rho(epsilon, 1e-5), Edges.of_equal_width(0.0, 10.0, bins), [], []
     ours, others = optimal_strategy(bins, public_total=True), (flat_strategy(bins), tree_strategy(bins), tree_strategy(bins, as_printed=True))
     values = np.array([np.clip(draw(("uniform", "chi-square")[k % 2], clients, k), 0, 10) for k in range(120)])
-    histograms = np.array([np.bincount(edges.place(row), minlength=bins) for row in values])
+    histograms = np.array([np.bincount(edges.bin_indices(row), minlength=bins) for row in values])
     noisy = zip(*(sums_of(part, histograms, rho, bins, clients) for part in (ours, *others)), strict=True)
     for mine, histogram, (best, *sums) in zip(values, histograms, noisy, strict=True):
         truth, found = np.cumsum(histogram), ours.estimate(best, float(clients))
         one = index_errors(np.cumsum(found), float(clients), truth).mean()
-        running, *nodes = (printed_cumulative(part, noisy) for part, noisy in zip(others, sums, strict=True))
+        running, *nodes = (published_cumulative_counts(part, noisy) for part, noisy in zip(others, sums, strict=True))
         theirs = [index_errors(running, max(running[-1], clients / 2), truth)]                # option 1, with its guard
         theirs += [index_errors(cumulative, float(clients), truth) for cumulative in (running, *nodes)]
         gaps.append([their.mean() - one for their in theirs])
@@ -502,15 +502,15 @@ def test_the_bounds_of_the_papers_hold(method):
     """
     clients, bins, variance, scale, failure = 512, 32, 2, 8, 0.1
     strategy = tree_strategy(bins, scale) if method == "tree" else flat_strategy(bins, scale)
-    edges, shares = Edges.equal(0.0, 10.0, bins), NoiseShares(Fraction(variance), clients, strategy.width)
+    edges, shares = Edges.of_equal_width(0.0, 10.0, bins), NoiseShares(Fraction(variance), clients, strategy.width)
     plan = QuantilePlan(clients, LEVELS, edges, strategy, shares, Ring(2**18, 1 - 2**17), 0.0, 1.0, 1e-5, "zero-out", True)
     flat_part = math.sqrt(2 * variance * bins / (scale**2 * clients) * math.log(4 / failure))
     tree_part = math.sqrt(2 * variance / (scale**2 * clients) * math.log2(bins) * math.log(4 * bins / failure))
     fails, ratios = 0, []
     for k in range(60):
         values = draw("uniform", clients, k)
-        truth = np.cumsum(np.bincount(edges.place(values), minlength=bins))
-        cumulative = printed_cumulative(strategy, noisy_sum(plan, values, SeededRandomness(k, method)))
+        truth = np.cumsum(np.bincount(edges.bin_indices(values), minlength=bins))
+        cumulative = published_cumulative_counts(strategy, noisy_sum(plan, values, SeededRandomness(k, method)))
         total = float(cumulative[-1]) if method == "flat, estimated count" else float(clients)
         nearest = np.array([np.abs(np.append(0.0, cumulative[:-1]) / total - level).min() for level in LEVELS])
         bound = nearest + (tree_part if method == "tree" else flat_part)

@@ -39,8 +39,8 @@ from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
-from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability
-from fedtail.quantiles.noisy_histogram import trim_ends
+from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
+from fedtail.quantiles.noisy_histogram import merge_sparse_ends
 from fedtail.questions import converse
 from fedtail.risk.base import fit_locally
 
@@ -103,7 +103,7 @@ def test_dp_fedavg_is_the_mean_over_a_poisson_cohort_of_equals():
 
 def one_round(algorithm, noise_seed: int) -> torch.Tensor:
     """A round with the cohort of seed 0 and its noise from another seed."""
-    state = algorithm.start(TASK.params().double(), 0)
+    state = algorithm.initial_state(TASK.params().double(), 0)
     told = replace(algorithm.broadcast(state, 0), noise_seed=noise_seed)
     with LocalFleet(PEOPLE, TASK, dtype=torch.float64) as fleet:
         planned = planned_round(algorithm, fleet, PlainChannel(), len(state.params))
@@ -215,9 +215,9 @@ def test_a_failed_client_is_in_no_bin_and_losses_beyond_the_bound_are_in_the_las
 
 def test_trimming_moves_thin_ends_inwards_and_keeps_the_rest():
     counts = torch.tensor([0.5, 0.0, 1.0, 20.0, 30.0, 1.5, 0.0, 0.25]).numpy()
-    assert trim_ends(counts, 2.0).tolist() == [0, 0, 0, 21.5, 31.75, 0, 0, 0]
-    assert trim_ends(counts, 0.1).tolist() == pytest.approx(counts.tolist())
-    assert trim_ends(torch.zeros(4).numpy(), 1.0).tolist() == [0, 0, 0, 0]
+    assert merge_sparse_ends(counts, 2.0).tolist() == [0, 0, 0, 21.5, 31.75, 0, 0, 0]
+    assert merge_sparse_ends(counts, 0.1).tolist() == pytest.approx(counts.tolist())
+    assert merge_sparse_ends(torch.zeros(4).numpy(), 1.0).tolist() == [0, 0, 0, 0]
 
 
 def test_the_ledger_prices_a_run_as_dp_accounting_does():
@@ -368,7 +368,7 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
 
 @pytest.mark.parametrize(("noise", "ratio"), [("gaussian", 0.25), ("discrete", 0.25)])
 def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, ratio):
-    rounds, planned = 50, minimum_for(0.04, 2500)
+    rounds, planned = 50, minimum_cohort_for(0.04, 2500)
     drawn = PoissonSampling(0.04, reveal_probability(0.04, 2500, planned if noise == "discrete" else 1))
     levels = noise_for(3.0, 1e-4, rounds, drawn, ratio, discrete=noise == "discrete")
     algorithm = fedtail.dp_delta_fl(0.5, 2500, 0.1, levels.update, levels.quantile, 3.0, noise=noise, **LOCAL)

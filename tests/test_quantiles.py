@@ -13,10 +13,10 @@ from pytest import approx
 
 from fedtail import ExactQuantile, MajoriseMinimise, Superquantile
 from fedtail.client_statistics import ClientStatistics
-from fedtail.quantiles import boundary, check_quantile, empty_tail, extreme_loss, loss_range
+from fedtail.quantiles import boundary_dual, check_quantile, empty_tail, extreme_loss, loss_range
 from fedtail.quantiles.majorise import MassAbove, PinballStep
 from fedtail.quantiles.multisect import Bracket, multisect
-from fedtail.quantiles.radix import Digit, from_ordered_bits, ordered_bits
+from fedtail.quantiles.radix import Digit, float_from_ordered_bits, ordered_bits
 from fedtail.questions import StatisticPart, converse
 from fedtail.risk.base import fit_locally
 
@@ -38,16 +38,16 @@ def test_ordered_bits_keep_the_order_of_all_floats_and_come_back(values):
     numbers = torch.tensor(values, dtype=torch.float64)
     keys = ordered_bits(numbers)
     assert bool(((keys >= 0) & (keys < 2**32)).all())
-    assert [from_ordered_bits(int(k)) for k in keys] == [v + 0.0 for v in values]      # -0.0 comes back as 0.0, which is equal
+    assert [float_from_ordered_bits(int(k)) for k in keys] == [v + 0.0 for v in values]      # -0.0 comes back as 0.0, which is equal
     for a, ka in zip(values, keys.tolist(), strict=True):
         for b, kb in zip(values, keys.tolist(), strict=True):
             assert (a < b) == (ka < kb)
 
 
 def test_edges_beyond_the_largest_float_are_infinite():
-    assert from_ordered_bits(2**32) == math.inf
-    assert from_ordered_bits(int(ordered_bits(torch.tensor([math.inf]))[0]) + 1) == math.inf
-    assert from_ordered_bits(0) == -math.inf
+    assert float_from_ordered_bits(2**32) == math.inf
+    assert float_from_ordered_bits(int(ordered_bits(torch.tensor([math.inf]))[0]) + 1) == math.inf
+    assert float_from_ordered_bits(0) == -math.inf
 
 
 @pytest.mark.parametrize("bits", [12, 32])
@@ -168,7 +168,7 @@ def test_a_digit_is_counted_for_those_with_its_beginning_only():
     (1e-12, 1.0, 2e-12, 0.0), (1e-12, 1.0, 3e-12, 2e-12),
 ])
 def test_the_share_of_a_boundary(above, inside, tail, share):
-    found = boundary(-1.0, 3.0, above, inside, tail)
+    found = boundary_dual(-1.0, 3.0, above, inside, tail)
     assert found.dtype == torch.float64
     assert found.tolist() == [-1.0, 3.0, approx(share, rel=1e-9), min(tail, above + inside)]
 

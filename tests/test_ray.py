@@ -32,7 +32,7 @@ ray = pytest.importorskip("ray")
 
 from fedtail.engine.ray import RayFleet, cluster, ray_fleet  # noqa: E402
 from fedtail.engine.ray.shard_actor import ShardActor  # noqa: E402
-from fedtail.engine.ray.shards import bytes_to_send, make_holding, population_from_holding  # noqa: E402
+from fedtail.engine.ray.shards import bytes_to_send, make_shard_data, population_from_shard_data  # noqa: E402
 
 POPULATION = small_population()
 LOCAL = {"learning_rate": 0.2, "batch_size": 4}
@@ -194,7 +194,7 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
     mapped, task = Population.open(tmp_path / "people").select(range(2, 11)), make_task("linear")
     assert mapped.folder == tmp_path / "people"
     assert bytes_to_send(mapped) == 0
-    assert make_holding(mapped, 0, 3).inputs is None
+    assert make_shard_data(mapped, 0, 3).inputs is None
     method, views = fedtail.delta_fl(0.5, 9, learning_rate=1.0), []
     with RayFleet(mapped, task, shards=2) as fleet:
         there = train(method, task, fleet=fleet, rounds=3, on_round=lambda p: views.append(p.view))
@@ -202,19 +202,19 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
     assert torch.allclose(params_of(there), params_of(here), atol=1e-6)
     assert there.failed == here.failed == 3
     assert all(view.left_out.tolist() == [False] * 8 + [True] for view in views)
-    gone = ray.put(make_holding(replace(mapped, folder=tmp_path / "nowhere"), 0, 9))
+    gone = ray.put(make_shard_data(replace(mapped, folder=tmp_path / "nowhere"), 0, 9))
     with pytest.raises(FileNotFoundError, match="nowhere is not a saved population"):
         ShardActor(0, 9, {}).load_shard([gone, ray.put(ray.cloudpickle.dumps(task))])
-    short = make_holding(mapped, 6, 9)
+    short = make_shard_data(mapped, 6, 9)
     short.clients["start"] += 1000
     with pytest.raises(ValueError, match=r"fewer than where the run was started. Copy the same folder to every node"):
-        population_from_holding(short)
+        population_from_shard_data(short)
 
 
 @pytest.mark.parametrize("people", [POPULATION, POPULATION.select([7, 3, 9]), small_population().split_examples(0.5)[0]])
 def test_a_shard_holds_its_own_clients_only(people):
     for low, high in cut_into_blocks(people.size, 2):
-        held = population_from_holding(make_holding(people, low, high))
+        held = population_from_shard_data(make_shard_data(people, low, high))
         assert len(held.targets) == int(people.size[low:high].sum())
         for k in range(low, high):
             assert all(torch.equal(a, b) for a, b in zip(held.client(k - low), people.client(k), strict=True))

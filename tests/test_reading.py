@@ -24,7 +24,7 @@ from fedtail.deployment.registry import read_node_info
 from fedtail.experiment import ExperimentError, Source
 from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
 from fedtail.privacy.ledger_file import HEAD, LedgerError, LedgerFile
-from fedtail.reading import DEPTH, Unreadable, check_plain_name, json_lines, json_value, read_bytes, read_json, toml_tables
+from fedtail.reading import DEPTH, Unreadable, checked_file_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
 from fedtail.runs.execution import is_finished_and_whole
 from fedtail.runs.run_folder import RunFolder, read_rounds
@@ -117,7 +117,7 @@ def test_lines_are_whole_and_a_half_one_is_left_out(tmp_path):
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "..", ".", "", "a\0", 3, None, "a\\b"])
 def test_names_that_lead_elsewhere(name):
     with pytest.raises(Unreadable, match="plain name"):
-        check_plain_name(name, "it")
+        checked_file_name(name, "it")
 
 
 # Arrays

@@ -178,8 +178,8 @@ class DepartingFleet(RemoteFleet):
         super().__init__(sites.exchange, sites.registry, **settings)
         self.changed = changed
 
-    def open(self, cohort, broadcast):
-        super().open(cohort, broadcast)
+    def open_round(self, cohort, broadcast):
+        super().open_round(cohort, broadcast)
         for node in self._counts:
             told = Open(self.population.cohort_at(cohort, node), self.changed(node, self._broadcast), self._nodes.training, self._nodes.lost)
             self._unsent[node][-1] = pack(told)
@@ -264,7 +264,7 @@ def test_masked_are_sums_of_integers():
     from fedtail.wire import pack
 
     algorithm = RECIPES["fedavg"]
-    node.tell(pack(Open(algorithm.sample(PEOPLE, 0, 0), algorithm.broadcast(algorithm.start(TASK.params(), 0), 0))))
+    node.tell(pack(Open(algorithm.sample(PEOPLE, 0, 0), algorithm.broadcast(algorithm.initial_state(TASK.params(), 0), 0))))
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     code = IntegerChannel(40).encoding(20, 1.0)
     for wrong, bits in ((Ask(0, (question,), code), 62), (Ask(0, (replace(question, gather=True),), code), 40)):

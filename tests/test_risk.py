@@ -334,10 +334,10 @@ def test_a_risk_that_cannot_weigh_several_sets_of_clients_says_so():
         Plain().weights(losses)
     with pytest.raises(ValueError, match=r"^Eager takes .*: its weights are found in a conversation, which is held with one set of clients\."):
         Eager().weights(losses)
-    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.of\(losses, mass, batched=True\)\."):
-        Present.of(losses, None)                       # as a user's risk of before does, whose sums are over everything
+    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.from_losses\(losses, mass, batched=True\)\."):
+        Present.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
     with pytest.raises(ValueError, match=r"losses of shape \(\) are not those of one set of clients"):
-        Present.of(torch.tensor(0.5), None, batched=True)
+        Present.from_losses(torch.tensor(0.5), None, batched=True)
 
 
 class Eager(Risk):
@@ -442,7 +442,7 @@ def test_slopes_are_the_derivatives_of_densities(risk):
     mass = torch.ones_like(losses)
     dual = fit_locally(risk.fit(None), ClientStatistics(losses.clamp(0.25, 1.75), mass))      # who is beyond it here was not when it was fitted
     whose, level = (risk.risk, dual[1:]) if isinstance(risk, (Refreshed, Binned)) else (risk, dual)
-    at = risk.histogram.binned(losses) if isinstance(risk, Binned) else losses
+    at = risk.histogram.binned_losses(losses) if isinstance(risk, Binned) else losses
     at = at.clamp(min=0.125) if isinstance(whose, PowerFair) else at                # below zero it stays as at zero, where F^q has no slope
     ahead, behind = (whose.density(ClientStatistics(at + move, mass), level) for move in (step, -step))
     assert risk.slope(ClientStatistics(at, mass), dual).tolist() == approx(((ahead - behind) / (2 * step)).tolist(), abs=1e-5)
@@ -912,10 +912,10 @@ def test_a_level_between_two_trials_is_that_of_a_falling_exponential():
         return 2.0 + 5.0 * math.exp(-level / 0.5)
 
     for low, level, high in ((1.0, 1.13, 1.3), (0.0, 0.0, 2.0), (-3.0, -2.0, -2.0), (0.0, 0.5, 0.5 + 1e-6)):
-        assert risk._interpolate(Bracket(low, high, total(low), total(high)), total(level)) == approx(level, abs=1e-9)
-    assert risk._interpolate(Bracket(1.0, 2.0, 3.0, 3.0), 3.0) == 1.0                       # nobody between them
-    assert risk._interpolate(Bracket(1.0, 1.0, 3.0, 2.0), 2.5) == 1.0                       # no room between them
-    assert risk._interpolate(Bracket(0.0, 100.0, 3.0, 2.0), 2.0) == 100.0                   # exp(-200) leaves nothing of the free ones
+        assert risk._interpolate_level(Bracket(low, high, total(low), total(high)), total(level)) == approx(level, abs=1e-9)
+    assert risk._interpolate_level(Bracket(1.0, 2.0, 3.0, 3.0), 3.0) == 1.0                       # nobody between them
+    assert risk._interpolate_level(Bracket(1.0, 1.0, 3.0, 2.0), 2.5) == 1.0                       # no room between them
+    assert risk._interpolate_level(Bracket(0.0, 100.0, 3.0, 2.0), 2.0) == 100.0                   # exp(-200) leaves nothing of the free ones
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 7, 10, 12, 30])

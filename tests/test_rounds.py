@@ -13,7 +13,7 @@ from torch import nn
 
 import fedtail
 from fedtail import Engine, Family, LocalSGD, Population, Task, Trained, resume, train
-from fedtail.draws import hash_bits, permutations
+from fedtail.draws import hash_bits, random_permutations
 from fedtail.engine import LocalFleet
 from fedtail.local import Cosine, Proximal, StepDecay
 from fedtail.losses import squared_error
@@ -57,7 +57,7 @@ def textbook(task, population, cohort_of, weights_of, rounds, seed, learning_rat
             x, own, anchor = x.double(), copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
             speed = [torch.zeros_like(p) for p in own.parameters()]
             for epoch in range(epochs):
-                order = permutations(hash_bits(seed, "batches", t, population.key[[k]], epoch), torch.tensor([len(y)]))[0]
+                order = random_permutations(hash_bits(seed, "batches", t, population.key[[k]], epoch), torch.tensor([len(y)]))[0]
                 for low in range(0, len(y), batch_size):
                     few = order[low : low + batch_size]
                     gradients = torch.autograd.grad(task.loss(own(x[few]), y[few]).mean(), list(own.parameters()))
@@ -266,7 +266,7 @@ def test_an_empty_cohort_keeps_the_model():
 def test_a_round_in_which_nobody_was_asked_repeats_no_count():
     views = []
     rare = replace(ALGORITHMS["fedavg"], sample=fedtail.Poisson(0.05))
-    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort_size, p.view.contributors)))
+    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort_size, p.view.num_contributors)))
     drawn = [len(rare.sample(POPULATION, 0, t).ids) for t in range(30)]
     assert 0 in drawn
     assert views == [(n, n) for n in drawn]
@@ -281,7 +281,7 @@ def test_a_zero_start_with_equal_losses_moves():
 def test_only_clients_that_count_train():
     counted = []
     method = fedtail.delta_fl(0.25, 8, **LOCAL)
-    train(method, mlp(), equal_masses(), rounds=3, on_round=lambda p: counted.append(p.view.contributors))
+    train(method, mlp(), equal_masses(), rounds=3, on_round=lambda p: counted.append(p.view.num_contributors))
     assert counted == [2, 2, 2]
 
 

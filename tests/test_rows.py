@@ -286,7 +286,7 @@ def test_parts_recall_rows_and_who_has_any(tmp_path):
     rows = {"wide": torch.randn(3, WIDE, dtype=torch.float32), "small": torch.randn(3, 2)}
     rows["wide"][0] = float("nan")                         # a number like others
     for round, (chosen, finished) in enumerate([([0, 2], True), ([1], False), ([], True)]):
-        fleet.open(Cohort(ids, POPULATION.key[ids], torch.ones(3), 1.0), Broadcast(round + 1, 0, task().params()[None]))
+        fleet.open_round(Cohort(ids, POPULATION.key[ids], torch.ones(3), 1.0), Broadcast(round + 1, 0, task().params()[None]))
         clients = fleet._shard.clients()
         found = {name: clients.stored_rows(name) for name in rows}
         for name in rows if round else ():
@@ -296,10 +296,10 @@ def test_parts_recall_rows_and_who_has_any(tmp_path):
         assert round or found == {"wide": None, "small": None}
         for name, values in rows.items():
             some = torch.tensor(chosen, dtype=torch.int64)
-            Clients(fleet._shard, some).remember(name, values[some])
+            Clients(fleet._shard, some).store_rows(name, values[some])
         if not round:
             fleet._shard.remembered["small"][0] = float("nan")
-        fleet.close(finished)
+        fleet.close_round(finished)
 
 
 def test_a_state_alone_is_refused_where_any_part_remembers_unless_the_fleet_does(narrow):
@@ -321,7 +321,7 @@ def go_on(folder: Path, rounds: int = 6, stop: int | None = None) -> fedtail.tra
     folder.mkdir(exist_ok=True)
     checkpoints, algorithm = Checkpoints(folder), method()
     checkpoint = checkpoints.load()[0]
-    start = checkpoint.to_trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
+    start = checkpoint.to_trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.initial_state(task().params(), 3), 3)
     with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet:
         return resume(start, fleet=fleet, rounds=(stop or rounds) - start.rounds,
                       on_round=lambda progress: checkpoints.save(progress.trained, {}))
@@ -566,13 +566,13 @@ def test_a_lost_round_is_not_kept_though_the_server_restarts(tmp_path):
     fleet.finish()
     before = sites.column()
     cohort = method().sample(POPULATION, 3, 2)
-    fleet.open(cohort, Broadcast(2, 3, half.state.params[None]))
+    fleet.open_round(cohort, Broadcast(2, 3, half.state.params[None]))
     fleet.collect((fedtail.questions.Train(method().local, method().risk, torch.zeros(0, dtype=torch.float64), method().aggregate),),
                   fedtail.channel.plain.Plain(7, 30.0))
-    fleet.close(False)
+    fleet.close_round(False)
     again = sites.fleet(forgets=False)
-    again.recall(fleet.memory())
-    again.open(cohort, Broadcast(3, 3, half.state.params[None]))
+    again.restore_memory(fleet.memory())
+    again.open_round(cohort, Broadcast(3, 3, half.state.params[None]))
     again._exchange_messages(dict.fromkeys(again._counts, b""), dict.fromkeys(again._counts, b""))
     assert all(torch.equal(*pair) for pair in zip(sites.column(), before, strict=True))
 

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import tensor
 
 from fedtail import ByMass, Everyone, Poisson, Population, Uniform
-from fedtail.draws import hash_bits, integers, permutations, uniform
+from fedtail.draws import hash_bits, random_permutations, uniform_integers, uniform_numbers
 from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
 ERROR_RATE = 1e-6                     # of each statistical assertion below
@@ -97,7 +97,7 @@ def test_uniform_takes_the_smallest_hashes_and_poisson_the_draws_below_its_rate(
     """A run that goes on after an upgrade draws the cohorts that it would have drawn. A draw at the rate is not below it."""
     population = crowd(30)
     hashes = hash_bits(5, "cohort", round, population.key)
-    draws = uniform(hashes).tolist()
+    draws = uniform_numbers(hashes).tolist()
     for size in (1, 4, 29):
         assert Uniform(size)(population, 5, round).ids.tolist() == sorted(np.argsort(hashes.numpy())[:size].tolist())
         rate = sorted(draws)[size]
@@ -151,7 +151,7 @@ def test_by_mass_a_draw_falls_on_the_client_whose_stretch_of_the_total_it_hits(m
     """Stretches of lengths 1, 2, 3, 2 out of 8, closed on the left; one that rounds up to the total is the last client's."""
     population, eighths = crowd(4, [1.0, 2, 3, 2]), torch.arange(9).double()
     assert population.key.argsort().tolist() == [0, 1, 2, 3]
-    monkeypatch.setattr("fedtail.sampling.uniform", lambda keys: eighths[: len(keys)] / 8)
+    monkeypatch.setattr("fedtail.sampling.uniform_numbers", lambda keys: eighths[: len(keys)] / 8)
     cohort = ByMass(9)(population, 0, 0)
     assert cohort.ids.tolist() == [0, 1, 2, 3]
     assert (cohort.importance * population.mass).tolist() == pytest.approx([1, 2, 3, 3])
@@ -314,7 +314,7 @@ STREAMS = {
 def test_draws_are_uniform_their_bits_balanced_and_neighbours_independent(stream):
     n = 4000
     bits = STREAMS[stream](torch.arange(n))
-    numbers = uniform(bits).numpy()
+    numbers = uniform_numbers(bits).numpy()
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert stats.kstest(numbers, "uniform").pvalue > ERROR_RATE
@@ -330,7 +330,7 @@ def test_draws_are_uniform_their_bits_balanced_and_neighbours_independent(stream
 def test_two_streams_are_independent(other):
     name, round, seed = other
     clients = torch.arange(4000)
-    a, b = uniform(hash_bits(0, "x", 0, clients)).numpy(), uniform(hash_bits(seed, name, round, clients)).numpy()
+    a, b = uniform_numbers(hash_bits(0, "x", 0, clients)).numpy(), uniform_numbers(hash_bits(seed, name, round, clients)).numpy()
     counts, _, _ = np.histogram2d(a, b, bins=8, range=[[0, 1], [0, 1]])
     assert_uniform_counts(counts.ravel(), [4000 / 64] * 64)
     assert stats.spearmanr(a, b).pvalue > ERROR_RATE
@@ -338,22 +338,22 @@ def test_two_streams_are_independent(other):
 
 def test_uniform_reads_bits_as_a_fraction_in_the_unit_interval():
     extreme = tensor([0, -1, 2**63 - 1, -(2**63)])
-    assert uniform(extreme).tolist() == [0.0, 1 - 2.0**-53, 0.5 - 2.0**-53, 0.5]
+    assert uniform_numbers(extreme).tolist() == [0.0, 1 - 2.0**-53, 0.5 - 2.0**-53, 0.5]
 
 
 def test_integers_are_uniform_over_their_range():
     bits = hash_bits(0, "dice", torch.arange(6000))
-    values = integers(bits, 1, 7)
+    values = uniform_integers(bits, 1, 7)
     assert_uniform_counts(values.bincount(minlength=7)[1:].numpy(), [1000] * 6)
     assert int(values.min()) == 1
     highs = torch.arange(6000) % 5 + 2
-    assert bool((integers(bits, 1, highs) < highs).all())
-    assert integers(tensor([-1]), 0, 10).item() == 9
+    assert bool((uniform_integers(bits, 1, highs) < highs).all())
+    assert uniform_integers(tensor([-1]), 0, 10).item() == 9
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2**40))
 def test_permutations_are_permutations_of_each_size(sizes, seed):
-    orders = permutations(hash_bits(seed, "order", torch.arange(len(sizes))), tensor(sizes))
+    orders = random_permutations(hash_bits(seed, "order", torch.arange(len(sizes))), tensor(sizes))
     assert orders.shape == (len(sizes), max(sizes))
     for row, size in zip(orders.tolist(), sizes, strict=True):
         assert sorted(row[:size]) == list(range(size))
@@ -362,9 +362,9 @@ def test_permutations_are_permutations_of_each_size(sizes, seed):
 
 def test_a_permutation_does_not_depend_on_who_else_is_asked():
     bits, sizes = hash_bits(0, "order", torch.arange(5)), tensor([3, 9, 4, 1, 6])
-    together = permutations(bits, sizes)
+    together = random_permutations(bits, sizes)
     for k in range(5):
-        assert permutations(bits[k : k + 1], sizes[k : k + 1])[0].tolist() == together[k, : sizes[k]].tolist()
+        assert random_permutations(bits[k : k + 1], sizes[k : k + 1])[0].tolist() == together[k, : sizes[k]].tolist()
 
 
 @pytest.mark.parametrize("width", [4, 9])
@@ -372,7 +372,7 @@ def test_permutations_of_four_are_equally_likely(width):
     n = 4800
     sizes = torch.full((n,), 4)
     sizes[0] = width
-    orders = permutations(hash_bits(0, "order", torch.arange(n)), sizes)[1:, :4].tolist()
+    orders = random_permutations(hash_bits(0, "order", torch.arange(n)), sizes)[1:, :4].tolist()
     _, counts = np.unique([int("".join(map(str, order))) for order in orders], return_counts=True)
     assert len(counts) == 24
     assert_uniform_counts(counts, [(n - 1) / 24] * 24)
@@ -382,5 +382,5 @@ def test_permutations_of_four_are_equally_likely(width):
 @given(st.integers(0, 2**63 - 1))
 def test_draws_do_not_touch_torchs_generator(seed):
     before = torch.random.get_rng_state()
-    permutations(hash_bits(seed, "order", torch.arange(3)), tensor([2, 3, 4]))
+    random_permutations(hash_bits(seed, "order", torch.arange(3)), tensor([2, 3, 4]))
     assert torch.equal(before, torch.random.get_rng_state())

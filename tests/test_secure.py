@@ -23,10 +23,10 @@ from fedtail.secure import (
     TooFew,
     secure_sum,
 )
-from fedtail.secure.frames import invitation, unwrap, wrap
-from fedtail.secure.masks import add_masks, mask_context, pair_key
+from fedtail.secure.frames import decode_frame, decode_invitation, encode_frame
+from fedtail.secure.masks import add_masks, mask_context, pair_mask_key
 from fedtail.secure.messages import Ask, KeyList, Keys, Lists, Masked, Run, RunKeyList, RunKeys, Shares, Signed, Unmask, Unmasked
-from fedtail.secure.primitives import agreement
+from fedtail.secure.primitives import make_key_agreement
 
 NEVER = 99
 
@@ -154,7 +154,7 @@ def carried(session, rows, bits, stop=None, clients=None, context=b""):
     sent = {}
     for one, message in server.ask(len(next(iter(rows.values()))), bits, context).items():
         if one not in (stop or ()):
-            sent[one] = clients[one].masked(message, rows[one], context)
+            sent[one] = clients[one].masked_row(message, rows[one], context)
             server.receive(one, sent[one])
     return server, clients, sent
 
@@ -179,7 +179,7 @@ def test_with_one_answer_too_few_nothing_is_released():
 
 
 def words(sent, session, width, bits):
-    data = unwrap(Masked, sent, session.id, 10**8).row
+    data = decode_frame(Masked, sent, session.id, 10**8).row
     size = len(data) // width
     return np.array([int.from_bytes(data[k * size:(k + 1) * size], "little") for k in range(width)], dtype=np.uint64)
 
@@ -217,16 +217,16 @@ def test_a_late_row_stays_hidden_when_its_sender_was_counted_as_dropped():
     rows = dict.fromkeys(session.members, np.zeros(width, int))
     clients = {one: Client(session, one, random=seeded(one)) for one in session.members}
     server, clients, _ = carried(session, rows, 16, stop={13}, clients=clients)
-    late = clients[13].masked(wrap(session.id, Ask(0, session.members, width, 16)), rows[13])
+    late = clients[13].masked_row(encode_frame(session.id, Ask(0, session.members, width, 16)), rows[13])
     query = server._query
     for one, message in server.unmask().items():
         server.receive(one, clients[one].unmask(message))
     with pytest.raises(Refused, match="Masked came out of order"):
         server.receive(13, late)
-    secrets = server._secrets(query)
+    secrets = server._restore_secrets(query)
     assert secrets[13] == clients[13].state.secrets[0].mask      # the server can take all pairs away
     view = words(late, session, width, 16).astype(np.uint32)
-    pairs = [pair_key(agreement(secrets[13])(server._keys[one].masking[0]), query.context, one, 13) for one in (10, 11, 12)]
+    pairs = [pair_mask_key(make_key_agreement(secrets[13])(server._keys[one].masking[0]), query.context, one, 13) for one in (10, 11, 12)]
     add_masks(view, pairs, [])                                   # 13 has the largest name, so it subtracted them
     counts = np.bincount(view.astype(np.uint64) & np.uint64(15), minlength=16)
     assert chi2.ppf(1e-5, 15) < ((counts - width / 16) ** 2 / (width / 16)).sum() < chi2.ppf(1 - 1e-5, 15)
@@ -236,16 +236,16 @@ def test_told_something_else_a_client_spoils_the_sum_and_is_found_out():
     session, bits = session_of(4, 3), 32
     rows = {one: np.zeros(1000, int) for one in session.members}
     server, clients, sent = carried(session, rows, bits, stop={13}, context=b"threshold 0.5")
-    ask = wrap(session.id, Ask(0, session.members, 1000, bits))
-    other = clients[13].masked(ask, rows[13], b"threshold 0.7")
+    ask = encode_frame(session.id, Ask(0, session.members, 1000, bits))
+    other = clients[13].masked_row(ask, rows[13], b"threshold 0.7")
     with pytest.raises(Refused, match="client 13 has another context than this server"):
         server.receive(13, other)
-    honest = unwrap(Masked, sent[10], session.id, 10**6)
-    lied = replace(unwrap(Masked, other, session.id, 10**6), context_digest=honest.context_digest)      # a server that looks away gets garbage
-    server.receive(13, wrap(session.id, lied))
-    request = {one: unwrap(Unmask, message, session.id, 10**6) for one, message in server.unmask().items()}
+    honest = decode_frame(Masked, sent[10], session.id, 10**6)
+    lied = replace(decode_frame(Masked, other, session.id, 10**6), context_digest=honest.context_digest)      # a server that looks away gets garbage
+    server.receive(13, encode_frame(session.id, lied))
+    request = {one: decode_frame(Unmask, message, session.id, 10**6) for one, message in server.unmask().items()}
     for one in session.members[:3]:
-        server.receive(one, clients[one].unmask(wrap(session.id, request[one])))
+        server.receive(one, clients[one].unmask(encode_frame(session.id, request[one])))
     total = server.total().total
     assert (total == 0).sum() < 5                                # 1000 zeros were summed; by chance one in 4e6 is
     counts = np.bincount(total & 15, minlength=16)
@@ -266,8 +266,8 @@ def test_every_thing_told_changes_the_masks(change):
              "name": (replace(session, name=b"other"), keys, ask, b"model"),
              "query": (session, keys, replace(ask, query=1), b"model"),
              "keys": (session, KeyList((Keys(11, bytes(32), (), ()),)), ask, b"model")}[change]
-    assert pair_key(b"s" * 32, mask_context(*said), 10, 11) == pair_key(b"s" * 32, mask_context(*said), 11, 10)
-    assert pair_key(b"s" * 32, mask_context(*said), 10, 11) != pair_key(b"s" * 32, mask_context(*other), 10, 11)
+    assert pair_mask_key(b"s" * 32, mask_context(*said), 10, 11) == pair_mask_key(b"s" * 32, mask_context(*said), 11, 10)
+    assert pair_mask_key(b"s" * 32, mask_context(*said), 10, 11) != pair_mask_key(b"s" * 32, mask_context(*other), 10, 11)
 
 
 def test_keys_are_fresh_for_each_query_and_client():
@@ -286,7 +286,7 @@ def table():
     session = session_of(5, 3, queries=2)
     rows = {one: np.arange(3) + one for one in session.members}
     server, clients, sent = carried(session, rows, 16, stop={14})
-    requests = {one: unwrap(Unmask, message, session.id, 10**6) for one, message in server.unmask().items()}
+    requests = {one: decode_frame(Unmask, message, session.id, 10**6) for one, message in server.unmask().items()}
     return session, clients, requests, server, sent
 
 
@@ -305,17 +305,17 @@ def refused(step, message, text, kind=Refused):
 
 def test_a_second_unmask_request_is_refused(table):
     session, clients, requests, *_ = table
-    clients[10].unmask(wrap(session.id, requests[10]))
-    refused(clients[10].unmask, wrap(session.id, requests[10]), "unmasked already: once is all it gets")
+    clients[10].unmask(encode_frame(session.id, requests[10]))
+    refused(clients[10].unmask, encode_frame(session.id, requests[10]), "unmasked already: once is all it gets")
     other = replace(requests[10], lists=lists((10, 11, 12), (13, 14)))
-    refused(clients[10].unmask, wrap(session.id, other), "unmasked already")
+    refused(clients[10].unmask, encode_frame(session.id, other), "unmasked already")
 
 
 def test_overlapping_lists_are_refused(table):
     session, clients, requests, *_ = table
     bad = Lists.__new__(Lists)
     bad.__dict__.update(query=0, alive=(10, 11, 12, 13), dropped=(13, 14))
-    refused(clients[10].unmask, wrap(session.id, replace(requests[10], lists=bad)), "both as alive and as dropped")
+    refused(clients[10].unmask, encode_frame(session.id, replace(requests[10], lists=bad)), "both as alive and as dropped")
 
 
 @pytest.mark.parametrize(("alive", "dropped"), [
@@ -323,20 +323,20 @@ def test_overlapping_lists_are_refused(table):
 ])
 def test_lists_that_are_not_the_members_answered_with_are_refused(table, alive, dropped):
     session, clients, requests, *_ = table
-    message = wrap(session.id, replace(requests[10], lists=lists(alive, dropped)))
+    message = encode_frame(session.id, replace(requests[10], lists=lists(alive, dropped)))
     refused(clients[10].unmask, message, "not exactly the members this client answered with, itself alive")
 
 
 def test_fewer_survivors_than_the_threshold_are_refused(table):
     session, clients, requests, *_ = table
-    message = wrap(session.id, replace(requests[10], lists=lists((10, 11), (12, 13, 14))))
+    message = encode_frame(session.id, replace(requests[10], lists=lists((10, 11), (12, 13, 14))))
     refused(clients[10].unmask, message, "2 rows came, and the threshold is 3", TooFew)
 
 
 def test_a_query_that_was_not_answered_is_not_unmasked(table):
     session, clients, requests, *_ = table
-    refused(clients[14].unmask, wrap(session.id, replace(requests[10], to=14)), "query 0 was not answered by this client")
-    message = wrap(session.id, replace(requests[10], lists=lists((10, 11, 12, 13), (14,), query=1)))
+    refused(clients[14].unmask, encode_frame(session.id, replace(requests[10], to=14)), "query 0 was not answered by this client")
+    message = encode_frame(session.id, replace(requests[10], lists=lists((10, 11, 12, 13), (14,), query=1)))
     refused(clients[10].unmask, message, "query 1 was not answered")
 
 
@@ -345,14 +345,14 @@ def test_boxes_for_another_or_damaged_ones_are_refused(table):
     for wrong, text in ((replace(requests[11], to=10), "do not open"), (requests[11], "are for another client"),
                         (replace(requests[10], boxes=requests[10].boxes[:-1]), "not one for each of the others"),
                         (replace(requests[10], boxes=bytes(len(requests[10].boxes))), "do not open")):
-        refused(clients[10].unmask, wrap(session.id, wrong), text)
-    clients[10].unmask(wrap(session.id, requests[10]))          # and the right one is still answered
+        refused(clients[10].unmask, encode_frame(session.id, wrong), text)
+    clients[10].unmask(encode_frame(session.id, requests[10]))          # and the right one is still answered
 
 
 def ask_refused(client, session, ask, text, kind=Refused):
     before = client.state
     with pytest.raises(kind, match=text):
-        client.masked(wrap(session.id, ask), np.arange(3))
+        client.masked_row(encode_frame(session.id, ask), np.arange(3))
     assert client.state == before
 
 
@@ -360,10 +360,10 @@ def test_a_query_is_answered_once_and_never_an_earlier_one(table):
     session, clients, *_ = table
     ask = Ask(0, session.members, 3, 16)
     ask_refused(clients[10], session, ask, "query 0 was answered")
-    clients[10].masked(wrap(session.id, replace(ask, query=1)), np.arange(3))
+    clients[10].masked_row(encode_frame(session.id, replace(ask, query=1)), np.arange(3))
     ask_refused(clients[10], session, replace(ask, query=1), "query 1 was answered")
     ask_refused(clients[10], session, replace(ask, query=2), "beyond the session's 2")
-    clients[14].masked(wrap(session.id, replace(ask, query=1)), np.arange(3))
+    clients[14].masked_row(encode_frame(session.id, replace(ask, query=1)), np.arange(3))
     ask_refused(clients[14], session, ask, "answered or skipped")
 
 
@@ -376,7 +376,7 @@ def test_who_is_asked_must_be_known_and_enough(table):
     session, *_ = table
     fresh = session_of(5, 3, round=7)
     clients = {one: Client(fresh, one) for one in fresh.members}
-    heard = wrap(fresh.id, KeyList(tuple(unwrap(Keys, clients[one].keys(), fresh.id, 10**6) for one in (10, 11, 12, 13))))
+    heard = encode_frame(fresh.id, KeyList(tuple(decode_frame(Keys, clients[one].keys(), fresh.id, 10**6) for one in (10, 11, 12, 13))))
     ask_refused(clients[10], fresh, Ask(0, (10, 11, 12), 3, 16), "whose keys never came")      # nobody's did yet
     clients[10].shares(heard)
     ask_refused(clients[10], fresh, Ask(0, (10, 11, 12, 14), 3, 16), "whose keys never came")
@@ -389,16 +389,16 @@ def test_who_is_asked_must_be_known_and_enough(table):
 def test_lists_of_keys_are_refused_unless_they_fit():
     session = session_of(4, 3)
     clients = {one: Client(session, one) for one in session.members}
-    keys = [unwrap(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
+    keys = [decode_frame(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
     stranger = replace(keys[0], sender=99)
     for entries, text, kind in (((*keys, stranger), "was not invited", Refused), (keys[1:], "not this client", Refused),
                                 ((replace(keys[0], sealing=bytes(32)), *keys[1:]), "with the keys it sent", Refused),
                                 (keys[:2], "2 clients sent keys, and the threshold is 3", TooFew),
                                 ((*keys[:3], replace(keys[3], masking=(), commitments=())), "keys for 0 of 1 queries", Refused),
                                 ((*keys[:3], replace(keys[3], sealing=bytes(32))), "agrees on zero", Refused)):
-        refused(clients[10].shares, wrap(session.id, KeyList(tuple(entries))), text, kind)
-    clients[10].shares(wrap(session.id, KeyList(tuple(keys))))
-    refused(clients[10].shares, wrap(session.id, KeyList(tuple(keys))), "a second list of keys came")
+        refused(clients[10].shares, encode_frame(session.id, KeyList(tuple(entries))), text, kind)
+    clients[10].shares(encode_frame(session.id, KeyList(tuple(keys))))
+    refused(clients[10].shares, encode_frame(session.id, KeyList(tuple(keys))), "a second list of keys came")
 
 
 @pytest.mark.parametrize(("count", "threshold"), [(4, 2), (5, 2), (4, 1), (4, 5), (4, 0), (1, 1)])
@@ -431,20 +431,20 @@ def test_a_message_may_be_as_long_as_the_longest_and_no_longer(count, queries):
     """A key and a commitment of 32 bytes and a box of two shares of 33 bytes, sealed with 16, for each query and member; 256 for each besides."""
     session = session_of(count, count // 2 + 1, queries)
     longest = 1024 + count * (256 + (32 + 32 + 2 * 33 + 16) * queries)
-    assert session.most_bytes == longest
-    assert Run(b"test", session.members).most_bytes == 1024 + 256 * count
-    frame = len(wrap(session.id, Shares(10, bytes(32), b"")))
-    unwrap(Shares, wrap(session.id, Shares(10, bytes(32), bytes(longest - frame))), session.id, longest)
+    assert session.max_message_bytes == longest
+    assert Run(b"test", session.members).max_message_bytes == 1024 + 256 * count
+    frame = len(encode_frame(session.id, Shares(10, bytes(32), b"")))
+    decode_frame(Shares, encode_frame(session.id, Shares(10, bytes(32), bytes(longest - frame))), session.id, longest)
     with pytest.raises(Refused, match=f"a message has {longest + 1} bytes where at most {longest} are needed"):
-        unwrap(Shares, wrap(session.id, Shares(10, bytes(32), bytes(longest - frame + 1))), session.id, longest)
+        decode_frame(Shares, encode_frame(session.id, Shares(10, bytes(32), bytes(longest - frame + 1))), session.id, longest)
 
 
 def test_an_invitation_may_be_as_long_as_for_all_members_and_more():
     for opened in (session_of(2**14, 2**13 + 1), Run(b"x" * 64, tuple(range(2**14)))):
-        assert invitation(type(opened), wrap(opened.id, opened)) == opened
-    long = wrap(bytes(32), Shares(0, bytes(32), bytes(2**19)))
+        assert decode_invitation(type(opened), encode_frame(opened.id, opened)) == opened
+    long = encode_frame(bytes(32), Shares(0, bytes(32), bytes(2**19)))
     with pytest.raises(Refused, match=f"a message has {len(long)} bytes where at most {1024 + 16 * 2**14} are needed"):
-        invitation(Session, long)
+        decode_invitation(Session, long)
 
 
 @pytest.mark.parametrize("names", [(2, 1), (1, 1), (1, 3, 2)])
@@ -519,8 +519,8 @@ def test_a_server_refuses_what_is_out_of_order_repeated_or_from_another():
     server_refuses(server, 10, clients[10].keys(), "sent its keys already")
     server_refuses(server, 11, clients[10].keys(), "a message from client 11 says that it is from 10")
     server_refuses(server, 11, Client(other, 11).keys(), "belongs to another session")
-    server_refuses(server, 99, wrap(session.id, Keys(99, bytes(32), (bytes(32),) * 2, (bytes(32),) * 2)), "client 99 was not invited")
-    server_refuses(server, 11, wrap(session.id, Keys(11, bytes(32), (), ())), "keys for 0 of 2 queries")
+    server_refuses(server, 99, encode_frame(session.id, Keys(99, bytes(32), (bytes(32),) * 2, (bytes(32),) * 2)), "client 99 was not invited")
+    server_refuses(server, 11, encode_frame(session.id, Keys(11, bytes(32), (), ())), "keys for 0 of 2 queries")
     for one in (11, 12, 13):
         server.receive(one, clients[one].keys())
     listed = server.key_list()
@@ -530,32 +530,32 @@ def test_a_server_refuses_what_is_out_of_order_repeated_or_from_another():
     shares = {one: clients[one].shares(message) for one, message in listed.items()}
     server.receive(10, shares[10])
     server_refuses(server, 10, shares[10], "or its shares already")
-    opened = unwrap(Shares, shares[11], session.id, 10**6)
-    server_refuses(server, 11, wrap(session.id, replace(opened, heard=bytes(32))), "answers another list of keys")
-    server_refuses(server, 11, wrap(session.id, replace(opened, boxes=b"")), "not a box for each")
+    opened = decode_frame(Shares, shares[11], session.id, 10**6)
+    server_refuses(server, 11, encode_frame(session.id, replace(opened, heard=bytes(32))), "answers another list of keys")
+    server_refuses(server, 11, encode_frame(session.id, replace(opened, boxes=b"")), "not a box for each")
     for one in (11, 12, 13):
         server.receive(one, shares[one])
     asked = server.ask(3, 16)
     server_refuses(server, 10, shares[10], "Shares came out of order")
-    row = clients[10].masked(asked[10], np.arange(3))
+    row = clients[10].masked_row(asked[10], np.arange(3))
     server.receive(10, row)
     server_refuses(server, 10, row, "answered this one already")
     server_refuses(server, 11, row + bytes(10**5), "where at most")
-    opened = unwrap(Masked, clients[11].masked(asked[11], np.arange(3)), session.id, 10**6)
-    server_refuses(server, 11, wrap(session.id, replace(opened, query=1)), "answers another query")
-    server_refuses(server, 11, wrap(session.id, replace(opened, row=opened.row + b"\0")), "a row has 7 bytes where 3 entries modulo")
+    opened = decode_frame(Masked, clients[11].masked_row(asked[11], np.arange(3)), session.id, 10**6)
+    server_refuses(server, 11, encode_frame(session.id, replace(opened, query=1)), "answers another query")
+    server_refuses(server, 11, encode_frame(session.id, replace(opened, row=opened.row + b"\0")), "a row has 7 bytes where 3 entries modulo")
     with pytest.raises(TooFew, match="1 of 4 clients sent a row"):
         server.unmask()
     with pytest.raises(Refused, match="the session is not signed"):
         server.confirm()
-    server.receive(11, wrap(session.id, opened))
-    server.receive(12, clients[12].masked(asked[12], np.arange(3)))
+    server.receive(11, encode_frame(session.id, opened))
+    server.receive(12, clients[12].masked_row(asked[12], np.arange(3)))
     requests = server.unmask()
     given = {one: clients[one].unmask(message) for one, message in requests.items()}
-    opened = unwrap(Unmasked, given[10], session.id, 10**6)
+    opened = decode_frame(Unmasked, given[10], session.id, 10**6)
     for change, text in (({"query": 1}, "answers another query"), ({"heard": bytes(32)}, "answers other lists"),
                          ({"shares": b""}, "not a share for each"), ({"shares": b"\xff" * len(opened.shares)}, "not a number of the field")):
-        server_refuses(server, 10, wrap(session.id, replace(opened, **change)), text)
+        server_refuses(server, 10, encode_frame(session.id, replace(opened, **change)), text)
     for one in (10, 11, 12):
         server.receive(one, given[one])
     server_refuses(server, 10, given[10], "gave its shares already")
@@ -565,22 +565,22 @@ def test_a_server_refuses_what_is_out_of_order_repeated_or_from_another():
 
 def test_a_wrong_share_is_found_and_no_sum_comes_of_it(table):
     session, clients, requests, server, _ = table
-    given = {one: unwrap(Unmasked, clients[one].unmask(wrap(session.id, requests[one])), session.id, 10**6) for one in requests}
-    server.receive(10, wrap(session.id, replace(given[10], shares=bytes(len(given[10].shares)))))
+    given = {one: decode_frame(Unmasked, clients[one].unmask(encode_frame(session.id, requests[one])), session.id, 10**6) for one in requests}
+    server.receive(10, encode_frame(session.id, replace(given[10], shares=bytes(len(given[10].shares)))))
     for one in (11, 12):
-        server.receive(one, wrap(session.id, given[one]))
+        server.receive(one, encode_frame(session.id, given[one]))
     with pytest.raises(Refused, match=r"do not fit what it announced|do not belong together"):
         server.total()
 
 
 def test_every_kind_of_message_says_why_it_is_refused(table):
     session, clients, requests, *_ = table
-    good = wrap(session.id, requests[10])
+    good = encode_frame(session.id, requests[10])
     for message, text in ((b"", "no message of version 1"), (good[:-1], "damaged"), (good[:20], "no message of version 1"), (b"ftt" + good[3:], "no message"),
                           (good[:3] + b"\3" + good[4:], "no message of version 1 or 2"), (good[:3] + b"\2" + good[4:], "kind 9 are not known in version 2"), (good[:4] + b"\xee" + good[5:], "kind 238 are not known"),
                           (good + b"\0", "damaged"), ("text", "no message"), (good[:60] + bytes([good[60] ^ 1]) + good[61:], "damaged"),
                           (good[:9] + bytes([good[9] ^ 1]) + good[10:], "another session"), (good + bytes(10**6), "where at most"),
-                          (wrap(session.id, Ask(0, (1,), 1, 1)), "Ask came out of order: Unmask is what is expected now")):
+                          (encode_frame(session.id, Ask(0, (1,), 1, 1)), "Ask came out of order: Unmask is what is expected now")):
         refused(clients[10].unmask, message, text)
 
 

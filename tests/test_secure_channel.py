@@ -16,7 +16,13 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
-from fedtail.channel.base import hide_small_groups, lose_rounding, refuse_release, server_noise, whole_clients
+from fedtail.channel.base import (
+    check_divisor_resolved,
+    leave_out_small_groups,
+    refuse_mechanism,
+    server_noise_source,
+    whole_number_of_clients,
+)
 from fedtail.channel.secure import context_digest
 from fedtail.composition import refusals
 from fedtail.deployment import ClientRegistry, RemoteFleet
@@ -177,7 +183,7 @@ def test_a_sum_stays_masked_where_more_dropped_out_than_the_tail_can_spare(monke
     """Of 12 contributors 10 are needed: with three clients gone, whoever they are, the sum could be over 9."""
     channel = SecureChannel(11, minimum_contributors=10, masks=masks, dropout=0.1)
     method = fedtail.delta_fl(0.6, 20, **LOCAL)
-    monkeypatch.setattr(SecureChannel, "_vanished", lambda self, cohort, broadcast, number: torch.arange(20) < (gone if number >= 4 else 0))
+    monkeypatch.setattr(SecureChannel, "_draw_dropouts", lambda self, cohort, broadcast, number: torch.arange(20) < (gone if number >= 4 else 0))
     lost = contextlib.nullcontext() if released else pytest.warns(RoundLostWarning, match=f"{20 - gone} of 20 clients .* 18")
     with lost:
         trained = train(method, TASK, PEOPLE, rounds=1, channel=channel)
@@ -221,12 +227,12 @@ def asked_in_vain(question):
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
     question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
-    SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=8, answered_beside_largest=8))
+    SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=8, answers_outside_largest_node=8))
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=7, answered_beside_largest=7))
+        SecureChannel(8).check_enough_answers((question,), SimpleNamespace(answer_count=7, answers_outside_largest_node=7))
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answer_count=7, answered_beside_largest=7))
+        SecureChannel(2).check_enough_answers((question, shares), SimpleNamespace(answer_count=7, answers_outside_largest_node=7))
 
 
 def counts_of(trained):
@@ -303,15 +309,15 @@ def test_of_a_group_with_fewer_clients_than_the_minimum_nothing_is_released(mask
 def test_groups_are_hidden_by_the_channel_that_hides_clients_only():
     question, cohort = Statistic(fedtail.GroupAscent(3), torch.zeros(0)), fedtail.Everyone()(PEOPLE, 0, 0)
     groups = replace(PEOPLE, group=torch.tensor([0] * 1 + [1] * 12 + [2] * 17))
-    hidden = hide_small_groups(question, cohort, groups, 10)
+    hidden = leave_out_small_groups(question, cohort, groups, 10)
     assert (hidden.left_out_groups, hidden.smallest_group, hidden.fewest_contributors(1.0)) == ((0,), 12, 12)
     assert SecureChannel(16, minimum_contributors=10).answers_needed((hidden,), cohort, asked_in_vain) == 28      # two of twelve may drop out
-    assert hide_small_groups(question, cohort, groups, 0) is question
-    assert hide_small_groups(replace(question, part=Digit(24, 8)), cohort, groups, 10).smallest_group is None
+    assert leave_out_small_groups(question, cohort, groups, 0) is question
+    assert leave_out_small_groups(replace(question, part=Digit(24, 8)), cohort, groups, 10).smallest_group is None
     with pytest.raises(RoundLost, match=r"of no group 18 clients were sampled \(minimum_contributors\), and GroupAscent asks by group"):
-        hide_small_groups(question, cohort, groups, 18)
+        leave_out_small_groups(question, cohort, groups, 18)
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)
-    assert hide_small_groups(shares, cohort, groups, 18) is shares
+    assert leave_out_small_groups(shares, cohort, groups, 18) is shares
 
 
 def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups():
@@ -330,7 +336,7 @@ def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups(
 
 def shard_of(people):
     fleet = LocalFleet(people, TASK, workers=1)
-    fleet.open(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
+    fleet.open_round(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
     return fleet._shard
 
 
@@ -452,8 +458,8 @@ def test_how_large_a_sum_must_be_to_be_more_than_rounding(weight):
     assert code.scale(bound).unique().tolist() == [1.0]
     for update in (0.0, 3.0, 4.0, -4.0):
         sums = torch.tensor([update, float(weight), 0.0], dtype=torch.float64)
-        assert code.resolves(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
-    assert code.resolves(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
+        assert code.resolves_ratios(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
+    assert code.resolves_ratios(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
 
 
 @pytest.mark.parametrize("weight", [2.0**-12, 1.0, 2.0**12])
@@ -463,7 +469,7 @@ def test_small_updates_are_resolved_where_the_error_of_their_mean_is_negligible(
         rounding = 2.0**-24 * weight * over
         code = SimpleNamespace(clients=1, scale=lambda bound, rounding=rounding: torch.tensor([2.0**40, 1 / (2 * rounding)]).double())
         sums = torch.tensor([weight, 0.0], dtype=torch.float64)
-        assert FixedPoint.resolves(code, sums, torch.tensor([2.0**20, 1.0]).double(), 0) is resolved
+        assert FixedPoint.resolves_ratios(code, sums, torch.tensor([2.0**20, 1.0]).double(), 0) is resolved
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -474,15 +480,15 @@ def test_what_a_channel_refuses(private, exact, gathers, channel):
     mechanism, hides = SimpleNamespace(private=private, reveals_exact_sum=exact, minimum=5), not isinstance(channel, PlainChannel)
     if hides and private and exact:
         with pytest.raises(ValueError, match=rf"^Part adds GaussianNoise on the server, to the exact sum, which {type(channel).__name__} is there"):
-            refuse_release(channel, mechanism, gathers, "Part")
+            refuse_mechanism(channel, mechanism, gathers, "Part")
     elif hides and gathers:
         with pytest.raises(ValueError, match=f"^Part looks at single rows, but {type(channel).__name__} reveals only sums"):
-            refuse_release(channel, mechanism, gathers, "Part")
+            refuse_mechanism(channel, mechanism, gathers, "Part")
     else:
-        refuse_release(channel, mechanism, gathers, "Part")
+        refuse_mechanism(channel, mechanism, gathers, "Part")
     if isinstance(channel, SecureChannel):
         with pytest.raises(ValueError, match="Part relies on the noise of 6 clients, but SecureChannel releases sums over 5"):
-            refuse_release(channel, SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
+            refuse_mechanism(channel, SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
 
 
 def test_channels_say_how_many_they_need_and_what_the_server_sees():
@@ -491,49 +497,49 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
     with pytest.raises(TypeError, match="Channel has no encoding"):
         Channel().encoding(1, 1.0)
     here, there = SimpleNamespace(in_one_process=True), SimpleNamespace(in_one_process=False)
-    assert CHANNEL.described(here) == CHANNEL.label == "sums over at least 8 clients, masked, all in one process"
-    assert CHANNEL.described(there) == "sums over at least 8 clients, masked by the nodes"
-    assert PlainChannel().described(there) == "rows in the clear"
+    assert CHANNEL.label_for_fleet(here) == CHANNEL.label == "sums over at least 8 clients, masked, all in one process"
+    assert CHANNEL.label_for_fleet(there) == "sums over at least 8 clients, masked by the nodes"
+    assert PlainChannel().label_for_fleet(there) == "rows in the clear"
     assert SecureChannel(2, minimum_contributors=2) == SecureChannel(2, 2, 62, "real", 0.0)
     assert (SecureChannel(2).minimum_contributors, IntegerChannel().modulus_bits, IntegerChannel(8).modulus_bits) == (10, 62, 8)
 
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=None, answered_beside_largest=None))             # nobody can fail there
-    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=1, answered_beside_largest=1))
+    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=None, answers_outside_largest_node=None))             # nobody can fail there
+    PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=1, answers_outside_largest_node=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
-        PlainChannel().lose_few((question,), SimpleNamespace(answer_count=0, answered_beside_largest=0))
+        PlainChannel().check_enough_answers((question,), SimpleNamespace(answer_count=0, answers_outside_largest_node=0))
 
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
     bound, sums = torch.tensor([2.0], dtype=torch.float64), torch.tensor([0.25, 3.0], dtype=torch.float64)
-    coarse, fine = (SimpleNamespace(resolves=lambda *given, answer=answer: answer) for answer in (False, True))
-    lose_rounding(SimpleNamespace(divisor=None), sums, bound, coarse)
-    lose_rounding(SimpleNamespace(divisor=0), sums, bound, fine)
-    lose_rounding(SimpleNamespace(divisor=0), torch.zeros(2), bound, coarse)         # nobody weighs anything: no rounding
+    coarse, fine = (SimpleNamespace(resolves_ratios=lambda *given, answer=answer: answer) for answer in (False, True))
+    check_divisor_resolved(SimpleNamespace(divisor=None), sums, bound, coarse)
+    check_divisor_resolved(SimpleNamespace(divisor=0), sums, bound, fine)
+    check_divisor_resolved(SimpleNamespace(divisor=0), torch.zeros(2), bound, coarse)         # nobody weighs anything: no rounding
     with pytest.raises(RoundLost, match=r"the weights of all who stayed sum to 3 where one client may weigh 2, and the step"):
-        lose_rounding(SimpleNamespace(divisor=1), sums, bound, coarse)
+        check_divisor_resolved(SimpleNamespace(divisor=1), sums, bound, coarse)
 
 
 def test_the_noise_of_a_server_follows_from_seed_round_and_question():
     def words(*, seed=5, round=3, number=2):
-        return tuple(server_noise(Broadcast(round, 0, torch.zeros(1, 4), seed), number).words(3).tolist())
+        return tuple(server_noise_source(Broadcast(round, 0, torch.zeros(1, 4), seed), number).words(3).tolist())
 
     assert words() == words()
     assert len({words(), words(seed=6), words(round=4), words(number=3)}) == 4
-    assert isinstance(server_noise(Broadcast(3, 0, torch.zeros(1, 4)), 2), SystemRandomness)
+    assert isinstance(server_noise_source(Broadcast(3, 0, torch.zeros(1, 4)), 2), SystemRandomness)
 
 
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answer_count, answered_beside_largest = True, None, None
+    in_one_process, answer_count, answers_outside_largest_node = True, None, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []
 
-    def open(self, cohort, broadcast):
+    def open_round(self, cohort, broadcast):
         self.seen.append("opened")
 
     def collect(self, questions, encoding):
@@ -542,13 +548,13 @@ class Watched:
             raise OSError("gone")
         return [torch.zeros(256, dtype=torch.float64) for _ in questions]
 
-    def close(self, finished):
+    def close_round(self, finished):
         self.seen.append(finished)
 
 
 def test_a_round_is_closed_however_it_ends_and_only_a_whole_one_counts():
     algorithm, question = RECIPES["fedavg"], Statistic(Digit(24, 8), torch.tensor(0))
-    broadcast, cohort = algorithm.broadcast(algorithm.start(TASK.params(), 0), 0), algorithm.sample(PEOPLE, 0, 0)
+    broadcast, cohort = algorithm.broadcast(algorithm.initial_state(TASK.params(), 0), 0), algorithm.sample(PEOPLE, 0, 0)
     for fails in (False, True):
         fleet, ledger = Watched(fails), fedtail.Ledger()
         expected = pytest.raises(OSError, match="gone") if fails else contextlib.nullcontext()
@@ -563,22 +569,22 @@ def test_a_round_is_closed_however_it_ends_and_only_a_whole_one_counts():
 
 
 def test_sums_are_released_over_enough_clients_and_more_than_half():
-    assert [SecureChannel(4)._threshold(clients) for clients in (4, 6, 7, 8, 9, 20, 21)] == [4, 4, 4, 5, 5, 11, 11]
+    assert [SecureChannel(4)._session_threshold(clients) for clients in (4, 6, 7, 8, 9, 20, 21)] == [4, 4, 4, 5, 5, 11, 11]
     channel, rows = SecureChannel(4, masks="none", dropout=0.1, modulus_bits=20), torch.full((8, 2), 2**19 + 1)
     gone = torch.tensor([True, True, True, *[False] * 5])
-    assert channel._unmasked(rows, gone).tolist() == [(5 * (2**19 + 1)) % 2**20] * 2
+    assert channel._sum_without_masks(rows, gone).tolist() == [(5 * (2**19 + 1)) % 2**20] * 2
     gone[3] = True
     with pytest.raises(RoundLost, match=r"^4 of 8 clients stayed, and sums are released over 5"):
-        channel._unmasked(rows, gone)
+        channel._sum_without_masks(rows, gone)
 
 
 def test_clients_vanish_as_often_as_is_said_and_anew_for_each_question():
     cohort, channel = SimpleNamespace(key=torch.arange(20_000)), SecureChannel(4, dropout=0.3)
-    gone = [channel._vanished(cohort, Broadcast(round, seed, torch.zeros(1, 1)), number) for round, seed, number in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    gone = [channel._draw_dropouts(cohort, Broadcast(round, seed, torch.zeros(1, 1)), number) for round, seed, number in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
     for one in gone:
         assert abs(one.double().mean().item() - 0.3) < 4.5 * (0.21 / 20_000) ** 0.5
     assert all(abs((gone[0] & other).double().mean().item() - 0.09) < 4.5 * (0.09 / 20_000) ** 0.5 for other in gone[1:])
-    assert not SecureChannel(4)._vanished(cohort, Broadcast(0, 0, torch.zeros(1, 1)), 0).any()
+    assert not SecureChannel(4)._draw_dropouts(cohort, Broadcast(0, 0, torch.zeros(1, 1)), 0).any()
 
 
 def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
@@ -600,11 +606,11 @@ def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
 ])
 def test_fleets_that_cannot_mask_are_refused(channel, fleet, text):
     if text is None:
-        assert list(channel.refuse_fleet(8, fleet)) == []                            # as many as the threshold
-        (refused,) = channel.refuse_fleet(7, fleet)
+        assert list(channel.fleet_refusals(8, fleet)) == []                            # as many as the threshold
+        (refused,) = channel.fleet_refusals(7, fleet)
         assert "about 7 clients are drawn a round, and sums are released over 8" in refused
     else:
-        (refused,) = channel.refuse_fleet(14, fleet)
+        (refused,) = channel.fleet_refusals(14, fleet)
         assert text in refused
 
 
@@ -625,7 +631,7 @@ def test_plain_numbers_are_added_in_float64():
     assert code.encode(rows, torch.ones(1)).dtype is torch.float64
     assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
     assert torch.equal(code.decode(rows, torch.ones(1)), rows)
-    assert code.resolves(torch.zeros(2), torch.ones(1), 0)
+    assert code.resolves_ratios(torch.zeros(2), torch.ones(1), 0)
     assert not code.needs_bound
     assert FixedPoint(3, 2.0, 20).needs_bound
 
@@ -655,4 +661,4 @@ def test_an_importance_of_zero_is_refused_where_sums_hide_single_clients():
 
 
 def test_masses_of_few_bits_add_no_client():
-    assert [whole_clients(fewest, 100) for fewest in (9.0, 9.0001, 9.04, 9.2, 10.0, None, math.inf)] == [9, 9, 9, 10, 10, 0, 100]
+    assert [whole_number_of_clients(fewest, 100) for fewest in (9.0, 9.0001, 9.04, 9.2, 10.0, None, math.inf)] == [9, 9, 9, 10, 10, 0, 100]

@@ -17,7 +17,7 @@ def test_nothing_but_refusals_and_no_wrong_sum(seed):
 
 def test_the_fuzzer_notices_a_check_that_is_missing(monkeypatch):
     """Without the comparison of secrets with what was announced, a wrong share makes a wrong sum."""
-    monkeypatch.setattr(sum_server, "commitment", lambda session, one, query, seed: Anything())
+    monkeypatch.setattr(sum_server, "seed_commitment", lambda session, one, query, seed: Anything())
     with pytest.raises(Failure, match=r"session '0/\d+' of session_run: .*a wrong sum"):
         fuzz(60_000, seed=0)
 

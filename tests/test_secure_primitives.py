@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtail.secure import Client, Participant, Refused, Session, centred, masks, shamir
+from fedtail.secure import Client, Participant, Refused, Session, centre_residues, masks, shamir
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, decode, encode
-from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.masks import add_masks, from_wire, residues, to_wire, word
+from fedtail.secure.frames import decode_frame, encode_frame
+from fedtail.secure.masks import add_masks, row_from_bytes, row_to_bytes, to_residues, word_dtype
 from fedtail.secure.messages import KeyList, Keys
 from fedtail.secure.primitives import (
-    agreement,
-    derive,
-    fill,
+    derive_key,
+    fill_with_key_stream,
     identity_public_key,
+    is_signed_by,
     key_stream,
+    make_key_agreement,
     public_key,
     seal,
     sign,
-    signed_by,
     system,
     unseal,
 )
@@ -44,7 +44,7 @@ h = bytes.fromhex
      "95cbde9476e8907d7aade45cb4b873f88b595a68799fa152e6f8f7647aac7957"),
 ])
 def test_x25519_products(scalar, point, product):
-    assert agreement(h(scalar))(h(point)).hex() == product
+    assert make_key_agreement(h(scalar))(h(point)).hex() == product
 
 
 def test_x25519_agreement():                                    # RFC 7748, section 6.1
@@ -53,13 +53,13 @@ def test_x25519_agreement():                                    # RFC 7748, sect
     assert public_key(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
     assert public_key(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-    assert agreement(alice)(public_key(bob)).hex() == agreement(bob)(public_key(alice)).hex() == shared
+    assert make_key_agreement(alice)(public_key(bob)).hex() == make_key_agreement(bob)(public_key(alice)).hex() == shared
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31), h("ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f")])
 def test_a_public_key_of_small_order_is_refused(point):
     with pytest.raises(Refused, match="agrees on zero"):
-        agreement(bytes(range(32)))(point)
+        make_key_agreement(bytes(range(32)))(point)
 
 
 @pytest.mark.parametrize(("shared", "salt", "info", "size", "key"), [      # RFC 5869, appendix A.1 to A.3
@@ -71,7 +71,7 @@ def test_a_public_key_of_small_order_is_refused(point):
     ("0b" * 22, "", "", 42, "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"),
 ])
 def test_hkdf(shared, salt, info, size, key):
-    assert derive(h(shared), h(salt), h(info), size).hex() == key
+    assert derive_key(h(shared), h(salt), h(info), size).hex() == key
 
 
 def test_aes_in_counter_mode():                                 # NIST SP 800-38A, F.5.5
@@ -79,7 +79,7 @@ def test_aes_in_counter_mode():                                 # NIST SP 800-38
     text = h("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e5130c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710")
     sealed = "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c52b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     stream = np.zeros(8, np.uint64)
-    fill(key_stream(key, h("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")), stream, np.zeros(8, np.uint64))
+    fill_with_key_stream(key_stream(key, h("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")), stream, np.zeros(8, np.uint64))
     assert bytes(a ^ b for a, b in zip(stream.tobytes(), text, strict=True)).hex() == sealed
 
 
@@ -107,10 +107,10 @@ def test_chacha20_poly1305():                                   # RFC 8439, sect
 def test_ed25519(secret, public, text, signature):
     assert identity_public_key(h(secret)).hex() == public
     assert sign(h(secret), h(text)).hex() == signature
-    assert signed_by(h(public), h(signature), h(text))
-    assert not signed_by(h(public), h(signature), h(text) + b"\0")
-    assert not signed_by(bytes(32), h(signature), h(text))
-    assert not signed_by(h(public), b"short", h(text))
+    assert is_signed_by(h(public), h(signature), h(text))
+    assert not is_signed_by(h(public), h(signature), h(text) + b"\0")
+    assert not is_signed_by(bytes(32), h(signature), h(text))
+    assert not is_signed_by(h(public), b"short", h(text))
 
 
 # Shares
@@ -137,7 +137,7 @@ def test_the_field_is_a_prime_above_all_secrets():
 
 def test_shares_are_values_of_the_polynomial():
     secret, drawn = bytes(range(32)), counting(5)
-    shares = shamir.share(secret, 3, [1, 2, 7], drawn)
+    shares = shamir.split_secret(secret, 3, [1, 2, 7], drawn)
     again = counting(5)
     top, middle = (int.from_bytes(again(33), "big") for _ in range(2))
     expected = [(top * x * x + middle * x + int.from_bytes(secret, "big")) % shamir.PRIME for x in (1, 2, 7)]
@@ -148,44 +148,44 @@ def test_shares_are_values_of_the_polynomial():
 def test_any_threshold_of_shares_gives_the_secret(secret, count, data):
     threshold = data.draw(st.integers(1, count))
     points = data.draw(st.lists(st.integers(1, 2**14), min_size=count, max_size=count, unique=True))
-    shares = dict(zip(points, shamir.share(secret, threshold, points), strict=True))
+    shares = dict(zip(points, shamir.split_secret(secret, threshold, points), strict=True))
     chosen = data.draw(st.permutations(points))[:threshold]
-    assert shamir.combine({x: shares[x] for x in chosen}) == secret
-    assert shamir.combine({x: shares[x] for x in chosen}, shamir.weights(chosen)) == secret
+    assert shamir.restore_secret({x: shares[x] for x in chosen}) == secret
+    assert shamir.restore_secret({x: shares[x] for x in chosen}, shamir.lagrange_weights(chosen)) == secret
 
 
 def test_fewer_shares_fit_every_secret():
     """With one share missing, each secret has exactly one polynomial: so each is as likely as before."""
     secret, points = b"s" * 32, [1, 2, 3]
-    shares = shamir.share(secret, 3, points)
+    shares = shamir.split_secret(secret, 3, points)
     for other in (bytes(32), b"o" * 32, b"\xff" * 32):
-        counts = shamir.weights(points)
-        known = sum(counts[x] * shamir.element(shares[x - 1]) for x in (1, 2))
+        counts = shamir.lagrange_weights(points)
+        known = sum(counts[x] * shamir.share_as_integer(shares[x - 1]) for x in (1, 2))
         third = (int.from_bytes(other, "big") - known) * pow(counts[3], -1, shamir.PRIME) % shamir.PRIME
-        assert shamir.combine({1: shares[0], 2: shares[1], 3: third.to_bytes(33, "big")}) == other
+        assert shamir.restore_secret({1: shares[0], 2: shares[1], 3: third.to_bytes(33, "big")}) == other
 
 
 def test_draws_beyond_the_field_are_drawn_again():
     drawn = [b"\xff" * 33, (7).to_bytes(33, "big")]
-    assert shamir.share(bytes(32), 2, [1, 2], lambda size: drawn.pop(0)) == [(7 * x).to_bytes(33, "big") for x in (1, 2)]
+    assert shamir.split_secret(bytes(32), 2, [1, 2], lambda size: drawn.pop(0)) == [(7 * x).to_bytes(33, "big") for x in (1, 2)]
 
 
 def test_the_field_ends_below_its_prime_for_draws_and_for_shares():
     prime, last = ((2**264 - 275 - less).to_bytes(33, "big") for less in (0, 1))
     drawn = [prime, last]
-    assert shamir.share(bytes(32), 2, [1, 2], lambda size: drawn.pop(0))[0] == last      # of -1 x
-    assert shamir.element(last) == 2**264 - 276
+    assert shamir.split_secret(bytes(32), 2, [1, 2], lambda size: drawn.pop(0))[0] == last      # of -1 x
+    assert shamir.share_as_integer(last) == 2**264 - 276
     with pytest.raises(Refused, match="not a number of the field"):
-        shamir.element(prime)
+        shamir.share_as_integer(prime)
 
 
 def test_wrong_shares_are_refused_or_give_another_secret():
-    shares = shamir.share(b"s" * 32, 2, [1, 2, 3])
+    shares = shamir.split_secret(b"s" * 32, 2, [1, 2, 3])
     for wrong in (shares[0][:-1], b"\xff" * 33, b""):
         with pytest.raises(Refused, match="not a number of the field"):
-            shamir.combine({1: wrong, 2: shares[1]})
+            shamir.restore_secret({1: wrong, 2: shares[1]})
     try:
-        assert shamir.combine({1: shares[1], 2: shares[0]}) != b"s" * 32
+        assert shamir.restore_secret({1: shares[1], 2: shares[0]}) != b"s" * 32
     except Refused as why:
         assert "do not belong together" in str(why)      # noqa: PT017      # 255 times in 256
 
@@ -196,7 +196,7 @@ def test_wrong_shares_are_refused_or_give_another_secret():
 ])
 def test_sharing_says_what_it_needs(secret, threshold, points, text):
     with pytest.raises(ValueError, match=text):
-        shamir.share(secret, threshold, points)
+        shamir.split_secret(secret, threshold, points)
 
 
 # Encoding
@@ -265,24 +265,24 @@ def test_values_that_do_not_fit_are_refused(value):
 
 @given(st.integers(1, 62), st.lists(st.integers(-2**63, 2**63 - 1), max_size=20))
 def test_rows_cross_modulo_m(bits, values):
-    row = residues(np.array(values, dtype=np.int64), bits)
+    row = to_residues(np.array(values, dtype=np.int64), bits)
     assert [int(x) for x in row] == [x % 2**bits for x in values]
-    data = to_wire(row, bits)
+    data = row_to_bytes(row, bits)
     assert len(data) == len(values) * ((bits + 7) // 8)
-    assert (from_wire(data, len(values), bits) == row).all()
-    assert [int(x) for x in centred(row, bits)] == [(x + 2**(bits - 1)) % 2**bits - 2**(bits - 1) for x in values]
+    assert (row_from_bytes(data, len(values), bits) == row).all()
+    assert [int(x) for x in centre_residues(row, bits)] == [(x + 2**(bits - 1)) % 2**bits - 2**(bits - 1) for x in values]
 
 
 @pytest.mark.parametrize(("data", "width", "bits"), [(b"\x20", 1, 5), (b"\1\x20\2", 3, 5), (b"\1", 2, 8), (b"\1\1", 1, 8), (b"\0" * 7 + b"\x40", 1, 62)])
 def test_rows_of_another_length_or_beyond_m_are_refused(data, width, bits):
     with pytest.raises(Refused, match="a row has"):
-        from_wire(data, width, bits)
+        row_from_bytes(data, width, bits)
 
 
 @pytest.mark.parametrize("row", [np.ones(3), np.ones((2, 2), int), [True], ["1"]])
 def test_rows_are_vectors_of_integers(row):
     with pytest.raises(TypeError, match="a row must be a vector of integers"):
-        residues(row, 8)
+        to_residues(row, 8)
 
 
 @settings(max_examples=20)
@@ -290,7 +290,7 @@ def test_rows_are_vectors_of_integers(row):
 def test_masks_are_the_stream_whatever_the_blocks(bits, width, plus, minus):
     """Several blocks, both word sizes; the stream by itself is the oracle."""
     keys = [bytes([k]) * 32 for k in range(plus + minus)]
-    row = np.arange(width).astype(word(bits))
+    row = np.arange(width).astype(word_dtype(bits))
     expected = row.copy()
     for number, key in enumerate(keys):
         stream = np.frombuffer(key_stream(key).update(bytes(width * row.itemsize)), row.dtype)
@@ -301,7 +301,7 @@ def test_masks_are_the_stream_whatever_the_blocks(bits, width, plus, minus):
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7])
 def test_masks_are_added_once_each_however_many_streams_are_open(monkeypatch, together):
-    keys, row = [bytes([k]) * 32 for k in range(7)], np.arange(5).astype(word(20))
+    keys, row = [bytes([k]) * 32 for k in range(7)], np.arange(5).astype(word_dtype(20))
     streams = [np.frombuffer(key_stream(key).update(bytes(20)), row.dtype) for key in keys]
     expected = row + sum(streams[:4], np.zeros_like(row)) - sum(streams[4:], np.zeros_like(row))
     monkeypatch.setattr(masks, "STREAMS", together)
@@ -315,8 +315,8 @@ def secrets_drawn(**settings):
     np.random.seed(0)      # noqa: NPY002 (the generator that everybody shares)
     session = Session(b"run", 0, (0, 1), 2, queries=2)
     clients = [Client(session, one, **settings) for one in session.members]
-    keys = KeyList(tuple(unwrap(Keys, one.keys(), session.id, 10**6) for one in clients))
-    shares = clients[0].shares(wrap(session.id, keys))
+    keys = KeyList(tuple(decode_frame(Keys, one.keys(), session.id, 10**6) for one in clients))
+    shares = clients[0].shares(encode_frame(session.id, keys))
     state = clients[0].state
     return {state.sealing, shares, *(part for one in state.secrets for part in (one.mask, one.seed, one.own))}
 

@@ -21,8 +21,8 @@ from fedtail.secure import (
     Session,
     TooFew,
 )
-from fedtail.secure.frames import bundled, unbundled, unwrap, wrap
-from fedtail.secure.masks import add_masks, pair_key, self_key
+from fedtail.secure.frames import decode_bundle, decode_frame, encode_bundle, encode_frame
+from fedtail.secure.masks import add_masks, own_mask_key, pair_mask_key
 from fedtail.secure.messages import (
     Ask,
     AskAll,
@@ -38,8 +38,8 @@ from fedtail.secure.messages import (
     Unmask,
     Unmasked,
 )
-from fedtail.secure.primitives import agreement, public_key
-from fedtail.secure.shamir import combine
+from fedtail.secure.primitives import make_key_agreement, public_key
+from fedtail.secure.shamir import restore_secret
 
 
 def test_each_exchange_of_the_simple_schedule():
@@ -105,10 +105,10 @@ def test_a_client_is_done_when_its_last_query_is_unmasked(queries):
     rounds.open(Session(b"run", 0, (0, 1, 2), 2, queries))
     clients.rows = {one: np.ones(1, int) for one in range(3)}
     members = [one for participant in clients.participants.values() for one in participant._clients.values()]
-    assert [one.done for one in members] == [False] * 3
+    assert [one.is_done for one in members] == [False] * 3
     for query in range(queries):
         rounds.sum(1, 8)
-        assert [one.done for one in members] == [query == queries - 1] * 3
+        assert [one.is_done for one in members] == [query == queries - 1] * 3
 
 
 def test_rounds_are_opened_first():
@@ -146,8 +146,8 @@ def test_participants_saved_between_exchanges_go_on():
 
 def participant_refuses(participant, message, text):
     before = participant.save()
-    answer, why = participant.answer(bundled([message]), lambda round, ask: (np.zeros(ask.width, int), b""))
-    assert answer == bundled([])
+    answer, why = participant.answer(encode_bundle([message]), lambda round, ask: (np.zeros(ask.width, int), b""))
+    assert answer == encode_bundle([])
     assert text in str(why[0])
     assert participant.save() == before
 
@@ -156,13 +156,13 @@ def test_invitations_that_are_refused():
     session = Session(b"run", 5, (0, 1, 2), 2)
     participant = Participant(0, b"run", minimum=2)
     for wrong, text in ((replace(session, name=b"other"), "is for another run"), (replace(session, members=(1, 2, 3)), "not among the 3 members")):
-        participant_refuses(participant, wrap(wrong.id, wrong), text)
-    participant_refuses(Participant(0, b"run", minimum=3), wrap(session.id, session), "requires 3 or more")
-    participant_refuses(participant, wrap(bytes(32), session), "does not fit its own digest")
-    participant_refuses(participant, wrap(session.id, Ask(0, (0, 1), 1, 8)), "a session that this client is not in")
-    participant.answer(bundled([wrap(session.id, session)]), lambda round, ask: None)
-    participant_refuses(participant, wrap(session.id, session), "came already")
-    participant_refuses(participant, wrap(session.id, Keys(1, bytes(32), (), ())), "Keys is no message of a server")
+        participant_refuses(participant, encode_frame(wrong.id, wrong), text)
+    participant_refuses(Participant(0, b"run", minimum=3), encode_frame(session.id, session), "requires 3 or more")
+    participant_refuses(participant, encode_frame(bytes(32), session), "does not fit its own digest")
+    participant_refuses(participant, encode_frame(session.id, Ask(0, (0, 1), 1, 8)), "a session that this client is not in")
+    participant.answer(encode_bundle([encode_frame(session.id, session)]), lambda round, ask: None)
+    participant_refuses(participant, encode_frame(session.id, session), "came already")
+    participant_refuses(participant, encode_frame(session.id, Keys(1, bytes(32), (), ())), "Keys is no message of a server")
     with pytest.raises(Refused):
         participant.answer(b"rubbish", lambda round, ask: None)
 
@@ -174,22 +174,22 @@ def test_a_round_is_not_opened_again_after_a_row_was_sent():
     clients.rows = dict.fromkeys(range(3), np.ones(1, int))
     rounds.sum(1, 8)
     for again in (replace(session, threshold=3), replace(session, round=4)):
-        participant_refuses(clients.participants[0], wrap(again.id, again), "a round in which this client has sent a row")
+        participant_refuses(clients.participants[0], encode_frame(again.id, again), "a round in which this client has sent a row")
 
 
 def sessions_left(participant, sessions):
     """Those whose messages it no longer takes."""
-    heard = [participant.answer(bundled([wrap(one.id, KeyList(()))]), lambda round, ask: None)[1] for one in sessions]
+    heard = [participant.answer(encode_bundle([encode_frame(one.id, KeyList(()))]), lambda round, ask: None)[1] for one in sessions]
     return [one for one, why in zip(sessions, heard, strict=True) if "not in, or no longer" in str(why[0])]
 
 
 def test_a_client_is_in_one_session_of_a_round_and_in_three_unfinished_ones():
     sessions, participant = [Session(b"run", round, (0, 1, 2), 2) for round in range(5)], Participant(0, b"run")
     for count, one in enumerate(sessions, 1):
-        participant.answer(bundled([wrap(one.id, one)]), lambda round, ask: None)
+        participant.answer(encode_bundle([encode_frame(one.id, one)]), lambda round, ask: None)
         assert sessions_left(participant, sessions[:count]) == sessions[:max(0, count - 3)]
     instead = replace(sessions[3], threshold=3)                # with both, it would send two rows in one round
-    participant.answer(bundled([wrap(instead.id, instead)]), lambda round, ask: None)
+    participant.answer(encode_bundle([encode_frame(instead.id, instead)]), lambda round, ask: None)
     assert sessions_left(participant, [*sessions, instead]) == [sessions[0], sessions[1], sessions[3]]
 
 
@@ -252,7 +252,7 @@ def test_a_missing_row_leaves_nothing_and_the_rest_are_asked_again(absent):
     with pytest.raises(Missing, match="no row came from 2, and all are needed: nothing is released") as why:
         rounds.sum(0, 0, 3, 16)
     assert why.value.missing == (2,)
-    done = rounds.again()
+    done = rounds.retry()
     assert done.total.tolist() == [40, 43, 46]
     assert done.survivors == (0, 1, 3)
     assert rounds.sum(0, 1, 3, 16).total.tolist() == [60, 64, 68]      # 2 is back; the list of keys travels with its first query
@@ -270,13 +270,13 @@ def test_all_or_nothing_rows_differ_in_every_query_round_and_attempt():
 
     def exchange(contents):
         answers = clients(contents)
-        seen.update(unbundled(answers[0]))
+        seen.update(decode_bundle(answers[0]))
         return answers
 
     rounds._exchange = exchange
     for place in ((0, 0), (0, 1), (1, 0)):
         rounds.sum(*place, 3, 62)
-    rows = {unwrap(MaskedForAll, one, rounds.server.run.id, 10**6).masked.row for one in seen}
+    rows = {decode_frame(MaskedForAll, one, rounds.server.run.id, 10**6).masked.row for one in seen}
     assert len(rows) == 3
 
 
@@ -287,7 +287,7 @@ def asked(round, query, attempt, members, width=3):
 def run_client(**options):
     run = Run(b"run", (0, 1, 2, 3))
     clients = {one: AllOrNothingClient(run, one, **options) for one in run.members}
-    keys = RunKeyList(tuple(unwrap(RunKeys, clients[one].keys(), run.id, 10**6) for one in run.members))
+    keys = RunKeyList(tuple(decode_frame(RunKeys, clients[one].keys(), run.id, 10**6) for one in run.members))
     return run, clients[0], keys
 
 
@@ -302,29 +302,29 @@ def test_what_an_all_or_nothing_client_refuses():
         assert client.state == before
 
     def answer(message):
-        return client.masked(message, np.arange(3))
+        return client.masked_row(message, np.arange(3))
 
-    refuses(answer, wrap(run.id, asked(0, 0, 0, everybody)), "whose keys never came")
+    refuses(answer, encode_frame(run.id, asked(0, 0, 0, everybody)), "whose keys never came")
     for wrong in (keys.entries[1:], (replace(keys.entries[0], public=bytes(32)), *keys.entries[1:]), (*keys.entries, replace(keys.entries[0], sender=9))):
-        refuses(client.hear, wrap(run.id, RunKeyList(tuple(wrong))), "names somebody who was not invited, or not this client")
-    client.hear(wrap(run.id, keys))
-    client.hear(wrap(run.id, keys))
-    refuses(client.hear, wrap(run.id, RunKeyList(keys.entries[:3])), "another list of keys came than before")
-    refuses(answer, wrap(run.id, asked(0, 0, 1, everybody)), "a retry of nothing")
-    refuses(answer, wrap(run.id, asked(0, 0, 0, (1, 2, 3))), "not for this client")
-    refuses(answer, wrap(run.id, asked(0, 0, 0, (0, 1))), "the query has 2 members, and this client requires 3", TooFew)
-    refuses(answer, wrap(run.id, asked(0, 0, 0, everybody, width=4)), "the query is for a row of 4")
-    refuses(answer, wrap(bytes(32), asked(0, 0, 0, everybody)), "another session")
-    answer(wrap(run.id, asked(5, 1, 0, everybody)))
+        refuses(client.store_key_list, encode_frame(run.id, RunKeyList(tuple(wrong))), "names somebody who was not invited, or not this client")
+    client.store_key_list(encode_frame(run.id, keys))
+    client.store_key_list(encode_frame(run.id, keys))
+    refuses(client.store_key_list, encode_frame(run.id, RunKeyList(keys.entries[:3])), "another list of keys came than before")
+    refuses(answer, encode_frame(run.id, asked(0, 0, 1, everybody)), "a retry of nothing")
+    refuses(answer, encode_frame(run.id, asked(0, 0, 0, (1, 2, 3))), "not for this client")
+    refuses(answer, encode_frame(run.id, asked(0, 0, 0, (0, 1))), "the query has 2 members, and this client requires 3", TooFew)
+    refuses(answer, encode_frame(run.id, asked(0, 0, 0, everybody, width=4)), "the query is for a row of 4")
+    refuses(answer, encode_frame(bytes(32), asked(0, 0, 0, everybody)), "another session")
+    answer(encode_frame(run.id, asked(5, 1, 0, everybody)))
     for again in (asked(5, 1, 0, everybody), asked(5, 1, 0, (0, 1, 2)), asked(5, 1, 1, everybody), asked(5, 1, 2, (0, 1, 2))):
-        refuses(answer, wrap(run.id, again), "was answered; a retry is for fewer members, and at most 1 times")
+        refuses(answer, encode_frame(run.id, again), "was answered; a retry is for fewer members, and at most 1 times")
     for past in (asked(4, 9, 0, everybody), asked(5, 0, 0, everybody)):
-        refuses(answer, wrap(run.id, past), "in the past")
-    answer(wrap(run.id, asked(5, 1, 1, (0, 1, 2))))
+        refuses(answer, encode_frame(run.id, past), "in the past")
+    answer(encode_frame(run.id, asked(5, 1, 1, (0, 1, 2))))
     run, client, keys = run_client()                             # by default rows are not said to have noise
-    client.hear(wrap(run.id, keys))
-    answer(wrap(run.id, asked(0, 0, 0, everybody)))
-    refuses(answer, wrap(run.id, asked(0, 0, 1, (0, 1, 2))), "at most 0 times")
+    client.store_key_list(encode_frame(run.id, keys))
+    answer(encode_frame(run.id, asked(0, 0, 0, everybody)))
+    refuses(answer, encode_frame(run.id, asked(0, 0, 1, (0, 1, 2))), "at most 0 times")
     with pytest.raises(Refused, match="client 7 is not among the 4 members"):
         AllOrNothingClient(run, 7)
 
@@ -332,7 +332,7 @@ def test_what_an_all_or_nothing_client_refuses():
 def test_what_an_all_or_nothing_server_refuses():
     run, client, _ = run_client()
     server = AllOrNothingServer(run)
-    for step in (server.total, server.again):
+    for step in (server.total, server.retry):
         with pytest.raises(Refused):
             step()
     with pytest.raises(TooFew, match="0 clients sent keys"):
@@ -350,15 +350,15 @@ def test_what_an_all_or_nothing_server_refuses():
     with pytest.raises(TooFew, match="each with its keys on the list"):
         server.ask(0, 0, 3, 16, members=(0, 1, 2))
     message = server.ask(0, 0, 3, 16, b"told")[0]
-    client.hear(listed[0])
+    client.store_key_list(listed[0])
     odd = AllOrNothingClient.restore(client.save())
     with pytest.raises(Refused, match="has another context"):
-        server.receive(0, odd.masked(message, np.arange(3), b"other"))
-    row = client.masked(message, np.arange(3), b"told")
-    opened = unwrap(MaskedForAll, row, run.id, 10**6)
+        server.receive(0, odd.masked_row(message, np.arange(3), b"other"))
+    row = client.masked_row(message, np.arange(3), b"told")
+    opened = decode_frame(MaskedForAll, row, run.id, 10**6)
     for wrong, text in ((replace(opened, attempt=1), "another query or attempt"), (replace(opened, round=1), "another query or attempt")):
         with pytest.raises(Refused, match=text):
-            server.receive(0, wrap(run.id, wrong))
+            server.receive(0, encode_frame(run.id, wrong))
     with pytest.raises(Refused, match="is no member of the query, answered already, or speaks for another"):
         server.receive(1, row)
     server.receive(0, row)
@@ -370,13 +370,13 @@ def test_what_an_all_or_nothing_server_refuses():
 
 def test_a_run_is_joined_once():
     clients, rounds = all_or_nothing()
-    run, invited = rounds.server.run, bundled([wrap(rounds.server.run.id, rounds.server.run)])
+    run, invited = rounds.server.run, encode_bundle([encode_frame(rounds.server.run.id, rounds.server.run)])
     again = [clients.participants[0].answer(invited, lambda round, ask: None) for _ in range(2)]
     assert again[0] == again[1]                # nobody's keys are listed yet: the same ones again
     rounds.sum(0, 0, 3, 8)
-    participant_refuses(clients.participants[0], wrap(run.id, run), "came already")
+    participant_refuses(clients.participants[0], encode_frame(run.id, run), "came already")
     other = Run(b"other", (0, 1))
-    participant_refuses(Participant(0, b"run"), wrap(other.id, other), "is to another run")
+    participant_refuses(Participant(0, b"run"), encode_frame(other.id, other), "is to another run")
     with pytest.raises(Refused, match="a run needs a name"):
         Run(b"", (0, 1))
 
@@ -387,7 +387,7 @@ def test_a_run_is_joined_once():
 def known(count):
     """Identities that have pinned each other."""
     secrets = {one: bytes([one + 1]) * 32 for one in range(count)}
-    pinned = {one: Identity(secret, {}).public for one, secret in secrets.items()}
+    pinned = {one: Identity(secret, {}).public_key for one, secret in secrets.items()}
     return {one: Identity(secret, pinned) for one, secret in secrets.items()}
 
 
@@ -409,18 +409,18 @@ def test_participants_of_a_run_saved_between_exchanges_go_on(signed):
         rounds.sum(0, 1, 3, 16)
     if signed:                                                        # who signs gives no retry
         with pytest.raises(Missing):
-            rounds.again()
+            rounds.retry()
         assert clients.refused
         assert all("a retry is for fewer members, and at most 0 times." in str(why) for _, why in clients.refused)
     else:
-        assert rounds.again().total.tolist() == [40, 43, 46]
+        assert rounds.retry().total.tolist() == [40, 43, 46]
         assert not clients.refused
     session = Session(b"run", 0, (0, 1, 2, 3), 3, signed=signed)      # and a session beside the run
     beside = Rounds(exchange)
     beside.open(session)
     assert beside.sum(3, 16).total.tolist() == [60, 64, 68]
     for again, text in ((replace(session, threshold=4), "has sent a row"), (Session(b"run", 1, (0, 1, 2), 2, signed=signed), "this client requires 3 or more")):
-        participant_refuses(Participant.restore(clients.participants[0].save(), identities.get(0)), wrap(again.id, again), text)
+        participant_refuses(Participant.restore(clients.participants[0].save(), identities.get(0)), encode_frame(again.id, again), text)
 
 
 def signed_session(count=7, threshold=4, queries=1, round=0):
@@ -458,18 +458,18 @@ def test_swapped_keys_are_found_out():
     """A server that puts its own keys in the place of a client's, to read its shares and take its masks away."""
     session, identities = signed_session(4, 3), known(4)
     clients = {one: Client(session, one, identity=identities[one]) for one in session.members}
-    entries = [unwrap(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
+    entries = [decode_frame(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
     own = Client(replace(session, signed=0), 3)
-    swapped = unwrap(Keys, own.keys(), replace(session, signed=0).id, 10**6)
+    swapped = decode_frame(Keys, own.keys(), replace(session, signed=0).id, 10**6)
     another = Client(replace(session, round=9), 3, identity=identities[3])
-    replayed = unwrap(Keys, another.keys(), replace(session, round=9).id, 10**6)
+    replayed = decode_frame(Keys, another.keys(), replace(session, round=9).id, 10**6)
     for wrong in (swapped, replace(swapped, signature=entries[3].signature), replayed, replace(entries[2], sender=3)):
         with pytest.raises(Refused, match="the keys of client 3 are not signed by the identity pinned for it"):
-            clients[0].shares(wrap(session.id, KeyList((*entries[:3], wrong))))
+            clients[0].shares(encode_frame(session.id, KeyList((*entries[:3], wrong))))
     stranger = Identity(identities[0].secret, {one: key for one, key in identities[0].pinned.items() if one != 3})
     with pytest.raises(Refused, match="not signed by the identity pinned"):
-        Client.restore(clients[0].save(), stranger).shares(wrap(session.id, KeyList(tuple(entries))))
-    clients[0].shares(wrap(session.id, KeyList(tuple(entries))))
+        Client.restore(clients[0].save(), stranger).shares(encode_frame(session.id, KeyList(tuple(entries))))
+    clients[0].shares(encode_frame(session.id, KeyList(tuple(entries))))
     with pytest.raises(Refused, match=r"this client has no identity\. Give it Identity\(secret, pinned\)\."):
         Client(session, 0)
 
@@ -484,7 +484,7 @@ def rows_sent(session, identities=None):
         server.receive(one, clients[one].shares(message))
     sent = {}
     for one, message in server.ask(3, 32).items():
-        sent[one] = unwrap(Masked, clients[one].masked(message, np.array([1, 10, 100]) * 2**one), session.id, 10**6)
+        sent[one] = decode_frame(Masked, clients[one].masked_row(message, np.array([1, 10, 100]) * 2**one), session.id, 10**6)
     return server, clients, sent
 
 
@@ -498,7 +498,7 @@ def view(one):
 
 
 def requested(server, one, lists, signatures=()):
-    return wrap(server.session.id, Unmask(one, lists, server._boxes_for(one, 0), signatures))
+    return encode_frame(server.session.id, Unmask(one, lists, server._boxes_for(one, 0), signatures))
 
 
 def test_a_server_that_lies_about_survivors_gets_a_smaller_sum_from_unsigned_clients():
@@ -509,26 +509,26 @@ def test_a_server_that_lies_about_survivors_gets_a_smaller_sum_from_unsigned_cli
     """
     session = replace(signed_session(), signed=0)
     server, clients, sent = rows_sent(session)
-    shares = {one: unwrap(Unmasked, clients[one].unmask(requested(server, one, view(one))), session.id, 10**6).shares for one in range(7)}
+    shares = {one: decode_frame(Unmasked, clients[one].unmask(requested(server, one, view(one))), session.id, 10**6).shares for one in range(7)}
     told, total = server._query.context, np.zeros(3, np.uint32)
 
     def secret(one, wanted):
         givers = [k for k in range(7) if (one in VIEWS[k]) == wanted][:4]
-        return combine({k + 1: shares[k][33 * one:33 * (one + 1)] for k in givers})
+        return restore_secret({k + 1: shares[k][33 * one:33 * (one + 1)] for k in givers})
 
     outsiders = {one: secret(one, True) for one in range(2, 7)}
     assert outsiders == {one: clients[one].state.secrets[0].mask for one in range(2, 7)}
     for one in (0, 1):
         total += np.frombuffer(sent[one].row, "<u4")
-        add_masks(total, [], [self_key(secret(one, False), told, one)])
-        add_masks(total, [], [pair_key(agreement(outsiders[k])(server._keys[one].masking[0]), told, one, k) for k in outsiders])
+        add_masks(total, [], [own_mask_key(secret(one, False), told, one)])
+        add_masks(total, [], [pair_mask_key(make_key_agreement(outsiders[k])(server._keys[one].masking[0]), told, one, k) for k in outsiders])
     assert total.tolist() == [3, 30, 300]      # the rows of 0 and 1, by themselves
 
 
 def test_signed_clients_do_not_unmask_what_fewer_than_the_threshold_signed():
     identities, session = known(7), signed_session()
     server, clients, _ = rows_sent(session, identities)
-    signatures = {one: unwrap(Signed, clients[one].confirm(wrap(session.id, Confirm(view(one)))), session.id, 10**6) for one in range(7)}
+    signatures = {one: decode_frame(Signed, clients[one].confirm(encode_frame(session.id, Confirm(view(one)))), session.id, 10**6) for one in range(7)}
     for one in range(7):
         agreeing = tuple(signatures[k] for k in view(one).alive if view(k) == view(one))
         everybody = tuple(signatures[k] for k in view(one).alive)
@@ -537,7 +537,7 @@ def test_signed_clients_do_not_unmask_what_fewer_than_the_threshold_signed():
         with pytest.raises(Refused, match="or a signature of them is wrong"):
             clients[one].unmask(requested(server, one, view(one), everybody))
         with pytest.raises(Refused, match="lists were signed for this query already"):
-            clients[one].confirm(wrap(session.id, Confirm(Lists(0, tuple(range(7)), ()))))
+            clients[one].confirm(encode_frame(session.id, Confirm(Lists(0, tuple(range(7)), ()))))
 
 
 def test_only_the_lists_that_were_signed_are_unmasked():
@@ -546,7 +546,7 @@ def test_only_the_lists_that_were_signed_are_unmasked():
     lists, other = Lists(0, tuple(range(6)), (6,)), Lists(0, tuple(range(5)), (5, 6))
     with pytest.raises(Refused, match="the lists are not those this client signed"):
         clients[0].unmask(requested(server, 0, lists))          # it has signed none
-    signatures = [unwrap(Signed, clients[one].confirm(wrap(session.id, Confirm(lists))), session.id, 10**6) for one in range(5)]
+    signatures = [decode_frame(Signed, clients[one].confirm(encode_frame(session.id, Confirm(lists))), session.id, 10**6) for one in range(5)]
     for wrong in (other, Lists(0, tuple(range(7)), ())):
         with pytest.raises(Refused, match="the lists are not those this client signed"):
             clients[0].unmask(requested(server, 0, wrong, tuple(signatures)))
@@ -562,9 +562,9 @@ def test_a_signed_server_refuses():
     server, clients, sent = rows_sent(session, identities)
     bare = Client(replace(session, signed=0), 1)
     with pytest.raises(Refused, match="its signature is missing or not wanted"):
-        Server(session).receive(1, wrap(session.id, unwrap(Keys, bare.keys(), replace(session, signed=0).id, 10**6)))
+        Server(session).receive(1, encode_frame(session.id, decode_frame(Keys, bare.keys(), replace(session, signed=0).id, 10**6)))
     for one in range(3):
-        server.receive(one, wrap(session.id, sent[one]))
+        server.receive(one, encode_frame(session.id, sent[one]))
     with pytest.raises(Refused, match="the server is not at this step"):
         server.unmask()
     signatures = {one: clients[one].confirm(message) for one, message in server.confirm().items()}
@@ -581,7 +581,7 @@ def test_signed_keys_of_a_run():
     clients.rows = dict.fromkeys(range(3), np.ones(2, int))
     assert AllOrNothingRounds(clients, run).sum(0, 0, 2, 8).total.tolist() == [3, 3]
     made = {one: AllOrNothingClient(run, one, identity=identities[one]) for one in run.members}
-    entries = [unwrap(RunKeys, made[one].keys(), run.id, 10**6) for one in run.members]
+    entries = [decode_frame(RunKeys, made[one].keys(), run.id, 10**6) for one in run.members]
     swapped = replace(entries[2], public=public_key(bytes(32)))
     with pytest.raises(Refused, match="the keys of client 2 are not signed"):
-        made[0].hear(wrap(run.id, RunKeyList((*entries[:2], swapped))))
+        made[0].store_key_list(encode_frame(run.id, RunKeyList((*entries[:2], swapped))))

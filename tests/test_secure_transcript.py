@@ -200,7 +200,7 @@ def test_every_byte_of_a_session():
     for query, (bits, alive) in enumerate([(62, MEMBERS), (29, (3, 8, 2**40))]):
         for one, message in server.ask(WIDTH, bits, CONTEXT).items():
             same(message, frame(5, session.id, definition.ask(query, bits)))
-            row = same(clients[one].masked(message, ROWS[one], CONTEXT), definition.row(one, query, bits))
+            row = same(clients[one].masked_row(message, ROWS[one], CONTEXT), definition.row(one, query, bits))
             if one in alive:
                 server.receive(one, row)
         for one, message in server.unmask().items():
@@ -225,17 +225,17 @@ def test_every_byte_of_a_run_without_shares():
     listed = u(4, len(MEMBERS)) + b"".join(u(8, one) + public(secrets[one]) + blob(b"") for one in MEMBERS)
     for one, message in server.key_list().items():
         assert message == frame(13, digest, listed)
-        clients[one].hear(message)
+        clients[one].store_key_list(message)
     heard, said = hashed("fedtail secure: list of keys", digest, listed), hashed("fedtail secure: context", CONTEXT)
     for attempt, members in enumerate((MEMBERS, MEMBERS[:3])):
-        asked = server.again(CONTEXT) if attempt else server.ask(ROUND, 1, WIDTH, 33, CONTEXT)
+        asked = server.retry(CONTEXT) if attempt else server.ask(ROUND, 1, WIDTH, 33, CONTEXT)
         ask = u(2, 1) + names(members) + u(4, WIDTH) + u(1, 33)
         told = hashed("fedtail secure: told", b"\1",
                       digest + heard + names(members) + u(8, ROUND) + u(2, 1, attempt) + u(4, WIDTH) + u(1, 33) + said)
         for one, message in asked.items():
             assert message == frame(14, digest, u(8, ROUND) + u(2, attempt) + ask)
             row = masked(ROWS[one], one, members, lambda other, one=one: ladder(secrets[one], public(secrets[other])), told, (ROUND, 1, attempt), 33)
-            sent = clients[one].masked(message, np.array(ROWS[one]), CONTEXT)
+            sent = clients[one].masked_row(message, np.array(ROWS[one]), CONTEXT)
             assert sent == frame(15, digest, u(8, ROUND) + u(2, attempt) + u(8, one) + u(2, 1) + told + blob(row))
             if attempt or one != MEMBERS[3]:
                 server.receive(one, sent)
@@ -329,7 +329,7 @@ def test_every_byte_of_a_session_with_few_neighbours():
         server.receive(one, same(clients[one].shares(same(message, definition.listed(one))), definition.sharing(one)))
     for one, message in server.ask(WIDTH, bits, CONTEXT).items():
         same(message, frame(18, session.id, u(2, 0) + blob(definition.bits(definition.names)) + u(4, WIDTH) + u(1, bits), version=2))
-        row = same(clients[one].masked(message, rows[one], CONTEXT), definition.row(one, rows[one], bits))
+        row = same(clients[one].masked_row(message, rows[one], CONTEXT), definition.row(one, rows[one], bits))
         if one in alive:
             server.receive(one, row)
     for one, message in server.unmask().items():

@@ -21,7 +21,7 @@ from fedtail.cli import app
 from fedtail.experiment.tune_section import read_search
 from fedtail.privacy import FixedSampling, GaussianRelease, NoSampling, PoissonSampling, RoundEvent, SeededRandomness, epsilon_at
 from fedtail.privacy.accountants import ORDERS
-from fedtail.privacy.selection import best_trial_divergences, draw_number_of_trials, epsilon_of_search, gamma_for
+from fedtail.privacy.selection import best_trial_divergences, draw_number_of_trials, epsilon_of_search, negative_binomial_gamma
 from fedtail.runs.files import RunRefused
 from fedtail.runs.private_tuning import PrivateSearch
 from fedtail.runs.tuning import _split_held_out, tune
@@ -63,7 +63,7 @@ def generating(stopping: str, mean: float):
     """E x^K."""
     if stopping == "poisson":
         return lambda x: np.exp(mean * (x - 1))
-    gamma = gamma_for(SHAPES[stopping], mean)
+    gamma = negative_binomial_gamma(SHAPES[stopping], mean)
     if stopping == "geometric":
         return lambda x: gamma * x / (1 - (1 - gamma) * x)
     return lambda x: np.log1p(-(1 - gamma) * x) / math.log(gamma)
@@ -95,7 +95,7 @@ def test_no_small_mechanism_exceeds_the_bound(stopping):
 
 
 @pytest.mark.parametrize(("stopping", "law"), [
-    ("poisson", stats.poisson(6.0)), ("geometric", stats.geom(1 / 6.0)), ("logarithmic", stats.logser(1 - gamma_for(0.0, 6.0)))])
+    ("poisson", stats.poisson(6.0)), ("geometric", stats.geom(1 / 6.0)), ("logarithmic", stats.logser(1 - negative_binomial_gamma(0.0, 6.0)))])
 def test_the_number_of_trials_has_its_distribution(stopping, law):
     """A chi-squared test, wrong once in a million for a right sampler."""
     random, count = SeededRandomness(7), 4000

@@ -40,7 +40,7 @@ from fedtail import (
     train,
 )
 from fedtail.clients import Shard
-from fedtail.draws import hash_bits, permutations
+from fedtail.draws import hash_bits, random_permutations
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.fleet import Broadcast
 from fedtail.local import FullWork, NoPenalty, Proximal
@@ -298,7 +298,7 @@ def test_a_schedule_multiplies_the_learning_rate_of_its_round():
     population, task, schedule = clients_of(), Task(SoftmaxRegression(3, 2)), StepDecay(0.5, 2)
     base = replace(fedavg(learning_rate=0.8, batch_size=None), sample=Everyone())
     whole = train(replace(base, local=replace(base.local, schedule=schedule)), task, population, rounds=5, engine=Engine(dtype=torch.float64))
-    state = base.start(torch.zeros(8, dtype=torch.float64), 0)
+    state = base.initial_state(torch.zeros(8, dtype=torch.float64), 0)
     for t in range(5):
         slower = replace(base, local=replace(base.local, learning_rate=0.8 * 0.5 ** (t // 2)))
         state = resume(Trained(slower, task, state), population, rounds=1).state
@@ -393,7 +393,7 @@ def test_every_epoch_holds_each_example_once_in_batches_of_the_size_asked(sizes,
             order = [example for part in parts for example in part]
             assert sorted(order) == list(range(size))
             bits = hash_bits(4, "batches", 2, few.shard.population.key[k:k + 1], epoch)
-            assert batch_size is None or order == permutations(bits, torch.tensor([size]))[0].tolist()
+            assert batch_size is None or order == random_permutations(bits, torch.tensor([size]))[0].tolist()
 
 
 def test_how_clients_are_stacked_changes_neither_steps_nor_known_gradients():
@@ -489,7 +489,7 @@ def test_dropped_stragglers_are_left_out_of_the_round():
     run = train(dropping, task, population, rounds=1, engine=Engine(dtype=torch.float64), on_round=lambda p: views.append(p.view) or False)
     without = train(base, task, population.select(there), rounds=1, engine=Engine(dtype=torch.float64))
     assert run.state.params.tolist() == pytest.approx(without.state.params.tolist(), abs=1e-12)
-    assert views[0].contributors == int(there.sum())
+    assert views[0].num_contributors == int(there.sum())
 
 
 def test_kept_stragglers_contribute_the_steps_they_did():

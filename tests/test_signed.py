@@ -27,7 +27,7 @@ from fedtail.secure import (
     signed_threshold,
     sparse_session,
 )
-from fedtail.secure.frames import bundled, unwrap, wrap
+from fedtail.secure.frames import decode_frame, encode_bundle, encode_frame
 from fedtail.secure.messages import Ask, AskAll, KeyList, Keys
 
 from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
@@ -40,7 +40,7 @@ CHANNEL = fedtail.SecureChannel(20, minimum_contributors=3)
 def own_identities(count, colluding=0, numbered=True):
     """Identities that have pinned each other, by number or as a tuple of keys in another order."""
     made = [Identity(bytes([one + 1]) * 32, ()) for one in range(count)]
-    publics = [one.public for one in made]
+    publics = [one.public_key for one in made]
     pinned = dict(enumerate(publics)) if numbered else tuple(reversed(publics))
     return {one: Identity(identity.secret, pinned, colluding) for one, identity in enumerate(made)}
 
@@ -50,11 +50,11 @@ def test_a_client_with_an_identity_joins_nothing_unsigned(invitation):
     identity = own_identities(7)[0]
     participant = Participant(0, b"run", identity=identity)
     before = participant.save()
-    answer, refused = participant.answer(bundled([wrap(invitation.id, invitation)]), lambda *_: None)
-    assert (answer, [str(why) for why in refused]) == (bundled([]), [UNSIGNED])
+    answer, refused = participant.answer(encode_bundle([encode_frame(invitation.id, invitation)]), lambda *_: None)
+    assert (answer, [str(why) for why in refused]) == (encode_bundle([]), [UNSIGNED])
     assert participant.save() == before
     bare = Participant(0, b"run")                                     # and what it joined before it had one, it leaves
-    assert bare.answer(bundled([wrap(invitation.id, invitation)]), lambda *_: None)[0] != bundled([])
+    assert bare.answer(encode_bundle([encode_frame(invitation.id, invitation)]), lambda *_: None)[0] != encode_bundle([])
     restored = Participant.restore(bare.save(), identity)
     assert restored.save() == participant.save()
     assert Participant.restore(bare.save()).save() == bare.save()
@@ -114,7 +114,7 @@ def test_a_client_whose_fellows_may_all_collude_gives_no_row(colluding):
     run = Run(b"run", more, signed=1)
     client = AllOrNothingClient(run, 0, identity=identity)
     with pytest.raises(Refused, match=f"Sum over {colluding + 2} or more"):
-        client.asked(wrap(run.id, AskAll(0, 0, Ask(0, members, 3, 16))))
+        client.checked_query(encode_frame(run.id, AskAll(0, 0, Ask(0, members, 3, 16))))
 
 
 def test_a_node_with_an_identity_has_no_answers_in_the_clear():
@@ -142,13 +142,13 @@ def test_keys_pinned_without_numbers_are_each_somebody_elses():
     clients = {one: Client(session, one, identity=known[one]) for one in session.members}
     twin = Client(session, 3, identity=known[2])                      # the identity of 2 once more, under another number
     stranger = Client(session, 3, identity=Identity(bytes([99]) * 32, known[0].pinned))
-    entries = [unwrap(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
+    entries = [decode_frame(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
     for wrong in (twin, stranger):
-        listed = KeyList((*entries[:3], unwrap(Keys, wrong.keys(), session.id, 10**6)))
+        listed = KeyList((*entries[:3], decode_frame(Keys, wrong.keys(), session.id, 10**6)))
         with pytest.raises(Refused, match="the keys of client 3 are not signed by the identity pinned for it"):
-            clients[0].shares(wrap(session.id, listed))
-    clients[0].shares(wrap(session.id, KeyList(tuple(entries))))
-    assert not known[0].vouches(0, b"", b"")                          # numbers are known from a list of keys only
+            clients[0].shares(encode_frame(session.id, listed))
+    clients[0].shares(encode_frame(session.id, KeyList(tuple(entries))))
+    assert not known[0].is_signature_of(0, b"", b"")                          # numbers are known from a list of keys only
 
 
 def trained(fleet=None, channel=CHANNEL, rounds=2):
@@ -229,13 +229,13 @@ def test_a_node_reads_its_identity_from_its_own_settings(tmp_path):
     assert CliRunner().invoke(app, ["deploy", "identity", str(tmp_path / "north")]).exit_code != 0      # keys are made once
     publics = [said.output.strip(), make_identity(tmp_path / "south")]
     assert (tmp_path / "north" / "identity.pub").read_text() == publics[0] + "\n"
-    assert Identity(read_identity(tmp_path / "north" / "identity"), ()).public.hex() == publics[0]
+    assert Identity(read_identity(tmp_path / "north" / "identity"), ()).public_key.hex() == publics[0]
     assert (tmp_path / "north" / "identity").stat().st_mode & 0o077 == 0
     text = 'name = "north"\nexperiment = "experiment.toml"\ndata = "d.npz"\n'
     signs = f'identity = "identity"\npinned = {publics}\ncolluding = 1\n'.replace("'", '"')
     (tmp_path / "north" / "node.toml").write_text(text + signs)
     identity = NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity
-    assert (identity.public.hex(), [one.hex() for one in identity.pinned], identity.colluding) == (publics[0], publics, 1)
+    assert (identity.public_key.hex(), [one.hex() for one in identity.pinned], identity.colluding) == (publics[0], publics, 1)
     (tmp_path / "north" / "node.toml").write_text(text)
     assert NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity is None
     for wrong, message in (('identity = "identity"\n', "Write identity and pinned"), ("colluding = 1\n", "Write identity and pinned"),

@@ -20,7 +20,7 @@ from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.source import Source
 from fedtail.secure import Client, LocalClients, Refused, Session, SparseSession
-from fedtail.secure.frames import invitation, peek, unbundled
+from fedtail.secure.frames import decode_bundle, decode_invitation, frame_class_and_session
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
 
@@ -37,8 +37,8 @@ NODES, FEDAVG = 15, fedtail.fedavg(30, **LOCAL)      # of two clients each
 
 def sessions_in(sites):
     """The kinds of all sessions that nodes were invited to, with the session itself."""
-    messages = [m for letters in sites.letters for letter in letters.values() for m in unbundled(read_message(letter).secure)]
-    return {peek(m)[1]: invitation(peek(m)[0], m) for m in messages if peek(m)[0] in (Session, SparseSession)}.values()
+    messages = [m for letters in sites.letters for letter in letters.values() for m in decode_bundle(read_message(letter).secure)]
+    return {frame_class_and_session(m)[1]: decode_invitation(frame_class_and_session(m)[0], m) for m in messages if frame_class_and_session(m)[0] in (Session, SparseSession)}.values()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -53,7 +53,7 @@ def test_few_neighbours_change_no_bit(name):
 def test_simulated_clients_require_what_the_channel_says():
     """With nobody corrupted and nobody gone two neighbours do; clients left to themselves would refuse them."""
     trusting = replace(CHANNEL, graph=SparseGraph(0.0, 0.0))
-    session = trusting._session(0, tuple(range(20)))
+    session = trusting._make_session(0, tuple(range(20)))
     assert (session.neighbours, session.threshold) == (2, 20)
     with pytest.raises(Refused, match="rows are disclosed"):
         Client(session, 0)
@@ -62,12 +62,12 @@ def test_simulated_clients_require_what_the_channel_says():
 
 
 def test_the_session_of_a_cohort_is_sparse_where_that_is_less():
-    assert isinstance(CHANNEL._session(0, tuple(range(20))), SparseSession)
+    assert isinstance(CHANNEL._make_session(0, tuple(range(20))), SparseSession)
     small = replace(CHANNEL, threshold=2)
-    assert type(small._session(0, (4, 5, 6, 7))) is Session
-    assert [small._threshold(clients) for clients in (4, 20, 100)] == [3, 18, 90]
-    assert [replace(small, graph=None)._threshold(clients) for clients in (4, 20, 100)] == [3, 11, 51]
-    assert CHANNEL._threshold(8) == 8
+    assert type(small._make_session(0, (4, 5, 6, 7))) is Session
+    assert [small._session_threshold(clients) for clients in (4, 20, 100)] == [3, 18, 90]
+    assert [replace(small, graph=None)._session_threshold(clients) for clients in (4, 20, 100)] == [3, 11, 51]
+    assert CHANNEL._session_threshold(8) == 8
 
 
 @pytest.mark.parametrize("dropout", [0.04, 0.12])

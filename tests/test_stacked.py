@@ -16,11 +16,11 @@ from fedtail import LocalSGD, Population, Task
 from fedtail.clients import Shard
 from fedtail.engine.gpu import convolutions, cuda_graphs
 from fedtail.engine.gpu.convolutions import Flat, Stacked, Window
-from fedtail.engine.gpu.cuda_graphs import Replayed, recorded_size
+from fedtail.engine.gpu.cuda_graphs import Replayed, padded_size
 from fedtail.engine.gpu.precision import use_precision
 from fedtail.engine.gpu.recurrence import gru, lstm
 from fedtail.engine.kernels import ModuleKernel
-from fedtail.engine.stacked import StackedGradients, StackedKernel, make_flat_outputs
+from fedtail.engine.stacked import StackedGradients, StackedKernel, make_output_function
 from fedtail.fleet import Broadcast
 from fedtail.models import CharacterGRU, LSTMClassifier
 
@@ -70,7 +70,7 @@ def test_a_stacked_convolution_is_torchs(name, few, monkeypatch):
 def test_a_window_knows_how_many_places_it_has(name):
     kernel, stride, padding, dilation, size, *_ = CASES[name]
     x, w, *_ = stacks(CASES[name])
-    window = Window(kernel, *(convolutions._pair(v) for v in (stride, padding, dilation)))
+    window = Window(kernel, *(convolutions._height_and_width(v) for v in (stride, padding, dilation)))
     assert window.output_size(*size) == tuple(F.conv2d(x[0], w[0], None, stride, padding, dilation).shape[2:])
 
 
@@ -149,12 +149,12 @@ def test_a_shape_is_recorded_when_it_comes_back_and_the_oldest_goes(monkeypatch)
 
 
 def test_sizes_are_rounded_up_by_little():
-    sizes = [recorded_size(n) for n in range(1, 1000)]
+    sizes = [padded_size(n) for n in range(1, 1000)]
     assert all(n <= size <= 1.5 * n for n, size in enumerate(sizes, 1))
     assert all(size <= 1.13 * n for n, size in enumerate(sizes, 1) if n > 16)
     assert sizes == sorted(sizes)
     assert len(set(sizes[:128])) < 40
-    assert [recorded_size(n, 32) for n in (1, 17, 32)] == [1, 17, 32]
+    assert [padded_size(n, 32) for n in (1, 17, 32)] == [1, 17, 32]
 
 
 def people(shape=(1, 8, 8), sizes=(7, 3, 12, 1, 9, 4)) -> Population:
@@ -173,7 +173,7 @@ def test_a_round_through_recordings_is_the_lean_loops():
     task, population = Task(small_network()), people()
     kernel = StackedKernel(task, CPU, WIDE)
     kernel._replays, kernel._gradients = True, Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
-    kernel._outputs = Replayed(make_flat_outputs(kernel.evaluating, "full", CPU), CPU, grain=4)
+    kernel._outputs = Replayed(make_output_function(kernel.evaluating, "full", CPU), CPU, grain=4)
     plain = ModuleKernel(task, CPU, WIDE)
     params = task.params()[None]
     for local in (LocalSGD(0.1, 4), LocalSGD(0.1, 4, epochs=3, momentum=0.5), LocalSGD(0.1, None, local_steps=3)):

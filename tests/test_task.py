@@ -634,7 +634,7 @@ def test_clients_and_rounds_drop_differently():
     full = fedavg(1, learning_rate=0.1, batch_size=None)
     alone = [train(full, dropping(), twins.select([k]), rounds=1).state for k in range(2)]
     assert not torch.equal(alone[0].params, alone[1].params)
-    start = replace(full.start(dropping().params(), 0), round=1)      # the same model, a round later
+    start = replace(full.initial_state(dropping().params(), 0), round=1)      # the same model, a round later
     later = resume(Trained(full, dropping(), start), twins.select([0]), rounds=1).state
     assert not torch.equal(alone[0].params, later.params)
 

@@ -1,4 +1,4 @@
-"""The analysis of Delta-FL in numbers, against enumeration, the lemmas themselves, closed forms and cvxpy."""
+"""The analysis of Delta-FL and of tilted losses in numbers, against enumeration, the lemmas themselves, closed forms and cvxpy."""
 
 import math
 import subprocess
@@ -12,16 +12,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.special import erfcx
 from torch import Tensor
 
 from fedtail.theory import (
     averaging_contraction,
     bias_bound,
+    chernoff_bound,
+    classic_chernoff_bound,
     convex_step_size,
     expected_minibatch_superquantile,
     expected_minibatch_weights,
     moreau_gradient,
     nonconvex_step_size,
+    tilted_step_size,
     variance_bound,
 )
 
@@ -335,6 +340,86 @@ def test_too_few_cuts_and_too_little_weak_convexity_are_errors():
         moreau_gradient(lambda z: z.log().sum(), -random(4).abs(), 1.0)
 
 
+# --- tilted losses -------------------------------------------------------------------------------------------------
+
+
+def uniform_moment(tilt: float) -> float:
+    """log E exp(t X) for X uniform in [0, 2]."""
+    return max(2 * tilt, 0) + math.log(-math.expm1(-2 * abs(tilt)) / (2 * abs(tilt)))
+
+
+def half_normal(x: float) -> float:
+    """The density of |N(0, pi/2)|, whose mean is one."""
+    return 2 / math.pi * math.exp(-x * x / math.pi)
+
+
+def by_integration(density, top: float, steepest: float, threshold: float) -> tuple[float, float]:
+    """(improved, classic): the bounds of [Li23, eq. (7.60)] with integrated moments, the least over a dense grid of tilts."""
+    def moment(tilt: float, minus: float) -> float:
+        return quad(lambda x: (math.exp(tilt * x) - minus) * density(x), 0, top, epsabs=0, epsrel=1e-10)[0]
+
+    positive_tilts = np.geomspace(0.01, steepest, 160)
+    improved = min(moment(t, 1.0) / math.expm1(t * threshold) for t in [*-positive_tilts, *positive_tilts])
+    return improved, min(1.0, *(moment(t, 0.0) * math.exp(-t * threshold) for t in positive_tilts))
+
+
+@pytest.mark.parametrize(("threshold", "printed", "classic"), [
+    (0.3, 0.977, None), (1.0, 0.872, None), (1.5, 0.629, 0.665), (1.9, 0.1359, None)])
+def test_the_improved_chernoff_bound_of_a_uniform_variable(threshold, printed, classic):
+    bound = chernoff_bound(uniform_moment, threshold)
+    assert bound == approx(printed, abs=6e-4 if threshold < 1.9 else 6e-5)
+    if classic is not None:
+        assert classic_chernoff_bound(uniform_moment, threshold) == approx(classic, abs=6e-4)
+    assert 1 - threshold / 2 <= bound <= classic_chernoff_bound(uniform_moment, threshold)
+    improved, generic = by_integration(lambda x: 0.5, 2.0, 40.0, threshold)
+    assert bound == approx(improved, rel=1e-3)
+    assert bound <= improved + 1e-9
+    assert classic_chernoff_bound(uniform_moment, threshold) == approx(generic, rel=1e-3)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 2.0])
+def test_the_improved_chernoff_bound_of_an_absolute_normal(threshold):
+    def log_moment(tilt: float) -> float:                # 2 exp(t^2 pi/4) Phi(t sqrt(pi/2)), in forms without cancellation
+        scaled = -tilt * math.sqrt(math.pi) / 2
+        return math.log(erfcx(scaled)) if tilt < 0 else scaled * scaled + math.log(math.erfc(scaled))
+
+    improved, generic = by_integration(half_normal, 40.0, 8.0, threshold)
+    assert chernoff_bound(log_moment, threshold) == approx(improved, rel=1e-3)
+    assert classic_chernoff_bound(log_moment, threshold) == approx(generic, rel=1e-3)
+    assert quad(half_normal, threshold, 40)[0] <= chernoff_bound(log_moment, threshold) < classic_chernoff_bound(log_moment, threshold)
+
+
+@given(st.lists(st.just(0.0) | st.floats(0.01, 10), min_size=1, max_size=12).filter(any), st.floats(0.05, 12))
+@settings(max_examples=25, deadline=None)
+def test_the_improved_chernoff_bound_holds_for_samples(values, threshold):
+    sample = np.array(values)
+    bound = chernoff_bound(lambda t: np.logaddexp.reduce(t * sample) - math.log(len(sample)), threshold)
+    assert np.mean(sample >= threshold) <= bound + 1e-9
+    assert bound <= min(1.0, sample.mean() / threshold) + 1e-4      # Markov's is among them
+
+
+def test_tilts_at_which_a_moment_is_infinite_or_lost_are_left_out():
+    def exponential(tilt: float) -> float:               # X with P[X >= x] = exp(-x)
+        return -math.log1p(-tilt) if tilt < 1 else inf
+
+    assert exp(-3) <= chernoff_bound(exponential, 3.0) < classic_chernoff_bound(exponential, 3.0) == approx(3 * exp(-2), rel=1e-6)
+    assert chernoff_bound(lambda tilt: 0.0, 1.0) == 1.0      # X = 0, or too small to be seen: nothing better than 1 is certain
+
+
+@pytest.mark.parametrize("tilt", [-3.0, 0.0, 0.5, 8.0])
+def test_the_tilted_loss_curves_no_more_than_its_step_allows(tilt):
+    """The largest eigenvalue of the Hessian of logistic losses with |x| <= 1, so that beta_max = 1/4 and L = 1."""
+    features = torch.nn.functional.normalize(random(20, 3, seed=5))
+
+    def tilted(w: Tensor) -> Tensor:
+        losses = torch.nn.functional.softplus(features @ w)
+        return (tilt * losses).logsumexp(0) / tilt if tilt else losses.mean()
+
+    largest = max(torch.linalg.eigvalsh(torch.autograd.functional.hessian(tilted, 3 * random(3, seed=seed)))[-1].item()
+                  for seed in range(10))
+    assert largest <= 1 / tilted_step_size(tilt, smoothness=0.25, lipschitz=1.0)
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -350,6 +435,10 @@ def test_too_few_cuts_and_too_little_weak_convexity_are_errors():
     (lambda: convex_step_size(1.0, 1.0, 0.0, 1, 10**6, 1.0, 0.5, 10), "strength must be positive"),
     (lambda: convex_step_size(3.0, 1.0, 1.0, 1, 127, 1.0, 0.5, 10), r"16 kappa\^1.5 = 128.0 with kappa .* = 4, got 127"),
     (lambda: convex_step_size(3.0, 1.0, 1.0, 1, 128, -1.0, 0.5, 10), "initial_distance must be zero or more, got -1.0"),
+    (lambda: tilted_step_size(inf, 1.0, 1.0), r"tilt \(t\) must be finite, got inf"),
+    (lambda: tilted_step_size(1.0, 0.0, 1.0), "smoothness must be positive and finite, got 0"),
+    (lambda: chernoff_bound(uniform_moment, 0.0), "threshold must be positive and finite, got 0"),
+    (lambda: classic_chernoff_bound(uniform_moment, -1.0), "threshold must be positive and finite, got -1"),
     (lambda: averaging_contraction(1.0, 1.0, 2), r"must be in \[0, 2\), got 2"),
     (lambda: moreau_gradient(wavy, random(3), 1.0, 1.0), r"weak_convexity must be in \[0, strength\) = \[0, 1.0\), got 1.0"),
     (lambda: moreau_gradient(wavy, random(3, 1), 2.0, 1.0), r"must be a flat vector, got shape \(3, 1\)"),

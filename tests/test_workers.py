@@ -31,7 +31,7 @@ from fedtail.engine.threads import _Threads, use_one_thread
 from fedtail.engine.workers import Team
 from fedtail.local.batches import batches
 from fedtail.models import SoftmaxRegression
-from fedtail.modules import own_generator
+from fedtail.modules import lock_and_restore_generators
 from fedtail.parts import Penalty, full_gradients
 from fedtail.privacy.events import NoSampling, RoundEvent
 
@@ -117,11 +117,11 @@ class InTraining:
 
 @dataclass(frozen=True)
 class Along(Penalty):
-    """Draws in `of`: once through a helper that seeds itself, once by the kernel alone."""
+    """Draws in `prepare_for_clients`: once through a helper that seeds itself, once by the kernel alone."""
 
     shift: torch.Tensor | None = None
 
-    def of(self, clients, anchor):
+    def prepare_for_clients(self, clients, anchor):
         batch = clients.examples(torch.zeros(len(clients), 1, dtype=torch.int64))
         alone = clients.kernel.gradients(anchor.expand(len(clients), -1), *batch, torch.ones(len(clients), 1))
         return Along(alone + full_gradients(clients, anchor))
@@ -157,7 +157,7 @@ def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clie
     task = dropout()
     kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
-    with own_generator():
+    with lock_and_restore_generators():
         together = full_gradients(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
         for k in (5, 3, 23):
             assert torch.equal(full_gradients(shard.clients(k, k + 1), params[0])[0], together[0][k])
@@ -414,7 +414,7 @@ def test_long_work_is_not_taken_for_a_hang(eager, monkeypatch):
 
 def test_a_process_that_hangs_before_it_begins_is_done_without(eager, monkeypatch, held):
     monkeypatch.setattr(fork_pool, "QUIET", 0.25)
-    monkeypatch.setattr(fork_pool, "_can_differentiate", held.acquire)
+    monkeypatch.setattr(fork_pool, "_can_compute_gradients", held.acquire)
     team = Team(lambda job, block: block, 2)
     with pytest.warns(RuntimeWarning, match="It is ended, and the others do its work"):
         assert team.run("job", 8) == list(range(8))
@@ -634,7 +634,7 @@ def test_modules_that_draw_nothing_neither_seed_nor_wait():
     fleet, done = LocalFleet(POPULATION, task, workers=1), []
     assert (fleet.kernel.name, fleet.kernel.draws) == ("module", False)
     thread = threading.Thread(target=lambda: done.append(fedtail.train(METHODS["delta_fl"], task, fleet=fleet, rounds=1)))
-    with own_generator():                             # as if another training were in the middle of a client
+    with lock_and_restore_generators():                             # as if another training were in the middle of a client
         thread.start()
         thread.join(60)
         assert done
@@ -644,13 +644,13 @@ def test_modules_that_draw_nothing_neither_seed_nor_wait():
 def test_shared_memory_holds_sums_of_64_bits():
     memory = SharedMemory(torch.zeros(2, 10), 3)
     for values in (torch.arange(11.0, dtype=torch.float64), torch.arange(11)):
-        place = memory.put(1, values)
+        place = memory.put_sum(1, values)
         assert isinstance(place, Place)
-        assert torch.equal(memory.get(place), values)
+        assert torch.equal(memory.get_sum(place), values)
     long = torch.zeros(10_000, dtype=torch.float64)
-    assert memory.put(0, long) is long
+    assert memory.put_sum(0, long) is long
     narrow = torch.zeros(3)
-    assert memory.put(0, narrow) is narrow
+    assert memory.put_sum(0, narrow) is narrow
 
 
 def test_workers_are_counted_from_none_to_many():

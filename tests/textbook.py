@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.draws import hash_bits, integers, permutations, uniform
+from fedtail.draws import hash_bits, random_permutations, uniform_integers, uniform_numbers
 
 Part = tuple[str, dict[str, Any]]
 Method = dict[str, Part]
@@ -123,7 +123,7 @@ def cohort(sampler: Part, clients: list[Client], seed: int, round: int) -> dict[
     if name == "ByMass":
         bits = hash_bits(seed, "cohort", round, torch.arange(settings["cohort_size"]))
         by_key, drawn = sorted(everyone, key=lambda k: clients[k].key), []
-        for u in uniform(bits).tolist():
+        for u in uniform_numbers(bits).tolist():
             left = u * math.fsum(c.mass for c in clients)
             for k in by_key:
                 left -= clients[k].mass
@@ -133,7 +133,7 @@ def cohort(sampler: Part, clients: list[Client], seed: int, round: int) -> dict[
         return {k: drawn.count(k) / clients[k].mass for k in sorted(set(drawn))}
     bits = hash_bits(seed, "cohort", round, torch.tensor([c.key for c in clients]))
     if name == "Poisson":
-        return {k: 1.0 for k in everyone if float(uniform(bits[k])) < settings["rate"]}
+        return {k: 1.0 for k in everyone if float(uniform_numbers(bits[k])) < settings["rate"]}
     ranked = sorted(everyone, key=lambda k: int(bits[k]))
     return dict.fromkeys(sorted(ranked[:settings["cohort_size"]]), 1.0)
 
@@ -304,12 +304,12 @@ def steps_of(local: dict[str, Any], client: Client, seed: int, round: int) -> in
     full = local.get("local_steps") or (local.get("epochs") or 1) * epoch
     name, settings = local.get("work", ("FullWork", {}))
     key = torch.tensor(client.key)
-    if name == "FullWork" or float(uniform(hash_bits(seed, "straggler", round, key))) >= settings["fraction"]:
+    if name == "FullWork" or float(uniform_numbers(hash_bits(seed, "straggler", round, key))) >= settings["fraction"]:
         return full
     if settings["drop"]:
         return 0
     piece = epoch if full > epoch else 1                          # whole epochs; of a single one, batches
-    managed = int(integers(hash_bits(seed, "straggler work", round, key), 1, math.ceil(full / piece) + 1))
+    managed = int(uniform_integers(hash_bits(seed, "straggler work", round, key), 1, math.ceil(full / piece) + 1))
     return min(managed * piece, full)
 
 
@@ -320,7 +320,7 @@ def batches(local: dict[str, Any], client: Client, steps: int, seed: int, round:
     found: list[Tensor] = []
     for epoch in range(steps):
         bits = hash_bits(seed, "batches", round, torch.tensor([client.key]), epoch)
-        found += permutations(bits, torch.tensor([client.size]))[0].split(local["batch_size"])
+        found += random_permutations(bits, torch.tensor([client.size]))[0].split(local["batch_size"])
         if len(found) >= steps:
             break
     return found[:steps]
@@ -382,7 +382,7 @@ def result_of(iterate: Part, models: list[Tensor], seed: int) -> Tensor:
     if name == "RandomIterate" and len(models) > 1:
         drawn = models[0]
         for t in range(1, len(models)):                           # w^(t-1) joins with probability 1/t
-            drawn = models[t - 1] if float(uniform(hash_bits(seed, "iterate", t))) * t < 1 else drawn
+            drawn = models[t - 1] if float(uniform_numbers(hash_bits(seed, "iterate", t))) * t < 1 else drawn
         return drawn
     return models[-1]
 

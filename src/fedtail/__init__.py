@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from fedtail.deprecated import old_name
+from fedtail.deprecated import object_of_old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
-        return old_name("fedtail", name)
+        return object_of_old_name("fedtail", name)
     value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -69,12 +69,12 @@ class State:
         return self.part_state("risk")
 
     @property
-    def optimizer(self) -> OptimizerState:
+    def optimizer_state(self) -> OptimizerState:
         """The tensors that the server optimiser keeps between rounds, in its own order; an empty tuple where it keeps none."""
         return self.parts.get("server", ())
 
 
-def states_of(state: Any) -> tuple[State, ...]:
+def member_states(state: Any) -> tuple[State, ...]:
     """The state as a tuple: that of a family is one already (one `State` per member), a single state becomes `(state,)`."""
     return state if isinstance(state, tuple) else (state,)
 
@@ -108,7 +108,7 @@ class FederatedAlgorithm:
         """A tuple of this method alone, so that code can iterate over members whether it has a method or a `Family`."""
         return (self,)
 
-    def start(self, params: Tensor, seed: int) -> State:
+    def initial_state(self, params: Tensor, seed: int) -> State:
         """The state before round 0: the flat model `params`, (dim,), and the first tensors of optimiser and iterate.
 
         `seed` is for an iterate that draws at random.
@@ -142,16 +142,16 @@ class FederatedAlgorithm:
         after = state.with_part_state("aggregate", kept).with_part_state("local", kept_local)
         if update is None:                      # no client contributed: keep the model
             return self.after_skipped_round(after.with_part_state("risk", self.risk.unused(dual)), seed)
-        params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
+        params, optimizer = self.server(state.params, update.to(state.params), state.optimizer_state)
         after = replace(after, params=params, round=state.round + 1)
-        return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
+        return self._with_updated_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
     def after_skipped_round(self, state: State, seed: int) -> State:
         """The state after a round that leaves the model as it is, because too few clients were sampled or none contributed.
 
         The round is counted, and the iterate is given the unchanged model as that of the new round.
         """
-        return self._with_iterate(replace(state, round=state.round + 1), seed)
+        return self._with_updated_iterate(replace(state, round=state.round + 1), seed)
 
     def after_lost_round(self, state: State, seed: int) -> State:
         """The state after a round whose sums were not released: the model stays as it is, and the round is counted.
@@ -173,7 +173,7 @@ class FederatedAlgorithm:
         return self.aggregate.declares.mechanism
 
     @property
-    def minimum(self) -> int:
+    def minimum_cohort(self) -> int:
         """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped."""
         return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
 
@@ -210,7 +210,7 @@ class FederatedAlgorithm:
             raise TypeError(f"{kind}.prepare gave a {given}, whose clients keep rows, and {kind} declares that they keep none: "
                             f"nobody checked whether they last. Declare keeps={local.declares.keeps!r} in {kind} too.")
 
-    def _with_iterate(self, state: State, seed: int) -> State:
+    def _with_updated_iterate(self, state: State, seed: int) -> State:
         """A copy of the state in which `iterate` has been given the state's model and round, and keeps what it needs of them.
 
         An iterate that draws at random draws by (seed, round).
@@ -238,9 +238,9 @@ class Family:
         """The sampler of the first member, to which those of all others are equal."""
         return self.members[0].sample
 
-    def start(self, params: Tensor, seed: int) -> tuple[State, ...]:
+    def initial_state(self, params: Tensor, seed: int) -> tuple[State, ...]:
         """The states before round 0, one for each member in their order, all with the flat model `params`, (dim,)."""
-        return tuple(m.start(params, seed) for m in self.members)
+        return tuple(m.initial_state(params, seed) for m in self.members)
 
     def broadcast(self, states: tuple[State, ...], seed: int) -> Broadcast:
         """What clients are sent in the round after these states: the round's number, the seed, and all models, (members, dim)."""
@@ -267,9 +267,9 @@ class Family:
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     @property
-    def minimum(self) -> int:
+    def minimum_cohort(self) -> int:
         """The smallest cohort that the noise of every member allows; a round with fewer clients is skipped."""
-        return max(member.minimum for member in self.members)
+        return max(member.minimum_cohort for member in self.members)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases about models of `dim` parameters, as ledger entries: those of each member in turn."""
@@ -307,13 +307,13 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     """
     private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
-    cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
+    cohort = fleet.draw_cohort(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
     ids = cohort.ids.numpy()
     if not (ids[1:] > ids[:-1]).all() and len(set(ids.tolist())) < len(ids):      # most samplers name them in order: be quick
         raise ValueError(f"{type(algorithm.sample).__name__} named a client more than once in a cohort, so that it would move a "
                          "sum more than once. Name each client once, and give it an importance.")
     if len(cohort.ids) < smallest_cohort(algorithm, channel):
-        fleet.close(finished=False)
+        fleet.close_round(finished=False)
         ledger.skip(broadcast.round)
         return algorithm.after_skipped_round(state, seed)
     planned = planned_round(algorithm, fleet, channel, broadcast.params.shape[-1])
@@ -330,7 +330,7 @@ def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) ->
 
     A round with fewer is skipped.
     """
-    return max(channel.minimum, algorithm.minimum)
+    return max(channel.minimum, algorithm.minimum_cohort)
 
 
 def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,

@@ -32,13 +32,13 @@ def classes_sent(part: Any) -> Iterator[type]:
         for one in part:
             yield from classes_sent(one)
     elif is_dataclass(part) and not isinstance(part, type):
-        yield from class_with_declared(type(part))
+        yield from classes_sent_with(type(part))
         for one in fields(part):
             yield from classes_sent(getattr(part, one.name))
         yield from classes_sent(getattr(part, "objective", None))      # of local training: sent with every question
 
 
-def class_with_declared(kind: type) -> Iterator[type]:
+def classes_sent_with(kind: type) -> Iterator[type]:
     """Yields a class, then the classes in its `sends`, those in theirs, and so on, each once."""
     known, waiting = dict[type, None](), [kind]
     while waiting:

@@ -30,7 +30,7 @@ class ClientMemory:
     kept: Mapping[str, Tensor | Rows]      # rows of `LARGE` numbers or more are on disk, by the client's key
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
-    def align_to(self, key: Tensor) -> dict[str, Tensor | Rows]:
+    def entries_aligned_to(self, key: Tensor) -> dict[str, Tensor | Rows]:
         """What is kept, by name, for a population with these client keys: tensors with their rows in the order of `key`.
 
         Rows on disk are found by key and returned as they are. Raises ValueError where the keys of the tensors are not these, in

@@ -27,7 +27,7 @@ class ClientStatistics:
 
         Returns itself for a mask that is all true: memory may be as wide as the model, and is not copied then.
         """
-        if _takes_all(chosen):
+        if _is_all_true_mask(chosen):
             return self
         return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
                                 None if self.memory is None else self.memory[chosen])
@@ -37,6 +37,7 @@ class ClientStatistics:
         return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
 
 
+@with_old_names
 @dataclass(frozen=True)
 class WeightedClients(ClientStatistics):
     """Client statistics, and the weights under which an aggregator takes these clients' updates."""
@@ -49,7 +50,7 @@ class WeightedClients(ClientStatistics):
         return self.mass * self.density
 
     @property
-    def share(self) -> Tensor:
+    def weight_at_unit_mass(self) -> Tensor:
         """The weight that each client would have if its mass were one, (clients,): its density, but zero without mass."""
         return (self.mass > 0) * self.density
 
@@ -58,9 +59,9 @@ class WeightedClients(ClientStatistics):
 
         Returns itself for a mask that is all true.
         """
-        return self if _takes_all(chosen) else super().take(chosen).with_density(self.density[chosen])
+        return self if _is_all_true_mask(chosen) else super().take(chosen).with_density(self.density[chosen])
 
 
-def _takes_all(chosen: Tensor) -> bool:
+def _is_all_true_mask(chosen: Tensor) -> bool:
     """Whether `chosen` is a boolean mask that is true for every client; false for positions, even if they name every client."""
     return chosen.dtype == torch.bool and bool(chosen.all())

@@ -17,7 +17,7 @@ from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.draws import hash_bits
 from fedtail.fleet import Broadcast
-from fedtail.modules import cast_inputs, generator_positions
+from fedtail.modules import cast_inputs, generator_states
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
@@ -49,7 +49,7 @@ class HeldOut:
     place: Tensor                       # (clients,) where each client is in it; -1 for one that has none
 
     @classmethod
-    def match_keys(cls, clients: Population, population: Population) -> HeldOut:
+    def from_matching_keys(cls, clients: Population, population: Population) -> HeldOut:
         """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
@@ -97,14 +97,14 @@ class Shard:
         Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of the round,
         which stores it in `memo`; later calls read it there.
         """
-        name = memo_name(model, objective)
+        name = memo_key(model, objective)
         if name not in self.memo:
             self.memo[name] = torch.cat([self.compute_losses(model, *block, objective) for block in self.blocks])
         return self.memo[name]
 
     def knows_losses(self, model: int, objective: Any = None) -> bool:
         """Whether the round's memo holds the losses under this model and objective already."""
-        return memo_name(model, objective) in self.memo
+        return memo_key(model, objective) in self.memo
 
     def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
         """The losses of the clients at positions `low` to `high` - 1, (high - low,) float64, rounded once to float32.
@@ -125,14 +125,14 @@ class Shard:
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
         if objective not in self.drawing:                  # most draw nothing: they are computed in evaluation mode
-            before = generator_positions(self.params.device)
+            before = generator_states(self.params.device)
             together = objective.losses(clients, model).detach().cpu()
-            if all(map(torch.equal, before, generator_positions(self.params.device))):
+            if all(map(torch.equal, before, generator_states(self.params.device))):
                 return together
             self.drawing.add(objective)
         found = []
         for one in clients.batches_of_one():
-            one.reseed("objective")
+            one.seed_torch("objective")
             found.append(objective.losses(one, model).detach().cpu())
         return torch.cat(found)
 
@@ -152,7 +152,7 @@ class Shard:
         self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
-            Clients(self, place).remember(name, rows)
+            Clients(self, place).store_rows(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
         """The clients at positions `low` to `high` - 1 as one batch; by default all."""
@@ -218,20 +218,20 @@ class Clients:
         mine = self.shard.held_out.take(self.place)
         return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
-    def draws(self, name: str, *parts: int | Tensor) -> Tensor:
+    def random_bits(self, name: str, *parts: int | Tensor) -> Tensor:
         """64 hashed bits per client as int64, a function of (seed, name, round, client key, *parts).
 
         Shape (clients,), broadcast against the tensors in `parts`.
         """
         return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
-    def reseed(self, name: str, *parts: int) -> None:
+    def seed_torch(self, name: str, *parts: int) -> None:
         """Seed torch's generator, which dropout draws from, with bits of the first client of the batch for this name and parts.
 
         Does nothing where the kernel draws no random numbers.
         """
         if self.kernel.draws:
-            self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
+            self.kernel.reseed(int(self.take(slice(1)).random_bits(name, *parts)))
 
     def noise_source(self, number: int) -> Randomness:
         """The source of these clients' noise for the round's question with this number.
@@ -262,9 +262,9 @@ class Clients:
                 self.shard.failed[place] |= ~finite
                 losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
-                                self._stored_or_nan(memory) if memory else None)
+                                self._stored_rows_or_nan(memory) if memory else None)
 
-    def _stored_or_nan(self, memory: str) -> Tensor | None:
+    def _stored_rows_or_nan(self, memory: str) -> Tensor | None:
         """The rows that these clients stored under a name by the end of the last round, (clients, ...).
 
         NaN for a client that has none; None where no client of the shard has one.
@@ -313,9 +313,9 @@ class Clients:
         rows = rows.detach().cpu()
         finite = rows.isfinite().reshape(len(self), -1).all(1)
         if bool(finite.any()):
-            self.take(finite).remember(self.memory, rows[finite])
+            self.take(finite).store_rows(self.memory, rows[finite])
 
-    def remember(self, memory: str, values: Tensor) -> None:
+    def store_rows(self, memory: str, values: Tensor) -> None:
         """Store one floating-point row per client under the name `memory`, to be read from the next round on; NaN means nothing.
 
         Rows of `LARGE` numbers or more, and those of a name that is on disk already, are written to disk at once where the shard
@@ -345,7 +345,7 @@ class Clients:
         return inputs_to_device(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
 
-def memo_name(model: int, objective: Any) -> Any:
+def memo_key(model: int, objective: Any) -> Any:
     """The key of the round's memo for the losses under a model and an objective; the model's number alone for the mean loss."""
     return model if objective is None else (model, objective)
 
@@ -357,14 +357,14 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
     in batches that span clients.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
-    for owner, inputs, targets in flat_batches(population, kernel.flat, params):
+    for owner, inputs, targets in batches_across_clients(population, kernel.flat, params):
         outputs, owner = kernel.outputs(params, inputs), to_device(owner, params.device)
         for k, function in enumerate(functions):
             sums[k].index_add_(0, owner, function(outputs, targets).double())
     return sums.cpu() / population.size                        # one copy to the host, at the end
 
 
-def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
+def batches_across_clients(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
     """Yields all examples of all clients in order, at most `batch` at a time, as (owner, inputs, targets).
 
     `owner`, (examples,) int64, are the positions of the examples' clients in the population. Inputs and targets are on the device

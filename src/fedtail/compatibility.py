@@ -150,11 +150,11 @@ def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
-    return Row(name, _cell_over_channel(method, IntegerChannel()), _cell_over_channel(method, secure, _counting_note(method)),
-               private, _cell_over_channel(method, PlainChannel(), forgets=True), Cell(kept))
+    return Row(name, _channel_cell(method, IntegerChannel()), _channel_cell(method, secure, _counting_note(method)),
+               private, _channel_cell(method, PlainChannel(), forgets=True), Cell(kept))
 
 
-def _cell_over_channel(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
+def _channel_cell(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
     """The cell that says whether a method runs over a channel with a remote fleet: "yes" and the note `counted`, or "no".
 
     A "no" comes with the texts of the refusals. With `forgets`, the fleet's clients may lose what they keep between rounds.
@@ -206,18 +206,18 @@ def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histog
 
     `noise` is that of the updates; `histogram` is what `Binned` reads the losses by.
     """
-    private = _with_private_mean(method, noise)
+    private = _method_with_private_mean(method, noise)
     found = _refusal_texts(private, PlainChannel())
     if found:
         return Cell("no", found)
     if _has_finite_epsilon(private):
         return Cell("yes")
-    binned = _with_private_mean(replace(method, risk=Binned(method.risk, histogram)), noise)
+    binned = _method_with_private_mean(replace(method, risk=Binned(method.risk, histogram)), noise)
     found = _refusal_texts(binned, PlainChannel())
     return Cell("no", found) if found else Cell("inside `Binned`")
 
 
-def _with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> FederatedAlgorithm:
+def _method_with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> FederatedAlgorithm:
     """A copy of the method that aggregates by `PrivateMean` with this noise and clip norm 1.
 
     Its public divisor is `CLIENTS` times the weight that the risk declares, or `CLIENTS` where the risk declares none.

@@ -1,7 +1,8 @@
 """What fits what: one place that decides, from what parts, channel, fleet, sampler and population say of themselves.
 
-`refusals` returns everything that stands against a composition, each with its text; `check` raises them all at once, before any
-work starts. A rule is a function of a `Composition` that yields texts: what came, what is needed, what to write instead.
+`refusals` returns everything that stands against a composition, each with its text; `check_composition` raises them all at once,
+before any work starts. A rule is a function of a `Composition` that yields texts: what came, what is needed, what to write
+instead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.channel.base import Channel, adds_shares, refuse_release
+from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
@@ -47,7 +48,7 @@ class Composition:
         return self.risk.declares, self.aggregate.declares, self.local.declares
 
     @property
-    def names(self) -> tuple[str, str]:
+    def risk_and_aggregator_names(self) -> tuple[str, str]:
         """The class names of the risk and of the aggregator, for error texts."""
         return type(self.risk).__name__, type(self.aggregate).__name__
 
@@ -82,7 +83,7 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
+def check_composition(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
     """Raise one ValueError with the texts of all refusals, before any work starts.
 
     Where there are none, warn (`SmallTailWarning`) for each member of which few clients of a cohort are expected to contribute.
@@ -106,7 +107,7 @@ def client_and_group_refusals(parts: Composition) -> Iterator[str]:
 
     Also the text of the ValueError that the risk's own `check` raises.
     """
-    declared, name, population = parts.risk.declares, parts.names[0], parts.population
+    declared, name, population = parts.risk.declares, parts.risk_and_aggregator_names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
         yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
                f"{len(population)} clients. Use sample=Everyone(), or GroupAscent.")
@@ -125,17 +126,17 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
     refuses noise that relies on more clients than it sums over.
     """
     risk, aggregate, _ = parts.declarations
-    names = parts.names
-    yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
-    yield from _catch_refusal(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
+    names = parts.risk_and_aggregator_names
+    yield from _catch_refusal(lambda: refuse_mechanism(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
+    yield from _catch_refusal(lambda: refuse_mechanism(parts.channel, risk.mechanism, False, names[0]))
 
 
 def private_risk_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the aggregator adds noise and the risk declares (`not_private`) why noise does not make it private."""
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
-        yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
-               "WeightedMean without privacy.")
+        yield (f"{parts.risk_and_aggregator_names[0]} cannot be trained privately: {risk.not_private}. Use "
+               "Binned(Superquantile(...), ...), or WeightedMean without privacy.")
 
 
 def divisor_refusals(parts: Composition) -> Iterator[str]:
@@ -148,7 +149,8 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
     """
     risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
-        yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release the weight of those who contribute. Write "
+        name, aggregator = parts.risk_and_aggregator_names
+        yield (f"{aggregator} needs a total: {name} does not release the weight of those who contribute. Write "
                "total=theta * m, the weight the tail is expected to have.")
     if not aggregate.mechanism.private:
         return
@@ -171,7 +173,8 @@ def slope_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the aggregator needs the derivative of the risk's density in the loss and the risk does not give it."""
     risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
-        yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
+        name, aggregator = parts.risk_and_aggregator_names
+        yield (f"{aggregator} needs the slope of the density, which {name} does not give. Use WeightedMean, or "
                "PowerFair as the risk.")
 
 
@@ -204,10 +207,11 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
     if expected is not None and expected < channel.minimum_contributors:
-        yield (f"{parts.names[0]} lets about {expected:g} of {cohort:g} clients contribute to a round: a sum over so few "
+        name, _ = parts.risk_and_aggregator_names
+        yield (f"{name} lets about {expected:g} of {cohort:g} clients contribute to a round: a sum over so few "
                f"reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, or raise "
                "tail_fraction.")
-    yield from channel.refuse_fleet(cohort, parts.fleet)
+    yield from channel.fleet_refusals(cohort, parts.fleet)
 
 
 def small_group_refusals(parts: Composition) -> Iterator[str]:
@@ -222,7 +226,8 @@ def small_group_refusals(parts: Composition) -> Iterator[str]:
     smallest = int(sizes.masked_fill(sizes == 0, len(parts.population) + 1).argmin())      # a group without clients tells nothing
     expected = int(sizes[smallest]) * parts.cohort_size / len(parts.population)
     if expected < minimum:
-        yield (f"{parts.names[0]} asks by group, and group {smallest} has {int(sizes[smallest])} of {len(parts.population)} "
+        name, _ = parts.risk_and_aggregator_names
+        yield (f"{name} asks by group, and group {smallest} has {int(sizes[smallest])} of {len(parts.population)} "
                f"clients, about {expected:.3g} of them in a round: a sum over so few reveals much about each "
                f"(minimum_contributors={minimum}). Merge small groups, or draw more clients.")
 
@@ -239,8 +244,8 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
         return
     largest = int(nodes.unique(return_counts=True)[1].max()) / len(nodes)
     beside = parts.cohort_size * (1 - largest)
-    for name, mechanism in zip(parts.names, (risk.mechanism, aggregate.mechanism), strict=False):
-        if adds_shares(mechanism) and beside < mechanism.minimum:
+    for name, mechanism in zip(parts.risk_and_aggregator_names, (risk.mechanism, aggregate.mechanism), strict=False):
+        if clients_add_noise(mechanism) and beside < mechanism.minimum:
             yield (f"the noise of {name} relies on {mechanism.minimum} clients beside those of any one node, which knows its own "
                    f"clients' shares, and about {beside:.3g} of {parts.cohort_size:g} in a round are. Plan for fewer clients, "
                    "sample more, or spread them over more nodes.")

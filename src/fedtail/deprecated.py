@@ -6,64 +6,101 @@ Files that were written with old names are read silently: ledgers, `privacy.json
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
 
 NAMES = {
     "fedtail": {"NobodyCountedWarning": "NoContributionWarning", "Terms": "PrivacyBudget"},
-    "fedtail.base_part": {"unsent": "unsent_field", "with_declared": "class_with_declared"},
+    "fedtail.base_part": {"unsent": "unsent_field", "with_declared": "classes_sent_with"},
     "fedtail.composition": {
         "aggregator_has_its_slope": "slope_refusals", "channel_carries_the_rows": "channel_refusals",
-        "enough_clients_contribute": "few_contributors_refusals", "integers_resolve_the_weights": "small_weight_refusals",
+        "check": "check_composition", "enough_clients_contribute": "few_contributors_refusals",
+        "integers_resolve_the_weights": "small_weight_refusals",
         "memory_lasts": "lost_memory_refusals", "noise_makes_it_private": "private_risk_refusals",
         "others_hide_what_a_node_knows": "node_noise_refusals", "risk_has_its_clients": "client_and_group_refusals",
         "sampler_fits": "sampler_refusals", "sums_are_divided_by_what_they_weigh": "divisor_refusals"},
     "fedtail.data.fetching": {"named": "find_public_set"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
+    "fedtail.evaluation": {"table": "text_table"},
     "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
-                        "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
-    "fedtail.quantiles": {"flat": "flat_strategy", "nobody": "empty_tail", "optimal": "optimal_strategy",
-                          "tree": "tree_strategy"},
+                        "exact": "exact_discrete_gaussian", "minimum_for": "minimum_cohort_for",
+                        "probability": "discrete_gaussian_probability"},
+    "fedtail.quantiles": {"boundary": "boundary_dual", "flat": "flat_strategy", "nobody": "empty_tail",
+                          "optimal": "optimal_strategy", "tree": "tree_strategy"},
     "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
                           "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
-                          "side_by_side": "join_conversations"},
+                          "side_by_side": "join_conversations", "silent_clients": "count_silent_clients"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
-                       "TogetherServer": "AllOrNothingServer"},
+                       "TogetherServer": "AllOrNothingServer", "centred": "centre_residues"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
+_OF_FLEETS = {"close": "close_round", "draw": "draw_cohort", "open": "open_round", "recall": "restore_memory",
+              "silent": "count_silent_clients", "view": "round_view"}
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
+    "AllOrNothingClient": {"asked": "checked_query", "hear": "store_key_list", "masked": "masked_row"},
+    "AllOrNothingRounds": {"again": "retry"},
+    "AllOrNothingServer": {"again": "retry", "known": "members_with_keys", "missing": "missing_members"},
     "AnswerReport": {"asked": "sampled"},
-    "Client": {"asked": "checked_query"},
+    "Channel": {"described": "label_for_fleet", "lose_few": "check_enough_answers", "refuse_fleet": "fleet_refusals"},
+    "Client": {"asked": "checked_query", "done": "is_done", "masked": "masked_row"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
-    "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
+    "Clients": {"draws": "random_bits", "kept": "kept_rows", "one_by_one": "batches_of_one", "remember": "store_rows",
+                "reseed": "seed_torch", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
-    "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
+    "Composition": {"declared": "declarations", "innermost": "innermost_risk", "names": "risk_and_aggregator_names"},
+    "Edges": {"equal": "of_equal_width", "given": "from_values", "place": "bin_indices"},
     "Experiment": {"computing": "training_engine"},
-    "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
-    "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
+    "Family": {"lost": "after_lost_round", "minimum": "minimum_cohort", "skip": "after_skipped_round", "start": "initial_state"},
+    "FederatedAlgorithm": {"lost": "after_lost_round", "minimum": "minimum_cohort", "skip": "after_skipped_round",
+                           "start": "initial_state"},
+    "FederatedEvaluation": {"read": "evaluation_from_sums", "round": "round_with_evaluation"},
+    "FixedPoint": {"resolves": "resolves_ratios"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
-    "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
+    "Identity": {"check": "check_signatures", "public": "public_key", "signed": "sign_keys", "vouches": "is_signature_of",
+                 "with_numbers": "with_numbered_pins"},
+    "Ledger": {"affordable": "affordable_rounds", "as_of": "copy_of_first_bytes", "before": "earlier_histories",
+               "began_with": "record_earlier_history", "check": "check_against_mark", "limits": "describe_earlier_model",
+               "mark": "file_mark", "non_private": "non_private_releases", "numbers": "round_numbers",
+               "sources": "randomness_sources", "terms": "budget", "vouches_for": "covers_rounds"},
+    "LocalFleet": {"begin": "open_with_memory", "give_up_rows": "pop_large_rows", "note": "restore_round_results",
+                   "notes": "round_results", "stamp": "rows_stamp"},
+    "MetricRange": {"read": "histogram_from_sums"},
+    "NoisyHistogram": {"ask": "ask_histogram", "binned": "binned_losses"},
     "PoissonSampling": {"decisive": "revealed"},
-    "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
-                  "who_counted": "contributors_of"},
+    "QuantilePlan": {"table": "noise_table"},
+    "RemoteFleet": {"answered_beside_largest": "answers_outside_largest_node", **_OF_FLEETS},
+    "RoundView": {"asked": "sampled", "cohort": "cohort_size", "contributors": "num_contributors", "counted": "num_contributors",
+                  "failed": "num_failed", "who_counted": "contributors_of"},
     "RowFile": {"goes_with": "remove_with", "settle": "sync"},
     "RowPlaces": {"created": "new_files", "written": "read_written"},
     "RowStore": {"files": "num_files", "go_on": "resume_writing", "leave": "stop_writing", "live": "num_keys"},
     "Rows": {"copied": "copy_to"},
+    "Run": {"most_bytes": "max_message_bytes"},
     "RunFolder": {"deployed": "is_deployed", "finished": "is_finished", "from_histogram": "values_from_histogram",
                   "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Session": {"agree_to": "check_secrecy", "holders": "share_holders", "key_answer": "key_confirmation",
+                "kind_sent": "wire_class", "most_bytes": "max_message_bytes", "points": "share_points",
+                "read": "from_wire_message", "sent": "to_wire_message"},
+    "SignedGraph": {"requirements": "client_arguments"},
+    "SimulatedFleet": _OF_FLEETS,
     "Source": {"changed": "with_value", "where": "location"},
-    "State": {"keeping": "with_part_state", "of": "part_state"},
+    "SparseGraph": {"requirements": "client_arguments"},
+    "SparseSession": {"bits": "member_bits"},
+    "State": {"keeping": "with_part_state", "of": "part_state", "optimizer": "optimizer_state"},
+    "Strategy": {"exchange": "exchange_factor"},
+    "WeightedClients": {"share": "weight_at_unit_mass"},
 }
-KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
+KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {**ATTRIBUTES["RemoteFleet"], "roster": "registry"}}
 VALUES = {"schedule": {"together": "all-or-nothing"}}
 
 
@@ -72,10 +109,10 @@ def old_names(module: str) -> Callable[[str], Any]:
 
     It raises AttributeError for any other name.
     """
-    return lambda name: old_name(module, name)
+    return lambda name: object_of_old_name(module, name)
 
 
-def old_name(module: str, name: str) -> Any:
+def object_of_old_name(module: str, name: str) -> Any:
     """The object that a deprecated name of a module stands for; warns with a DeprecationWarning that says the new name.
 
     Raises AttributeError for a name that is not deprecated.
@@ -99,16 +136,16 @@ def with_old_names(kind: Kind) -> Kind:
     @wraps(made)
     def init(self: Any, *args: Any, **given: Any) -> None:
         """Call the class's own `__init__` with deprecated keywords under their new names."""
-        made(self, *args, **new_keywords(kind.__name__, given))
+        made(self, *args, **keywords_with_new_names(kind.__name__, given))
 
-    if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
+    if set(KEYWORDS.get(kind.__name__, {}).values()) & signature(made).parameters.keys():      # others are made as fast
         changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
         setattr(kind, old, _old_attribute_property(kind.__name__, old, new))
     return kind
 
 
-def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def keywords_with_new_names(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords `given` to the class named `kind`, with deprecated names replaced by the new ones.
 
     Warns with a DeprecationWarning of each deprecated keyword; where both names were given, the value under the old one is taken.
@@ -116,31 +153,31 @@ def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     changed = KEYWORDS.get(kind, {})
     for old in changed.keys() & given.keys():
         _warn_of_old_name(f"{old} of {kind}", changed[old], stacklevel=3)
-    return new_fields(kind, given)
+    return fields_with_new_names(kind, given)
 
 
-def new_fields(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
+def fields_with_new_names(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the class named `kind`, as `written` to a file, with deprecated names replaced by new ones; no warning."""
     changed = KEYWORDS.get(kind, {})
     return {name: value for name, value in written.items() if name not in changed} | {
         changed[name]: value for name, value in written.items() if name in changed}
 
 
-def new_tables(table: Any) -> Any:
+def tables_with_new_names(table: Any) -> Any:
     """A copy of an experiment's tables, as a run wrote them, with deprecated names of the parts' fields replaced by the new ones.
 
     A table is that of a part if it has a text under "part", the class name. Lists and nested tables are gone through; values of
     other types are returned as they are.
     """
     if isinstance(table, list):
-        return [new_tables(entry) for entry in table]
+        return [tables_with_new_names(entry) for entry in table]
     if not isinstance(table, dict):
         return table
-    inner = {name: new_tables(value) for name, value in table.items()}
-    return new_fields(inner["part"], inner) if isinstance(inner.get("part"), str) else inner
+    inner = {name: tables_with_new_names(value) for name, value in table.items()}
+    return fields_with_new_names(inner["part"], inner) if isinstance(inner.get("part"), str) else inner
 
 
-def new_value(name: str, value: Any) -> Any:
+def value_with_new_name(name: str, value: Any) -> Any:
     """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning."""
     new = VALUES[name].get(value, value)
     if new != value:
@@ -148,19 +185,47 @@ def new_value(name: str, value: Any) -> Any:
     return new
 
 
+def overrides_under_new_name(kind: type, old: str, new: str) -> None:
+    """Make a subclass `kind` that defines the method `old` define `new` instead, in place, with a DeprecationWarning.
+
+    For base classes whose methods authors of parts override; to be called from their `__init_subclass__`. Nothing is done where
+    the class itself does not define `old`.
+    """
+    if old in vars(kind):
+        _warn_of_old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=3)
+        setattr(kind, new, vars(kind)[old])
+
+
+class _OldAttribute(property):
+    """A property for a deprecated attribute or method; a class method can be reached through the class itself too."""
+
+    new: str        # the name that replaces it
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The attribute under its new name, with a DeprecationWarning.
+
+        On the class itself (`instance` None) a class method is given so too; for anything else this property is returned.
+        """
+        if instance is None and isinstance(inspect.getattr_static(owner, self.new, None), classmethod):
+            instance = owner
+        return super().__get__(instance, owner)
+
+
 def _old_attribute_property(kind: str, old: str, new: str) -> property:
     """A property for a deprecated attribute, which reads and sets the attribute `new`, each with a DeprecationWarning."""
-    def get(self: Any) -> Any:
+    def get_new(self: Any) -> Any:
         """Warn of the deprecated name, and return the attribute under its new name."""
-        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
+        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=3)
         return getattr(self, new)
 
-    def put(self: Any, value: Any) -> None:
+    def set_new(self: Any, value: Any) -> None:
         """Warn of the deprecated name, and set the attribute under its new name; a frozen class raises its usual error."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 
-    return property(get, put, doc=f"The old name of `{new}`.")
+    found = _OldAttribute(get_new, set_new)
+    found.__doc__, found.new = f"The old name of `{new}`.", new
+    return found
 
 
 def _warn_of_old_name(old: str, new: str, stacklevel: int) -> None:

@@ -33,23 +33,23 @@ def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
     *others, last = parts or (0,)
     if isinstance(last, Tensor) and last.ndim == 1 and len(last) > PIECE and not any(isinstance(part, Tensor) for part in others):
         return torch.cat([hash_bits(seed, name, *others, piece) for piece in last.split(PIECE)])      # each stays in cache
-    state: int | Tensor = _mix(index(seed) ^ _name_bits(name))
+    state: int | Tensor = _mix_bits(index(seed) ^ _name_digest(name))
     for part in parts:
-        state = _mix(state ^ _mix((part if isinstance(part, Tensor) else index(part)) + _as_signed(_GOLDEN)))
+        state = _mix_bits(state ^ _mix_bits((part if isinstance(part, Tensor) else index(part)) + _to_signed_64_bits(_GOLDEN)))
     return state if isinstance(state, Tensor) else torch.tensor(state)
 
 
-def uniform(bits: Tensor) -> Tensor:
+def uniform_numbers(bits: Tensor) -> Tensor:
     """Uniform numbers in [0, 1), float64, one for each element of `bits`, from the upper 53 of its bits."""
-    return _shift_right(bits, 11).double() * 2.0**-53
+    return _logical_shift_right(bits, 11).double() * 2.0**-53
 
 
-def integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
+def uniform_integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
     """Uniform integers in [low, high), int64, one for each element of `bits`; their bias is below 2^-53 times the range."""
-    return (uniform(bits) * (high - low)).long() + low
+    return (uniform_numbers(bits) * (high - low)).long() + low
 
 
-def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tensor:
+def random_permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tensor:
     """One random permutation per client: the first sizes[k] entries of row k are a permutation of range(sizes[k]).
 
     `bits` and `sizes` are (clients,); the result is (clients, width) int64, and the entries after the permutation are padding.
@@ -57,34 +57,34 @@ def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tenso
     """
     width = int(sizes.max()) if width is None else width
     place = torch.arange(width, device=bits.device)
-    keys = _mix(bits[:, None] ^ _mix(place + _as_signed(_GOLDEN)))
+    keys = _mix_bits(bits[:, None] ^ _mix_bits(place + _to_signed_64_bits(_GOLDEN)))
     return keys.masked_fill(place >= sizes[:, None], torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
 
 
 @lru_cache
-def _name_bits(name: str) -> int:
+def _name_digest(name: str) -> int:
     """The 64-bit BLAKE2b digest of a name as a signed integer, the same in every process; cached."""
-    return _as_signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
+    return _to_signed_64_bits(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
 
 
-def _as_signed(bits: int) -> int:
+def _to_signed_64_bits(bits: int) -> int:
     """The lowest 64 bits of an integer as a number in [-2^63, 2^63), which int64 can hold."""
     bits &= _MASK
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-def _shift_right(bits: Tensor, by: int) -> Tensor:
+def _logical_shift_right(bits: Tensor, by: int) -> Tensor:
     """A new tensor with int64 `bits` shifted right by 1 to 63 places, zeros coming in from the left, whatever the sign."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _mix(bits):
+def _mix_bits(bits):
     """The finaliser of SplitMix64, a bijection of 64 bits: an int gives a signed int, an int64 tensor a new int64 tensor."""
     if isinstance(bits, int):
         bits &= _MASK
         bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK
         bits = ((bits ^ (bits >> 27)) * _SECOND) & _MASK
-        return _as_signed(bits ^ (bits >> 31))
-    once = _shift_right(bits, 30).bitwise_xor_(bits).mul_(_as_signed(_FIRST))
-    twice = _shift_right(once, 27).bitwise_xor_(once).mul_(_as_signed(_SECOND))
-    return _shift_right(twice, 31).bitwise_xor_(twice)
+        return _to_signed_64_bits(bits ^ (bits >> 31))
+    once = _logical_shift_right(bits, 30).bitwise_xor_(bits).mul_(_to_signed_64_bits(_FIRST))
+    twice = _logical_shift_right(once, 27).bitwise_xor_(once).mul_(_to_signed_64_bits(_SECOND))
+    return _logical_shift_right(twice, 31).bitwise_xor_(twice)

@@ -50,7 +50,7 @@ class RoundView:
         return len(self.sampled)
 
     @property
-    def contributors(self) -> int:
+    def num_contributors(self) -> int:
         """How many clients trained under at least one of the models and were not left out."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
@@ -106,8 +106,11 @@ class Fleet(Protocol):
         ...
 
     @property
-    def answered_beside_largest(self) -> int | None:
-        """Clients whose answers the last sums hold, without those of the node that has most of them; None as `answer_count`."""
+    def answers_outside_largest_node(self) -> int | None:
+        """How many of the `answer_count` clients are at other nodes than the one with most of them.
+
+        None on fleets where no client fails to answer.
+        """
         ...
 
     @property
@@ -115,18 +118,18 @@ class Fleet(Protocol):
         """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
         ...
 
-    def silent(self, questions: Iterable[Question]) -> int:
+    def count_silent_clients(self, questions: Iterable[Question]) -> int:
         """How many clients of the open round answered these questions with zeros although they were to contribute."""
         ...
 
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of a round, sampled by `draw(round)`.
 
         A fleet that exchanges keys ahead of time samples the next round's cohort too, and returns that one when its round comes.
         """
         ...
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with this cohort, whose clients get the broadcast now or with the first question.
 
         In round 0 no client remembers anything.
@@ -147,11 +150,11 @@ class Fleet(Protocol):
         """
         ...
 
-    def close(self, finished: bool) -> None:
+    def close_round(self, finished: bool) -> None:
         """End the round. What clients stored in it takes effect if it was `finished`, and is dropped otherwise."""
         ...
 
-    def view(self) -> RoundView | None:
+    def round_view(self) -> RoundView | None:
         """Who was sampled, contributed and failed in the last round, which only a simulator can see; None elsewhere."""
         ...
 
@@ -159,6 +162,6 @@ class Fleet(Protocol):
         """What clients keep between rounds, as far as this process can see it, to be saved with the state of the run."""
         ...
 
-    def recall(self, memory: ClientMemory) -> None:
+    def restore_memory(self, memory: ClientMemory) -> None:
         """Set what clients keep between rounds to `memory`, in place of what they keep now."""
         ...

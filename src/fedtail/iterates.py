@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtail.draws import hash_bits, uniform
+from fedtail.draws import hash_bits, uniform_numbers
 
 
 class Iterate(Protocol):
@@ -83,7 +83,7 @@ class RandomIterate:
         if kept is None:
             return torch.stack([params, params])
         drawn, newest = kept
-        taken = float(uniform(hash_bits(seed, "iterate", round))) * round < 1
+        taken = float(uniform_numbers(hash_bits(seed, "iterate", round))) * round < 1
         return torch.stack([newest if taken else drawn, params])
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.ndim == 1:
         return F.cross_entropy(outputs, targets, reduction="none")
     losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
-    return _mean_where(losses.view(targets.shape), ~is_padding(targets))
+    return _mean_where_true(losses.view(targets.shape), ~is_padding(targets))
 
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs = outputs.squeeze(-1)
     found = (outputs > 0).long() if outputs.ndim == targets.ndim else outputs.argmax(-1)
     wrong = (found != targets).double()
-    return wrong if targets.ndim == 1 else _mean_where(wrong, ~is_padding(targets))
+    return wrong if targets.ndim == 1 else _mean_where_true(wrong, ~is_padding(targets))
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Squared error for floating-point targets; for integer ones the logistic loss of one output, or the cross entropy of several.
     """
-    return loss_for(targets.is_floating_point(), has_one_logit(outputs))(outputs, targets)
+    return default_loss_function(targets.is_floating_point(), has_one_logit(outputs))(outputs, targets)
 
 
-def loss_for(numbers: bool, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def default_loss_function(numbers: bool, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss function that `default_loss` uses: `squared_error` where targets are `numbers` (floating-point).
 
     For classes it is `logistic` where the module has one output, else `cross_entropy`.
@@ -94,6 +94,6 @@ def default_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return squared_error(outputs, targets) if targets.is_floating_point() else misclassification(outputs, targets)
 
 
-def _mean_where(values: Tensor, counts: Tensor) -> Tensor:
+def _mean_where_true(values: Tensor, counts: Tensor) -> Tensor:
     """The mean over each example's `values` at which the mask `counts` is true, (examples,); zero where it is true nowhere."""
     return torch.where(counts, values, 0.0).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)

@@ -39,8 +39,8 @@ def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     file's size, its digest and its number of rounds; else None. So the model file of a private run that repeated rounds is not
     the same to the bit.
     """
-    exposed = list(ledger.non_private)
-    mark = None if exposed else ledger.mark()
+    exposed = list(ledger.non_private_releases)
+    mark = None if exposed else ledger.file_mark()
     return {"rounds": rounds, "non_private": exposed, "ledger": list(mark) if mark else None}
 
 
@@ -75,8 +75,8 @@ def _history_from_metadata(path: Path, metadata: dict[str, str]) -> EarlierHisto
             return EarlierHistory(f"{what} that released without a mechanism: {'; '.join(made['non_private'])}")
         mark = LedgerMark(*mark)
         beside = LedgerFile(path.parent / LEDGER)
-        if not beside.agrees(mark):
+        if not beside.matches_mark(mark):
             return EarlierHistory(f"{what}, whose ledger (digest {mark.digest}) is not beside it")
-        return Ledger(path=beside.path).as_of(mark.size).history(what, rounds)
+        return Ledger(path=beside.path).copy_of_first_bytes(mark.size).history(what, rounds)
     except (ValueError, TypeError, KeyError, LedgerError):
         return EarlierHistory(f"{path.name}, {UNKNOWN}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import rows_of
 from fedtail.losses import is_padding
-from fedtail.modules import call_module, own_generator, trainable_parameters, training_copy
+from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -32,7 +32,7 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
-    with torch.no_grad(), own_generator():
+    with torch.no_grad(), lock_and_restore_generators():
         outputs = trial(trial.evaluating, inputs)
         trial(trial.learning, inputs)                      # buffers that are filled at the first call are filled now
         trial.move_parameters()
@@ -50,15 +50,15 @@ def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Ten
     that are padding, by their target, may differ.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
-    _remove_dropout(trial.learning)
-    with torch.no_grad(), own_generator():
+    _turn_off_dropout(trial.learning)
+    with torch.no_grad(), lock_and_restore_generators():
         for copied in (trial.evaluating, trial.learning):
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
         trial.move_parameters()                                       # last layers that start at zero would hide all before them
         for copied in (trial.evaluating, trial.learning):
             whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
-                trial.refuse_difference(pair, whole[picked], targets[picked])
+                trial.refuse_different_outputs(pair, whole[picked], targets[picked])
 
 
 class Trial:
@@ -99,7 +99,7 @@ class Trial:
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
-    def refuse_difference(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
+    def refuse_different_outputs(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
         """Raise a ValueError where two outputs for the same examples, `some` and `others`, differ by more than rounding.
 
         Positions that are padding by `targets`, and values that are not finite, are left out.
@@ -116,7 +116,10 @@ class Trial:
                              "x.mean(0)), and give recurrent and attention layers batch_first=True.")
 
     def _refuse_written_inputs(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
-        """Raise a ValueError that names the inputs in which `given`, what the module was called with, was written to."""
+        """Raise a ValueError, which names them, where the module wrote to some tensors of `given`, the inputs it was called with.
+
+        `given` were clones of `originals`; both are dicts by name.
+        """
         written = [name for name, values in given.items() if _was_written_to(values, originals[name])]
         if written:
             raise ValueError(f"{self.name} writes to its input ({', '.join(written)}), which would change the population's own "
@@ -124,7 +127,7 @@ class Trial:
                              "without inplace=True, or begin forward with x = x.clone().")
 
 
-def _remove_dropout(module: nn.Module) -> None:
+def _turn_off_dropout(module: nn.Module) -> None:
     """Turn off the dropout of PyTorch's own layers (dropout, recurrent, attention), in place; other draws of the module stay."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -188,7 +191,7 @@ def _generator_states(module: nn.Module) -> dict[str, bytes]:
     """
     held: dict[str, Any] = {"numpy.random": np.random.get_state(), "random": random.getstate()}      # noqa: NPY002
     for name, part in module.named_modules():
-        for key, value in _held_values(vars(part)):
+        for key, value in _nested_values(vars(part)):
             where = f"{name}.{key}" if name else key
             if isinstance(value, np.random.Generator):
                 held[where] = value.bit_generator.state
@@ -199,14 +202,14 @@ def _generator_states(module: nn.Module) -> dict[str, bytes]:
     return {name: pickle.dumps(state) for name, state in held.items()}
 
 
-def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _nested_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (name, value) for the values in nested dicts, lists and tuples; the name joins keys and positions by dots.
 
     `key` is the name of `held` itself, under which a value that is none of these is yielded.
     """
     if isinstance(held, (list, tuple, dict)):
         for name, value in held.items() if isinstance(held, dict) else enumerate(held):
-            yield from _held_values(value, f"{key}.{name}" if key else str(name))
+            yield from _nested_values(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, held
 

@@ -75,18 +75,18 @@ def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None
 _ONE_AT_A_TIME = threading.RLock()
 
 
-def _renew_lock() -> None:
+def _renew_generator_lock() -> None:
     """Replace the global lock in a forked child process, where the thread that held it does not exist and cannot release it."""
     global _ONE_AT_A_TIME
     _ONE_AT_A_TIME = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_renew_generator_lock)
 
 
 @contextmanager
-def own_generator(device: torch.device | None = None) -> Iterator[None]:
+def lock_and_restore_generators(device: torch.device | None = None) -> Iterator[None]:
     """A context in which this thread alone uses torch's random generators; their states are restored at its end.
 
     Modules draw from generators that all threads of the process share. Code that seeds them does so in this context, so that
@@ -97,14 +97,14 @@ def own_generator(device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def generator_positions(device: torch.device) -> list[Tensor]:
+def generator_states(device: torch.device) -> list[Tensor]:
     """The state of torch's CPU generator and, where `device` is a GPU, of that GPU's; a state changes when a module draws."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextmanager
 def block_other_draws() -> Iterator[None]:
-    """A context in which no other thread is inside `own_generator`, for forking a process.
+    """A context in which no other thread is inside `lock_and_restore_generators`, for forking a process.
 
     A child forked while another thread draws would inherit a locked generator that nobody releases.
     """

@@ -50,7 +50,7 @@ def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
     from pyarrow import parquet
 
     with refuse_damaged(str(path), AGAIN):
-        texts = [name for name in names if _is_text(file.schema_arrow.field(name).type)]
+        texts = [name for name in names if _is_text_type(file.schema_arrow.field(name).type)]
         _refuse_byte_columns(file, path, set(names) - set(texts))
         refuse_decompression_bomb(path, unpacked_size(file, path, names))
         table = parquet.read_table(path, columns=list(names), read_dictionary=texts, use_threads=False, pre_buffer=False,
@@ -61,7 +61,7 @@ def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
         return table
 
 
-def _is_text(type: Any) -> bool:
+def _is_text_type(type: Any) -> bool:
     """Whether a pyarrow type is text, or a dictionary of text values."""
     from pyarrow import types
 
@@ -220,9 +220,9 @@ class _CompactReader:
         if kind in (4, 5, 6):
             return self._read_signed()
         if kind == 7:
-            return self._skip(8)
+            return self._skip_bytes(8)
         if kind == 8:
-            return self._skip(self._read_unsigned())
+            return self._skip_bytes(self._read_unsigned())
         if kind in (9, 10):
             size = self._read_byte()
             count, inner = (self._read_unsigned() if size >> 4 == 15 else size >> 4), size & 15
@@ -255,7 +255,7 @@ class _CompactReader:
         value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 
-    def _skip(self, size: int) -> None:
+    def _skip_bytes(self, size: int) -> None:
         """Move the position `size` bytes on; `Unreadable` where fewer are left."""
         if size > len(self.data) - self.at:
             raise Unreadable("the head of a page is cut short.")

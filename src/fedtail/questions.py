@@ -209,7 +209,7 @@ class Statistic:
 
         The width of a row is computed only for a private mechanism, whose cost depends on it.
         """
-        return _release(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
+        return _release_entry(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         """One bound on all entries of a row, (1,) float64: the part's `row_bound`; `width` is not used."""
@@ -223,7 +223,7 @@ class Statistic:
         return math.inf if self.smallest_group is None else self.smallest_group
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Whoever failed, (clients,) bool: everybody is taken to contribute."""
+        """Which clients failed, (clients,) bool: all clients are taken to contribute."""
         return shard.failed
 
     def count_question(self) -> Question:
@@ -274,7 +274,7 @@ class Train:
 
         That is so where the risk reads them, unless they are not known yet and come with the first gradients of local training.
         """
-        return self.reads_losses and not self.first_gradient_tells_loss(shard)
+        return self.reads_losses and not self.losses_come_with_gradients(shard)
 
     def width(self, dim: int) -> int:
         """The number of entries of a row: `dim` for the parameters, and the columns that the aggregator declares."""
@@ -282,7 +282,7 @@ class Train:
 
     def release(self, dim: int) -> Release:
         """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
-        return _release(self, self.width(dim), f"the updates, by {self.name}")
+        return _release_entry(self, self.width(dim), f"the updates, by {self.name}")
 
     def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
         """The clients' statistics with their weights under the dual, and who contributes, (clients,) bool.
@@ -309,11 +309,11 @@ class Train:
         All other clients have zero rows. Marks in the shard who contributed, and stores what the risk keeps on each client for
         the next round.
         """
-        at_once = self.first_gradient_tells_loss(clients.shard)
+        at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)
         if self.risk.declares.keeps:
-            clients.remember(f"risk {self.model}", self.risk.remember(weighted, self.dual))
+            clients.store_rows(f"risk {self.model}", self.risk.remember(weighted, self.dual))
         clients.shard.contributed[self.model, clients.place] |= chosen
         if bool(chosen.all()) and len(clients):
             return self.aggregate.rows(self.local.updates(clients, self.model, gradients), weighted, self, clients)
@@ -326,7 +326,7 @@ class Train:
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, to_device(where, rows.device), trained)
 
-    def first_gradient_tells_loss(self, shard: Shard) -> bool:
+    def losses_come_with_gradients(self, shard: Shard) -> bool:
         """Whether the losses are needed, not yet known in this round, and computed along with the first gradients.
 
         They come with the gradients only for the mean loss (no `objective`), and if the local training says so for this kernel.
@@ -349,7 +349,7 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Whoever has a weight and takes a step, and failed, (clients,) bool."""
+        """Which clients have a weight and take a step, and failed, (clients,) bool."""
         return shard.contributed[self.model] & shard.failed
 
     def count_question(self) -> Question:
@@ -412,7 +412,7 @@ class Evaluate:
 
     def release(self, dim: int) -> Release:
         """The ledger's entry for what the sum of the evaluations reveals; non-private where every row is gathered."""
-        return _release(self, self.width(dim), f"an evaluation, by {self.name}")
+        return _release_entry(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one."""
@@ -423,7 +423,7 @@ class Evaluate:
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
@@ -460,7 +460,7 @@ class Count:
         return self.question.objective
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether it depends on losses who contributes to the question that is counted for."""
+        """Whether the losses decide who contributes to the question whose contributors are counted."""
         return self.question.reads_losses
 
     def rows(self, clients: Clients) -> Tensor:
@@ -484,7 +484,7 @@ class Count:
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
@@ -492,7 +492,7 @@ class Count:
         raise TypeError("everybody answers a Count: there is nothing to count.")
 
 
-def _release(question: Question, width: int, what: str) -> Release:
+def _release_entry(question: Question, width: int, what: str) -> Release:
     """The ledger's entry for the sum of a question's rows of `width` entries, by its mechanism; `what` names the entry.
 
     Where the question gathers single rows it is non-private, whatever the mechanism.
@@ -600,14 +600,14 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     rows = question.rows(clients)
     sums = rows.sum(1)
     if not bool((sums.isfinite() & (sums != 0)).all()):
-        rows = _without_failed(question, rows, sums, clients)
+        rows = _zero_failed_rows(question, rows, sums, clients)
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_rounding_after_noise(question, rows.shape[1], encoding)
     rows = _apply_mechanism(question, rows, clients)
     return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
 
 
-def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
+def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
     """The rows with zeros in place of those that are not finite, whose clients are marked as failed in the shard.
 
     `sums` are the sums of the rows. For training without noise, clients that were to contribute and whose row is nothing but
@@ -624,7 +624,7 @@ def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Cli
     return rows
 
 
-def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
+def count_silent_clients(questions: Iterable[Any], shard: Shard) -> int:
     """How many clients of a shard failed, and so answered zeros, though they are taken to contribute to one of these questions.
 
     All clients are taken to contribute to a `Statistic`, and those with a positive weight and a step to a `Train`. An `Evaluate`

@@ -38,12 +38,13 @@ def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
-            size = _check_size(path, file.fileno(), most, what)
+            size = _checked_size(path, file.fileno(), most, what)
             content = file.read(size + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as reason:
         raise type(reason)(f"{path} cannot be read: {reason.strerror}.") from None
     except (OSError, ValueError) as reason:
-        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shorten(reason)}.") from reason
+        unreadable = reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {short_text(reason)}.")
+        raise unreadable from reason
     if len(content) > size:
         raise Unreadable(f"{path} grew beyond {size} bytes while it was read. Read it when it is whole.")
     return content
@@ -77,9 +78,9 @@ def json_value(text: str | bytes, where: str) -> Any:
     """
     try:
         value = json.loads(text, object_pairs_hook=dict_of_unique_keys, parse_constant=_refuse_constant)
-        _check_tree(value)
+        _check_nested_value(value)
     except (ValueError, RecursionError) as reason:
-        raise Unreadable(f"{where} is not readable json ({shorten(reason)}).") from None
+        raise Unreadable(f"{where} is not readable json ({short_text(reason)}).") from None
     return value
 
 
@@ -111,10 +112,10 @@ def toml_tables(text: str, where: str) -> dict[str, Any]:
         raise Unreadable(f"{where} is not valid TOML: a key has more than {DEPTH} parts.")
     try:
         tables = tomllib.loads(text)
-        _check_tree(tables)
+        _check_nested_value(tables)
     except (ValueError, RecursionError) as reason:
         hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
-        raise Unreadable(f"{where} is not valid TOML: {shorten(reason)}.{hint}") from None
+        raise Unreadable(f"{where} is not valid TOML: {short_text(reason)}.{hint}") from None
     return tables
 
 
@@ -126,13 +127,13 @@ def dict_of_unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return found
 
 
-def check_plain_name(name: Any, where: str) -> str:
+def checked_file_name(name: Any, where: str) -> str:
     """The name itself, if it can only be a file beside another: a non-empty text without slashes that is not "." or "..".
 
     Raises `Unreadable` otherwise; `where` says in its text what named the file.
     """
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise Unreadable(f"{where} names the file {shorten(name)!r}, and the plain name of a file beside it is needed.")
+        raise Unreadable(f"{where} names the file {short_text(name)!r}, and the plain name of a file beside it is needed.")
     return name
 
 
@@ -147,10 +148,10 @@ def refuse_damaged(what: str, write: str) -> Iterator[None]:
     except Unreadable:
         raise
     except Exception as reason:
-        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shorten(reason)}). {write}") from reason
+        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {short_text(reason)}). {write}") from reason
 
 
-def shorten(value: Any, most: int = 300) -> str:
+def short_text(value: Any, most: int = 300) -> str:
     """A value as text for an error message, cut to about `most` characters in the middle.
 
     Of an exception only the first line of its message, without a full stop. What UTF-8 cannot encode is replaced.
@@ -171,7 +172,7 @@ def largest_unpacked_size(path: str | Path) -> int:
 
 
 def refuse_decompression_bomb(path: str | Path, size: float) -> None:
-    """Raise `Unreadable` where the arrays of the file at `path`, of `size` bytes, would take far more memory than the file.
+    """Raise `Unreadable` where `size`, the bytes of a file's arrays once unpacked, is far more than the file at `path` has.
 
     That is more than `RATIO` times the file's size, and more than `ALWAYS` bytes: a few bytes can stand for any number of equal
     values.
@@ -181,19 +182,19 @@ def refuse_decompression_bomb(path: str | Path, size: float) -> None:
                          f"as many. If that is right, write it without compression: numpy.savez(...).")
 
 
-def _check_tree(value: Any) -> None:
+def _check_nested_value(value: Any) -> None:
     """Raise a ValueError where a value is nested more than `DEPTH` deep, or holds surrogates or integers beyond 64 bits."""
     level = [value]
     for _ in range(DEPTH + 1):
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):
-                _check_text(one)
+                _refuse_surrogates(one)
                 inner += one.values()
             elif isinstance(one, list):
                 inner += one
             elif isinstance(one, str):
-                _check_text([one])
+                _refuse_surrogates([one])
             elif isinstance(one, int) and not -LARGEST <= one < 2 * LARGEST:
                 raise ValueError("a whole number has more than 64 bits")
         level = inner
@@ -202,7 +203,7 @@ def _check_tree(value: Any) -> None:
     raise ValueError(f"it is nested more than {DEPTH} deep")
 
 
-def _check_text(texts: Any) -> None:
+def _refuse_surrogates(texts: Any) -> None:
     """Raise a UnicodeEncodeError where one of the texts holds a surrogate, which JSON can write but UTF-8 cannot encode."""
     for text in texts:
         if not text.isascii():
@@ -214,7 +215,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_size(path: Path, descriptor: int, most: int, what: str) -> int:
+def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
     """The size in bytes of an open file; `path`, `most` and `what` (its kind) are named in error texts.
 
     Raises `Unreadable` where it is not an ordinary file, or larger than `most`.

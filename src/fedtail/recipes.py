@@ -16,7 +16,7 @@ from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
-from fedtail.privacy.minimum_cohort import minimum_for
+from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,
@@ -128,7 +128,7 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort
     server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter relies on `planned_clients`
     of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
     """
-    sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
+    sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
     return replace(fedavg(cohort_size, **local), sample=sample,
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), float(cohort_size)))
 
@@ -147,7 +147,7 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
     to `LocalSGD`. docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
-    sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
+    sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
     inner = Superquantile(tail_fraction) if smoothing is None else SmoothedSuperquantile(tail_fraction, smoothing)
     histogram = NoisyHistogram(loss_bound, float(cohort_size), noises(quantile_noise_multiplier), bins, method,
                                1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None)
@@ -155,8 +155,8 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), tail_fraction * cohort_size))
 
 
-def _poisson_and_noise(population: int, cohort_size: int, noise: str,
-                       planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
+def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,
+                               planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
     """A Poisson sampler with `cohort_size` of `population` clients on average, and a function from noise multiplier to noise.
 
     `noise` is "gaussian" or "discrete". Discrete noise relies on `planned_clients`, by default as many as nearly every cohort
@@ -172,7 +172,8 @@ def _poisson_and_noise(population: int, cohort_size: int, noise: str,
         return Poisson(rate, population), GaussianNoise
     if noise != "discrete":
         raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
-    return Poisson(rate, population), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
+    return Poisson(rate, population), partial(
+        DiscreteNoise, planned_clients=planned_clients or minimum_cohort_for(rate, population))
 
 
 def _local_sgd(settings: dict[str, Any]) -> LocalSGD:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
-from fedtail.draws import hash_bits, uniform
+from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling, Sampling
 
 
@@ -131,7 +131,7 @@ class Poisson:
 
         It may be empty. All have importance 1. Without a seed the numbers come from the operating system.
         """
-        drawn = uniform(hash_bits(seed, "cohort", round, population.key)) < self.rate
+        drawn = uniform_numbers(hash_bits(seed, "cohort", round, population.key)) < self.rate
         return _unweighted_cohort(population, drawn.nonzero().flatten())
 
     def expected_size(self, population: Population) -> float:
@@ -147,7 +147,7 @@ class Poisson:
         return PoissonSampling(self.rate) if self.rate < 1 else NoSampling()
 
     def check(self, population: Population) -> None:
-        """Raise a ValueError where `population` was given and the population has another number of clients."""
+        """Raise a ValueError where the field `population`, if it is set, is not the number of clients there are."""
         if self.population is not None and self.population != len(population):
             raise ValueError(f"cohorts of {self.rate * self.population:g} clients are planned for a population of "
                              f"{self.population}, but this one has {len(population)}: its cohorts would have "
@@ -176,7 +176,7 @@ class ByMass:
         """
         order = population.key.argsort()                       # whatever the order of the population
         cumulative = population.mass[order].cumsum(0)
-        draws = uniform(hash_bits(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
+        draws = uniform_numbers(hash_bits(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
         drawn = torch.searchsorted(cumulative, draws, right=True).clamp(max=len(population) - 1)
         ids, times = order[drawn].unique(return_counts=True)
         bound = self.cohort_size * (1 + 1e-12)                 # times / mass * mass may round up

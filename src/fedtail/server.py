@@ -32,7 +32,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         """Raise a ValueError for a learning rate that is not positive, or a momentum outside [0, 1)."""
-        _check_rate(self.learning_rate)
+        _check_learning_rate(self.learning_rate)
         _check_decay("momentum", self.momentum)
 
     def start(self, params: Tensor) -> OptimizerState:
@@ -64,7 +64,7 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         """Raise a ValueError for a learning rate or adaptivity that is not positive, or a decay outside [0, 1)."""
-        _check_rate(self.learning_rate)
+        _check_learning_rate(self.learning_rate)
         _check_decay("first_decay", self.first_decay)
         _check_decay("second_decay", self.second_decay)
         if not self.adaptivity > 0:
@@ -117,7 +117,7 @@ class Adagrad(Adaptive):
         return second + square
 
 
-def _check_rate(rate: float) -> None:
+def _check_learning_rate(rate: float) -> None:
     """Raise a ValueError for a learning rate that is not positive."""
     if not rate > 0:
         raise ValueError(f"learning_rate of the server must be positive, got {rate:g}. SGD with 1.0 takes the average as it is.")

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedtail.errors import FieldError
 from fedtail.risk.base import Risk, check_positive
-from fedtail.risk.tilted import NEGLIGIBLE
 
 BatchLosses = Callable[[Tensor], Tensor]               # params -> (n,) losses
 RowLosses = Callable[[Tensor, Tensor], Tensor]         # params, rows -> (rows,) losses
@@ -28,6 +27,7 @@ Schedule = float | Callable[[int], float]              # a number, or one for ea
 OnStep = Callable[["SolverProgress"], bool | None]
 HALVINGS = 60                                          # of a trial step, before the search gives up: nothing near is lower
 FEW = 1e-15                                            # a relative difference of risks, in float64, that is rounding
+NEGLIGIBLE = 1e-17                                     # differences of t F below this leave the mean as it is, to rounding
 PASS = 8192                                            # rows at once in a pass over all examples
 
 
@@ -68,9 +68,9 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
     `losses` gives one loss for each of n examples, (n,), as a differentiable function of flat parameters like `start`, (dim,).
     `mass`, (n,), defaults to equal masses. `group` goes to risks over groups, `Hierarchical`: labels, (n,) or (depth, n).
 
-    `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step, halved until the risk
-    falls by at least half of what its gradient promises. Where the risk is beta-smooth that is at least 1/(2 beta), with beta
-    unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
+    `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step (1 at first), halved until
+    the risk falls by at least half of what its gradient promises. Where the risk is beta-smooth that is soon at least
+    1/(2 beta), with beta unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
     `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose steps are
     its own), for risks without kinks.
 
@@ -181,17 +181,17 @@ def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: A
         rounding = max(FEW, torch.finfo(params.dtype).eps) * 4 * abs(value)
         for _ in range(HALVINGS):
             trial = params - size * gradient
-            leaf, reached = objective.value(trial)
-            fall = value - float(reached.detach())
-            near = abs(fall) <= rounding
-            if near or fall >= 0.5 * size * float(gradient.square().sum()):
-                new = torch.autograd.grad(reached, leaf)[0]
+            leaf, risk = objective.value(trial)
+            reached = float(risk.detach())
+            near = abs(value - reached) <= rounding
+            if near or value - reached >= 0.5 * size * float(gradient.square().sum()):
+                new = torch.autograd.grad(risk, leaf)[0]
                 if not near or float(new @ gradient) >= 0:
                     break
             size /= 2
         else:
             return
-        params, value, gradient = trial, value - fall, new
+        params, value, gradient = trial, reached, new
         size *= 2
 
 
@@ -239,8 +239,8 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
 
     `group`, (examples,) labels, makes it hierarchical, [Li23, eq. (7.82)]: `tilt` across groups, `within` (tau) inside each. A
     step draws one group, with probability proportional to |g| exp(t R_g) by the Gumbel-max trick, and rows inside it (algorithm
-    16). The R_g of the others stay as they were, so under a large tilt a group that looked easy may never be drawn again;
-    `every_group` takes rows of each group in every step instead, and weighs their gradients.
+    16). The R_g of the others stay as they were, so under a large tilt (t = 100, say) it swings from one group to another, or
+    never draws one again; `every_group` takes rows of each group in every step instead, and weighs their gradients.
 
     `tilt`, `within` and `step_size` (alpha) are numbers or functions of the step. Weights exp(t (f - R)) are capped at the
     number of examples (of the group), which exact ones never exceed. `values` are the running estimates; `value` at the end takes
@@ -268,6 +268,8 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
     params = start.detach().clone()
     running.begin(params, _tilt_at(inside, 0))
     values = [running.value(_tilt_at(across, 0))]
+    if not math.isfinite(values[0]):
+        raise ValueError("a loss is not finite at the start. Begin where every loss is finite.")
     for step in range(steps):
         t, tau = _tilt_at(across, step), _tilt_at(inside, step)
         groups = range(len(running.members)) if every_group else [running.draw_group(t, draw)]
@@ -370,8 +372,10 @@ class _RunningLosses:
 def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = None) -> float:
     """What `Tilted(tilt).value` is, without torch's cost for few numbers: (1/t) log of the mean of exp(t F), by `shares`.
 
-    `shares` are positive and sum to one.
+    `shares` are positive and sum to one. NaN where a loss is not finite.
     """
+    if not np.isfinite(losses).all():
+        return math.nan
     extreme = losses.max() if tilt > 0 else losses.min()
     exponents = tilt * (losses - extreme)               # at most zero
     mean = np.mean if shares is None else lambda numbers: shares @ numbers

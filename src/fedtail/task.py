@@ -16,10 +16,10 @@ from fedtail.losses import (
     cross_entropy,
     default_error,
     default_loss,
+    default_loss_function,
     has_one_logit,
     is_padding,
     logistic,
-    loss_for,
     misclassification,
     squared_error,
 )
@@ -125,15 +125,15 @@ class Task:
         if len(population) == 0:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
         self._refuse_ambiguous_padding(population)
-        inputs, targets = self._examples(population, _rows_to_try(population))
+        inputs, targets = self._examples_in_rows(population, _rows_to_try(population))
         outputs = try_module(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
-                _check_per_example(metric, outputs, targets)
-        refuse_dependence_on_batch(self.module, *self._examples(population, _rows_of_several_clients(population)))
+                _check_example_metric(metric, outputs, targets)
+        refuse_dependence_on_batch(self.module, *self._examples_in_rows(population, _rows_of_several_clients(population)))
 
-    def _examples(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
+    def _examples_in_rows(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
         """The inputs and targets in these rows of the population, on the CPU; floating-point inputs in the module's dtype."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
@@ -159,7 +159,7 @@ class Task:
         Other losses are not judged.
         """
         classes = 1 if has_one_logit(outputs) else outputs.shape[-1]
-        reads = loss_for(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
+        reads = default_loss_function(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
         if reads is not logistic and (reads is not cross_entropy or targets.is_floating_point()):
             return
         if reads is cross_entropy and outputs.ndim != targets.ndim + 1:
@@ -188,7 +188,7 @@ def _rows_to_try(population: Population) -> Tensor:
     picked = [torch.arange(first, first + min(2, int(population.size[0])))]
     for values in told:
         sequences = values is population.targets and values.ndim > 1
-        extremes = [_extremes(values, piece.examples()[1], sequences) for piece in population.pieces(PIECE)]
+        extremes = [_smallest_and_largest(values, piece.examples()[1], sequences) for piece in population.pieces(PIECE)]
         picked += [min(extremes, key=lambda e: e[0])[1], max(extremes, key=lambda e: e[2])[3]]
     return torch.cat(picked)
 
@@ -202,7 +202,7 @@ def _rows_of_several_clients(population: Population) -> Tensor:
     return torch.cat([(population.start[0] + population.size[0] - 1)[None], population.start[clients]])
 
 
-def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
+def _smallest_and_largest(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
     """The smallest value in these rows, the row that holds it, (1,), the largest value, and its row, (1,).
 
     Where `padded`, the values are targets of sequences, and padding is left out.
@@ -217,7 +217,7 @@ def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor
     return least[low].item(), rows[low, None], most[high].item(), rows[high, None]
 
 
-def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
     """Raise a ValueError where the metric's function fails on these outputs and targets, or does not return shape (examples,)."""
     try:
         values = metric.function(outputs, targets)

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, parts_are_equal, planned_round, run_round, states_of
+from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, member_states, parts_are_equal, planned_round, run_round
 from fedtail.channel import Channel, PlainChannel
-from fedtail.channel.base import refuse_release
+from fedtail.channel.base import refuse_mechanism
 from fedtail.client_memory import ClientMemory
-from fedtail.composition import check
+from fedtail.composition import check_composition
 from fedtail.data.population import Population
 from fedtail.deprecated import old_names
 from fedtail.engine.engine import Engine, resolve_engine
@@ -25,7 +25,7 @@ from fedtail.fleet import Fleet, RoundView
 from fedtail.model_file import read_model
 from fedtail.modules import trainable_parameters
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
-from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, history_of
+from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.sampling import Sampler
@@ -60,7 +60,7 @@ class FleetEvaluation(Protocol):
         """The privacy mechanism of the evaluation: what it does to the clients' rows and to their sum."""
         ...
 
-    def round(self, method: Method, only: bool = False) -> Any:
+    def round_with_evaluation(self, method: Method, only: bool = False) -> Any:
         """A method whose rounds begin with the evaluation of `method`'s models or, with `only`, consist of nothing else.
 
         `run_round` runs it; its rounds end in a pair (next state, what was found).
@@ -109,7 +109,7 @@ class Trained:
     @property
     def rounds(self) -> int:
         """How many rounds the models were trained for, those of earlier runs that were resumed included."""
-        return states_of(self.state)[0].round
+        return member_states(self.state)[0].round
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
     if isinstance(start, (Trained, State, tuple)):
-        first = _run_from_deprecated_start(algorithm, task, start, seed, engine)
+        first = _earlier_run_from_start(algorithm, task, start, seed, engine)
         return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
                       evaluation=evaluation, on_round=on_round)
     values, earlier = _model_to_start_from(task, start)
-    task, seed = _task_started_from(task, values, engine.dtype), seed or 0
-    state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
+    task, seed = _task_with_start_tensors(task, values, engine.dtype), seed or 0
+    state = algorithm.initial_state(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
-        ledger.record_earlier(earlier)
+        ledger.record_earlier_history(earlier)
     first = Trained(algorithm, task, state, seed)
     return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
@@ -184,15 +184,15 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     fit the method. To train the model by another method write train(..., start=trained.module).
     """
     check_types(trained.algorithm, trained.task, population, rounds)
-    dtype = engine.dtype or states_of(trained.state)[0].params.dtype
-    _check_state(trained.algorithm.start(trained.task.params().to(dtype), trained.seed), trained.state)
+    dtype = engine.dtype or member_states(trained.state)[0].params.dtype
+    _check_state(trained.algorithm.initial_state(trained.task.params().to(dtype), trained.seed), trained.state)
     first = replace(trained, state=_state_in_precision(trained.state, dtype), stopped="", evaluation=None)
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
     if isinstance(privacy, PrivacyBudget):
         ledger.budget = privacy
-    if not ledger.vouches_for(trained.rounds):
+    if not ledger.covers_rounds(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
-        ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
+        ledger.record_earlier_history(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
@@ -207,7 +207,7 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
         first.task.check(population)
     with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
-        fleet.recall(_memory_to_start_from(first, fleet))
+        fleet.restore_memory(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
         trained, anyone = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
     if rounds and not anyone and first.rounds == 0:
@@ -224,9 +224,9 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler, and a privacy
     budget that does not cover one round; warns where it does not cover all `rounds`.
     """
-    check(algorithm, fleet.population, channel, fleet)
+    check_composition(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
-        refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
+        refuse_mechanism(channel, evaluation.mechanism, False, type(evaluation).__name__)
         refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)
@@ -234,8 +234,8 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
         return
     dim = len(task.params())
     if evaluation is not None:
-        refuse_release_without_noise(planned_round(evaluation.round(algorithm), fleet, channel, dim))
-    each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round(algorithm)
+        refuse_release_without_noise(planned_round(evaluation.round_with_evaluation(algorithm), fleet, channel, dim))
+    each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round_with_evaluation(algorithm)
     check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
 
 
@@ -243,7 +243,7 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
     """A fleet in this process for the population, in the precision of the run's model; raises ValueError without a population."""
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
-    dtype = states_of(first.state)[0].params.dtype
+    dtype = member_states(first.state)[0].params.dtype
     return LocalFleet(population, first.task, engine.device, dtype, workers=engine.workers, kernel=engine.kernel,
                       precision=engine.precision)
 
@@ -263,16 +263,16 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
             return replace(trained, stopped=str(reason)), anyone
-        view = fleet.view()
+        view = fleet.round_view()
         failed = trained.failed + (view.num_failed if view else 0)
-        anyone = anyone or view is None or view.contributors > 0
+        anyone = anyone or view is None or view.num_contributors > 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
             stop = True
             break
     if evaluation is not None and not stop:
-        trained = replace(trained, evaluation=_last_evaluation(trained, fleet, channel, evaluation))
+        trained = replace(trained, evaluation=_evaluate_final_models(trained, fleet, channel, evaluation))
     return trained, anyone
 
 
@@ -284,10 +284,12 @@ def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation:
     """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
-    return run_round(evaluation.round(trained.algorithm, only), trained.state, fleet, channel, trained.seed, trained.ledger)
+    method = evaluation.round_with_evaluation(trained.algorithm, only)
+    return run_round(method, trained.state, fleet, channel, trained.seed, trained.ledger)
 
 
-def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
+def _evaluate_final_models(trained: Trained, fleet: Fleet, channel: Channel,
+                           evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
     """What clients find about the final models, in a round for that alone; None, with a warning, if the budget is spent."""
     try:
         return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
@@ -296,7 +298,7 @@ def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluatio
         return None
 
 
-def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
+def _earlier_run_from_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
     """The run to resume for train(start=an earlier run or its state), which versions before 0.2 allowed.
 
     Warns with a DeprecationWarning. Raises ValueError where the earlier run was trained by another method or other settings.
@@ -308,7 +310,7 @@ def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: 
         return Trained(algorithm, task, start, seed or 0)
     if not parts_are_equal(start.algorithm, algorithm):
         raise ValueError(f"start was trained by another method or with other settings. {ANOTHER_METHOD}")
-    task = _task_started_from(task, start.task.module, engine.dtype)
+    task = _task_with_start_tensors(task, start.task.module, engine.dtype)
     return replace(start, task=task, seed=start.seed if seed is None else seed)
 
 
@@ -339,7 +341,7 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
 
 def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
     """The flat models that a run with this state returns, (dim,) each: one for each member of a family, else one."""
-    return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
+    return tuple(m.result(s) for m, s in zip(algorithm.members, member_states(state), strict=True))
 
 
 def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
@@ -363,10 +365,10 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
     the task's module, and says that it is unknown for any other module or state dict without one.
     """
     if start is None or start is task.module:
-        return None, history_of(task.module)
+        return None, attached_history(task.module)
     if isinstance(start, (str, Path)):
         return read_model(Path(start))
-    return start, history_of(start) or EarlierHistory()
+    return start, attached_history(start) or EarlierHistory()
 
 
 def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
@@ -379,7 +381,7 @@ def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
     return module
 
 
-def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
+def _task_with_start_tensors(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
     """A copy of the task whose module holds all tensors of `start`: trainable and frozen parameters, and buffers.
 
     Trainable parameters have the dtype `dtype`, or that of the start. The task itself where `start` is None or its own module.
@@ -437,13 +439,13 @@ def _check_state(fresh: Any, old: Any) -> None:
 
     They must have the same numbers of models, parameters and server optimiser tensors.
     """
-    if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
-        raise ValueError(f"the state holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. "
+    if len(member_states(old)) != len(member_states(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
+        raise ValueError(f"the state holds {len(member_states(old))} models, this method trains {len(member_states(fresh))}. "
                          f"{ANOTHER_METHOD}")
-    for was, new in zip(states_of(old), states_of(fresh), strict=True):
-        if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
-            raise ValueError(f"the state holds {len(was.params)} parameters and {len(was.optimizer)} vectors of its server "
-                             f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {ANOTHER_METHOD}")
+    for was, new in zip(member_states(old), member_states(fresh), strict=True):
+        if was.params.shape != new.params.shape or len(was.optimizer_state) != len(new.optimizer_state):
+            raise ValueError(f"the state holds {len(was.params)} parameters and {len(was.optimizer_state)} vectors of its server "
+                             f"optimiser, this run {len(new.params)} and {len(new.optimizer_state)}. {ANOTHER_METHOD}")
 
 
 def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:

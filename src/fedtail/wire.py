@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtail.base_part import UNSENT
-from fedtail.reading import Unreadable, dict_of_unique_keys, shorten
+from fedtail.reading import Unreadable, dict_of_unique_keys, short_text
 
 DEPTH = 60
 TENSORS = ("|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", "<u2", "<u4", "<u8")
@@ -52,7 +52,7 @@ def unpack(data: bytes, types: Types) -> Any:
     try:
         plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_refuse_extension, object_pairs_hook=dict_of_unique_keys)
     except Exception as reason:          # whatever a damaged message makes the reader say
-        raise Unreadable(f"a message is no MessagePack of ours ({shorten(reason)}).") from None
+        raise Unreadable(f"a message is no MessagePack of ours ({short_text(reason)}).") from None
     return _build_value(plain, types, 0)
 
 
@@ -96,7 +96,7 @@ def _build_value(plain: Any, types: Types, depth: int) -> Any:
     if plain.keys() != {"type", "fields"} or not isinstance(plain["type"], str) or not isinstance(plain["fields"], dict):
         raise Unreadable("a message holds something that is neither a tensor, a tuple nor a part.")
     if plain["type"] not in types:
-        raise Unreadable(f"a message holds a {shorten(plain['type'])!r}, which this node was not given. Add the class to its "
+        raise Unreadable(f"a message holds a {short_text(plain['type'])!r}, which this node was not given. Add the class to its "
                          "types.")
     kind = types[plain["type"]]
     private = {f.name for f in dataclasses.fields(kind) if f.metadata.get(UNSENT)} & plain["fields"].keys()
@@ -106,7 +106,7 @@ def _build_value(plain: Any, types: Types, depth: int) -> Any:
     try:
         return kind(**fields)
     except Exception as reason:          # fields of any kind may have come, and parts check what they expect
-        raise Unreadable(f"a message holds a {plain['type']} that cannot be: {shorten(reason)}.") from reason
+        raise Unreadable(f"a message holds a {plain['type']} that cannot be: {short_text(reason)}.") from reason
 
 
 def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
@@ -116,10 +116,10 @@ def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
     """
     if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
             type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):
-        raise Unreadable(f"a message holds a tensor of type {shorten(kind)!r} and shape {shorten(shape)}, which is none of "
+        raise Unreadable(f"a message holds a tensor of type {short_text(kind)!r} and shape {short_text(shape)}, which is none of "
                          "torch's.")
     if math.prod(shape) * np.dtype(kind).itemsize != len(content) or max(shape, default=0) >= 2**63:
-        raise Unreadable(f"a message holds {len(content)} bytes for a tensor of type {kind} and shape {shorten(shape)}.")
+        raise Unreadable(f"a message holds {len(content)} bytes for a tensor of type {kind} and shape {short_text(shape)}.")
     return torch.from_numpy(np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape).copy())
 
 

@@ -43,7 +43,7 @@ def shares_of(size: int) -> int:
     """How many clients of a cohort of this size add a share, as the channel decides."""
     keys, asked = torch.arange(size), Statistic(StatisticPart(), torch.zeros(0), mechanism=MECHANISM)
     cohort = Cohort(keys, keys, torch.ones(size, dtype=torch.float64), 1.0)
-    last = base.with_fixed_shares(asked, cohort, MECHANISM.release(1, "a sum")).last_share
+    last = base.with_fixed_noise_shares(asked, cohort, MECHANISM.release(1, "a sum")).last_share
     return size if last is None else int((keys <= last).sum())
 
 

@@ -17,8 +17,8 @@ import fedtail
 from fedtail.deployment.masking import AllOrNothing
 from fedtail.secure import AllOrNothingRounds, LocalClients, Run, TooFew
 from fedtail.secure.all_or_nothing import MaskedForAll
-from fedtail.secure.frames import unbundled, unwrap
-from fedtail.secure.masks import from_wire
+from fedtail.secure.frames import decode_bundle, decode_frame
+from fedtail.secure.masks import row_from_bytes
 
 from remote_cases import LOCAL, PEOPLE, TASK, Sites
 
@@ -34,8 +34,8 @@ def difference(repetitions: int, noise: float) -> np.ndarray | None:
         clients.rows = {one: rows[one] + np.rint(rng.normal(0, noise, WIDTH)).astype(np.int64) for one in range(3)}
         answers = clients(contents)
         if clients.exchanges == 2:                                     # after the keys: the rows of the first attempt, the late one among them
-            masked.extend(from_wire(unwrap(MaskedForAll, one, run.id, 10**6).masked.row, WIDTH, BITS)
-                          for answer in answers.values() for one in unbundled(answer))
+            masked.extend(row_from_bytes(decode_frame(MaskedForAll, one, run.id, 10**6).masked.row, WIDTH, BITS)
+                          for answer in answers.values() for one in decode_bundle(answer))
             del answers[LATE]
         return answers
 
@@ -44,7 +44,7 @@ def difference(repetitions: int, noise: float) -> np.ndarray | None:
     with contextlib.suppress(TooFew):
         rounds.sum(0, 0, WIDTH, BITS)
     try:
-        retry = rounds.again().total
+        retry = rounds.retry().total
     except TooFew:
         return None
     whole = np.sum(masked, axis=0, dtype=np.uint64).astype(np.int64) % (1 << BITS)

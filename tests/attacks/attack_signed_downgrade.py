@@ -12,11 +12,11 @@ import numpy as np
 from outcome import Outcome
 
 from fedtail.secure import Client, Identity, Participant, Refused, Run, Server, Session, sparse_session
-from fedtail.secure.frames import bundled, unwrap, wrap
-from fedtail.secure.masks import add_masks, pair_key, self_key
+from fedtail.secure.frames import decode_frame, encode_bundle, encode_frame
+from fedtail.secure.masks import add_masks, own_mask_key, pair_mask_key
 from fedtail.secure.messages import Confirm, Lists, Masked, Signed, Unmask, Unmasked
-from fedtail.secure.primitives import agreement
-from fedtail.secure.shamir import SIZE, combine
+from fedtail.secure.primitives import make_key_agreement
+from fedtail.secure.shamir import SIZE, restore_secret
 
 COUNT, ROW = 7, np.array([1, 10, 100])
 # Each outsider is called dropped by four of the others, everybody calls 0 and 1 alive, and every list is of four or more.
@@ -27,7 +27,7 @@ COLLUDES, READ = 6, 0
 def identities(count: int = COUNT, colluding: int = 0) -> dict[int, Identity]:
     """Identities that have pinned each other."""
     secrets = {one: bytes([one + 1]) * 32 for one in range(count)}
-    pinned = {one: Identity(secret, {}).public for one, secret in secrets.items()}
+    pinned = {one: Identity(secret, {}).public_key for one, secret in secrets.items()}
     return {one: Identity(secret, pinned, colluding) for one, secret in secrets.items()}
 
 
@@ -43,7 +43,7 @@ class DepartingServer:
         for one, message in self.server.key_list().items():
             self.server.receive(one, self.clients[one].shares(message))
         for one, message in self.server.ask(len(ROW), 32).items():
-            self.sent[one] = self._read(Masked, self.clients[one].masked(message, ROW * 2**one))
+            self.sent[one] = self._read(Masked, self.clients[one].masked_row(message, ROW * 2**one))
 
     def lists(self, dropped: tuple[int, ...]) -> Lists:
         return Lists(0, tuple(one for one in self.session.members if one not in dropped), dropped)
@@ -62,16 +62,16 @@ class DepartingServer:
         """The row that a client sent, less its own mask and those it shares with clients whose mask keys are known."""
         context, total = self.server._query.context, np.frombuffer(self.sent[one].row, "<u4").copy()
         public = self.server._keys[one].masking[0]
-        pairs = {other: pair_key(agreement(key)(public), context, one, other) for other, key in mask_keys.items()}
+        pairs = {other: pair_mask_key(make_key_agreement(key)(public), context, one, other) for other, key in mask_keys.items()}
         add_masks(total, [key for other, key in pairs.items() if other < one],
-                  [self_key(seed, context, one), *(key for other, key in pairs.items() if other > one)])
+                  [own_mask_key(seed, context, one), *(key for other, key in pairs.items() if other > one)])
         return total
 
     def _wrap(self, message) -> bytes:
-        return wrap(self.session.id, message)
+        return encode_frame(self.session.id, message)
 
     def _read(self, kind: type, message: bytes):
-        return unwrap(kind, message, self.session.id, 10**6)
+        return decode_frame(kind, message, self.session.id, 10**6)
 
 
 def sum_over_two(known: dict[int, Identity]) -> list[int]:
@@ -81,7 +81,7 @@ def sum_over_two(known: dict[int, Identity]) -> list[int]:
 
     def secret(one: int, dropped: bool) -> bytes:
         givers = [k for k in range(COUNT) if (one in DROPPED[k]) == dropped][:4]
-        return combine({k + 1: given[k][one] for k in givers})
+        return restore_secret({k + 1: given[k][one] for k in givers})
 
     outsiders = {one: secret(one, True) for one in range(2, COUNT)}
     return sum(world.row_without_masks(one, secret(one, False), outsiders) for one in (0, 1)).tolist()
@@ -105,17 +105,17 @@ def row_by_collusion(threshold: int, trusted: dict[int, Identity]) -> list[int]:
 
     def secret(one: int, dropped: tuple[int, ...], place: int) -> bytes:
         givers = {k + 1: shares[one] for k, shares in found[dropped].items()}
-        return combine({**givers, COLLUDES + 1: held[one][place * SIZE:(place + 1) * SIZE]})
+        return restore_secret({**givers, COLLUDES + 1: held[one][place * SIZE:(place + 1) * SIZE]})
 
     total = sum(np.frombuffer(masked.row, "<u4") for masked in world.sent.values())       # pairs cancel, seeds of all are known
     seeds = {one: secret(one, (), 0) for one in range(COUNT) if one != COLLUDES}
     seeds[COLLUDES] = world.clients[COLLUDES].state.secrets[0].seed
     context = world.server._query.context
-    add_masks(total, [], [self_key(seed, context, one) for one, seed in seeds.items()])
+    add_masks(total, [], [own_mask_key(seed, context, one) for one, seed in seeds.items()])
     others = sum(np.frombuffer(world.sent[one].row, "<u4") for one in range(1, COUNT))    # and again, without client 0
-    agree = agreement(secret(READ, (0,), 1))
-    add_masks(others, [], [self_key(seed, context, one) for one, seed in seeds.items() if one != READ])
-    add_masks(others, [pair_key(agree(world.server._keys[one].masking[0]), context, READ, one) for one in range(1, COUNT)], [])
+    agree = make_key_agreement(secret(READ, (0,), 1))
+    add_masks(others, [], [own_mask_key(seed, context, one) for one, seed in seeds.items() if one != READ])
+    add_masks(others, [pair_mask_key(agree(world.server._keys[one].masking[0]), context, READ, one) for one in range(1, COUNT)], [])
     return (total - others).tolist()
 
 
@@ -123,8 +123,8 @@ def refusals(identity: Identity) -> int:
     """Of three unsigned invitations, how many a participant with this identity refuses."""
     few = sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1)
     invitations = (Session(b"run", 0, tuple(range(COUNT)), 4), few, Run(b"run", tuple(range(COUNT))))
-    answers = [Participant(0, b"run", identity=identity).answer(bundled([wrap(one.id, one)]), lambda *_: None) for one in invitations]
-    return sum(answer == bundled([]) and len(refused) == 1 for answer, refused in answers)
+    answers = [Participant(0, b"run", identity=identity).answer(encode_bundle([encode_frame(one.id, one)]), lambda *_: None) for one in invitations]
+    return sum(answer == encode_bundle([]) and len(refused) == 1 for answer, refused in answers)
 
 
 def is_refused(attempt) -> bool:

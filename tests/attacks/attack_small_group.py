@@ -48,7 +48,7 @@ class Server:
 
 def rounds(hide: Callable[..., Any]) -> Server:
     """Hold rounds in which small groups are hidden so, and listen to the server."""
-    server, before, params = Server([]), base.hide_small_groups, [TASK.params()]
+    server, before, params = Server([]), base.leave_out_small_groups, [TASK.params()]
     fit = fedtail.GroupAscent.fit
 
     def overheard(self, previous):
@@ -60,18 +60,18 @@ def rounds(hide: Callable[..., Any]) -> Server:
         except StopIteration as end:
             return end.value
 
-    base.hide_small_groups, fedtail.GroupAscent.fit = hide, overheard
+    base.leave_out_small_groups, fedtail.GroupAscent.fit = hide, overheard
     try:
         fedtail.train(METHOD, TASK, SMALL, rounds=ROUNDS, channel=fedtail.SecureChannel(8, MINIMUM, masks="none"),
                       on_round=lambda progress: params.append(progress.trained.state.params))
     finally:
-        base.hide_small_groups, fedtail.GroupAscent.fit = before, fit
+        base.leave_out_small_groups, fedtail.GroupAscent.fit = before, fit
     return server
 
 
 def attack() -> Outcome:
     """Whether single losses were read before, none is now, and a group of one is refused before the run starts."""
-    before, now = rounds(lambda question, **_: question), rounds(base.hide_small_groups)
+    before, now = rounds(lambda question, **_: question), rounds(base.leave_out_small_groups)
     refused = refusals(METHOD, ALONE, fedtail.SecureChannel(8, MINIMUM), LocalFleet(ALONE, TASK))
     worst = max(before.errors, default=1.0)
     return Outcome(bool(before.errors) and worst < 1e-6 and not now.errors and now.others > 0 and len(refused) == 1,

@@ -31,9 +31,9 @@ class CountedBeforeOnly(fedtail.SecureChannel):
         """Unmask whatever the threshold allows."""
         return super().collect(questions, encoding, fleet, cohort, broadcast, again)
 
-    def lose_few(self, questions, fleet, needed=0):
+    def check_enough_answers(self, questions, fleet, needed=0):
         """Lose the round by the threshold alone."""
-        super().lose_few(questions, fleet)
+        super().check_enough_answers(questions, fleet)
 
 
 def released(channel: fedtail.SecureChannel, people, start) -> torch.Tensor:

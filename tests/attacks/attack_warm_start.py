@@ -16,7 +16,7 @@ from outcome import Outcome
 import fedtail
 from fedtail import Ledger, PrivacyBudget
 from fedtail.models import SoftmaxRegression
-from fedtail.privacy.statement import release_obstacles, statement
+from fedtail.privacy.statement import privacy_statement, release_obstacles
 from fedtail.training import Trained
 
 from cases import small_population
@@ -48,7 +48,7 @@ def attack() -> Outcome:
                 ways["resume"] = lambda e=earlier, s=system: fedtail.resume(e, population, **s)
             for way, go in ways.items():
                 trained, tried = go(), tried + 1
-                said = statement(trained.ledger, trained.rounds)
+                said = privacy_statement(trained.ledger, trained.rounds)
                 qualified = "with respect to these rounds only" in said.get("statement", "") or not said["private"]
                 covers = sum(count for _, count in trained.ledger.rounds) >= 8
                 if not (qualified or covers) or not release_obstacles(trained.ledger):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedtail
 from fedtail import AdaptiveClip, IntegerChannel, Ledger, PlainChannel, PrivacyBudget, SecureChannel
-from fedtail.algorithm import Method, run_round, states_of
+from fedtail.algorithm import Method, member_states, run_round
 from fedtail.data.population import Population
 from fedtail.engine import LocalFleet
 from fedtail.models import LeastSquares
@@ -126,7 +126,7 @@ def observe(method: Method, canaries: Canaries, channel: Overheard, wanted: int,
     """
     fleet, ledger = fleet or canaries.fleet(), Ledger(PrivacyBudget(randomness="os" if seed is None else "seed"))
     runs, scores = -(-2 * wanted // canaries.count), []
-    start = method.start(canaries.task.params().to(WIDE), 0)
+    start = method.initial_state(canaries.task.params().to(WIDE), 0)
     for run in range(runs):
         state, score = at_round(start, run * rounds), np.zeros(canaries.count)
         for _ in range(rounds):
@@ -144,7 +144,7 @@ def observe(method: Method, canaries: Canaries, channel: Overheard, wanted: int,
 
 def at_round(state, number: int):
     """The state of a method or a family, as if at the beginning of this round."""
-    states = tuple(replace(one, round=number) for one in states_of(state))
+    states = tuple(replace(one, round=number) for one in member_states(state))
     return states if isinstance(state, tuple) else states[0]
 
 

@@ -31,7 +31,7 @@ def epsilon_by_curve(attack: Attack, charged: Rounds, delta: float) -> float:
                 break
         return margin
 
-    alarms, misses = attack._errors(below)
+    alarms, misses = attack._bounds_at_best_threshold(below)
 
     def refuted(factor: float) -> bool:
         return bool(misses < curve(charged, factor).fewest_misses(alarms))

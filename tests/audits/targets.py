@@ -36,7 +36,7 @@ AT_ONCE = 200                         # questions of a round
 def observe_histogram(method: str, noise: Noise, channel: Channel, wanted: int, seed: int | None) -> Observations:
     """A noisy histogram of losses; the target is in the bin whose row is longest."""
     histogram = NoisyHistogram(8.0, float(len(OTHERS) + 1), noise, bins=8, method=method)
-    question, matrix = next(histogram.ask()), histogram.strategy.matrix
+    question, matrix = next(histogram.ask_histogram()), histogram.strategy.matrix
     place = int((matrix**2).sum(0).argmax())
     return observe_question(question, place + 0.5, matrix[:, place], channel, wanted, seed)
 
@@ -87,7 +87,7 @@ def observe_quantiles(method: str, adjacency: str, wanted: int, seed: int | None
 @lru_cache
 def quantile_plan(method: str, adjacency: str) -> QuantilePlan:
     """A plan for five clients and four bins, at an epsilon of 32 and a delta of 1e-9."""
-    return plan_quantiles(5, [0.5], Edges.equal(0.0, 4.0, 4), epsilon=32.0, delta=1e-9, method=method, adjacency=adjacency, allow_few=True)
+    return plan_quantiles(5, [0.5], Edges.of_equal_width(0.0, 4.0, 4), epsilon=32.0, delta=1e-9, method=method, adjacency=adjacency, allow_few=True)
 
 
 def most_different(matrix: np.ndarray, adjacency: str) -> tuple[int | None, int]:
@@ -102,4 +102,4 @@ def most_different(matrix: np.ndarray, adjacency: str) -> tuple[int | None, int]
 def with_empty_bin(plan: QuantilePlan) -> QuantilePlan:
     """A plan with a bin more, beyond the range, whose client sends zeros and its share of the noise: one that is left out."""
     matrix = np.concatenate([plan.strategy.matrix, np.zeros((plan.strategy.width, 1), dtype=np.int64)], 1)
-    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.given([*plan.edges.values, 5.0]))
+    return replace(plan, strategy=replace(plan.strategy, matrix=matrix), edges=Edges.from_values([*plan.edges.values, 5.0]))

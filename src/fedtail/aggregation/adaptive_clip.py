@@ -77,7 +77,7 @@ class AdaptiveClip(Part):
         now = self.current_clip_norm(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
-        return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.share, updates.device)[:, None]
+        return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
         """Server: a conversation that asks `train` once and returns `Aggregated`: the noisy mean update and the next clip norm.

@@ -59,7 +59,7 @@ class PrivateMean(Part):
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
         """Rows (clients, dim): each client's update, clipped to norm `clip_norm`, times its density (zero without mass)."""
-        return self.mechanism.clip(updates) * to_device(weighted.share, updates.device)[:, None]
+        return self.mechanism.clip(updates) * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         """Server: a conversation that asks `train` once and returns the noisy sum of rows divided by `total`, (dim,).

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling, with_constant_noise
 from fedtail.privacy.ledger import Ledger
@@ -42,7 +43,7 @@ class Encoder(Encoding, Protocol):
         """An encoded sum as real numbers, float64, (width,); `bound` is the bound on entries that its rows were encoded with."""
         ...
 
-    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+    def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether dividing the decoded `sums` by the weight sums[divisor] gives more than rounding errors of the encoding.
 
         `bound` is the bound on entries that the rows were encoded with, (width,) or (1,).
@@ -54,6 +55,7 @@ class RoundLost(Exception):
     """Too few stayed, or contribute: what was asked stays charged, nothing of it is used, and the model stays as it was."""
 
 
+@with_old_names
 class Channel:
     """Opens a round over a fleet. `reveals_rows` says whether single rows may be sent."""
 
@@ -74,7 +76,7 @@ class Channel:
         """A text that says what the server sees, for ledgers and reports; by default the name of the class."""
         return type(self).__name__
 
-    def described(self, fleet: Fleet) -> str:
+    def label_for_fleet(self, fleet: Fleet) -> str:
         """A text that says what the server sees in a round over this fleet, for the ledger; by default the `label`."""
         return self.label
 
@@ -102,7 +104,7 @@ class Channel:
         `RoundLost` where too few clients take part.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
-        ledger.open(broadcast.round, planned, self.described(fleet))
+        ledger.open(broadcast.round, planned, self.label_for_fleet(fleet))
         number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
@@ -111,46 +113,47 @@ class Channel:
             Sums are nested in tuples as the questions were joined; a question that gathers gives rows. Raises a ValueError for a
             question that this channel refuses; raises `RoundLost` where too few clients were sampled, contribute or answered.
             """
-            questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
+            questions: tuple[Any, ...] = tuple(map(with_question_number, single_questions(question), number))
             if self.minimum_contributors:
-                hidden = partial(hide_small_groups, cohort=cohort, population=fleet.population, minimum=self.minimum_contributors)
+                hidden = partial(leave_out_small_groups, cohort=cohort, population=fleet.population,
+                                 minimum=self.minimum_contributors)
                 questions = tuple(map(hidden, questions))
             for one in questions:
-                refuse_release(self, one.mechanism, one.gather, one.name)
-                if adds_shares(one.mechanism):
-                    most = self.encoding(largest_cohort(planned.sampling, fleet.population), cohort.mass_bound)
+                refuse_mechanism(self, one.mechanism, one.gather, one.name)
+                if clients_add_noise(one.mechanism):
+                    most = self.encoding(largest_cohort_size(planned.sampling, fleet.population), cohort.mass_bound)
                     refuse_rounding_after_noise(one, one.width(dim), most)      # the largest cohort: this one's size is not told
-                lose_thin_noise(one, fleet, cohort)
+                check_enough_for_noise(one, fleet, cohort)
             needed = self.answers_needed(questions, cohort, ask)
             releases = [one.release(dim) for one in questions]
             if constant:
                 shared = zip(questions, releases, strict=True)
-                questions = tuple(with_fixed_shares(one, cohort, release) for one, release in shared)
+                questions = tuple(with_fixed_noise_shares(one, cohort, release) for one, release in shared)
                 releases = list(map(with_constant_noise, releases))
             charge = partial(ledger.charge, releases)
             charge()
             found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
-            self.lose_few(questions, fleet)
+            self.check_enough_answers(questions, fleet)
             totals = zip(questions, found, strict=True)
-            return arrange_answers(question, iter([read(one, total) for one, total in totals]))
+            return arrange_answers(question, iter([decoded_sum(one, total) for one, total in totals]))
 
-        def read(question: Any, total: Tensor) -> Tensor:
+        def decoded_sum(question: Any, total: Tensor) -> Tensor:
             """A question's decoded sum, float64, with the server's noise where its mechanism adds some.
 
             Raises `RoundLost` where the sum would be divided by a weight that is mostly rounding error.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
-            lose_rounding(question, sums, bound, encoding)
-            return question.mechanism.on_server(sums, server_noise(broadcast, question.number))
+            check_divisor_resolved(question, sums, bound, encoding)
+            return question.mechanism.on_server(sums, server_noise_source(broadcast, question.number))
 
         finished = False
         try:
-            fleet.open(cohort, broadcast)
+            fleet.open_round(cohort, broadcast)
             yield ask
             finished = True
         finally:
-            fleet.close(finished)
+            fleet.close_round(finished)
             ledger.close()
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
@@ -162,7 +165,7 @@ class Channel:
         """
         return fleet.collect(questions, encoding)
 
-    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
+    def check_enough_answers(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
         """Raise `RoundLost` where too few clients answered; what was asked stays charged, at the planned noise.
 
         Needed are the channel's `minimum`, and as many as the noise of each question relies on. Integer noise relies on
@@ -171,13 +174,13 @@ class Channel:
         answered, needed = fleet.answer_count, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
-        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
-        beside = fleet.answered_beside_largest
+        shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
+        beside = fleet.answers_outside_largest_node
         if beside is not None and beside < shares:
             raise RoundLost(f"{beside} clients answered beside those of the node that holds most, which knows their shares of "
                             f"the noise, and {shares} are needed.")
 
-    def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+    def fleet_refusals(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
         """Texts that say why this channel cannot serve `fleet`, none where it can, which is the default.
 
         `cohort_size` is the expected number of clients in a round.
@@ -189,8 +192,9 @@ class Channel:
 
         If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
         of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
-        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. The result is 0 where the channel does not
-        hide single clients, and where all sums have noise: that hides each client, whereas the count would be exact.
+        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum, and a ValueError where a client of the
+        cohort has an importance of zero. The result is 0 where the channel does not hide single clients, and where all sums have
+        noise: that hides each client, whereas the count would be exact.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -199,7 +203,7 @@ class Channel:
             raise ValueError("a client of the cohort has an importance of zero: it would be taken to contribute and would not. "
                              "Give every sampled client a positive importance, or leave it out of the cohort.")
         clients, minimum = len(cohort.ids), self.minimum_contributors
-        fewest = [whole_clients(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
+        fewest = [whole_number_of_clients(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
         unsure = tuple(one.count_question() for one, least in zip(hidden, fewest, strict=True) if least < min(minimum, clients))
         counted = [round(float(sums[0])) for sums in ask(Joint(unsure))] if unsure else []
         least = min([clients, *counted, *(one for one in fewest if one >= minimum)])
@@ -208,16 +212,16 @@ class Channel:
         return clients - least + minimum
 
 
-def whole_clients(fewest: float | None, clients: int) -> int:
+def whole_number_of_clients(fewest: float | None, clients: int) -> int:
     """A lower bound `fewest` on the number of contributing clients, rounded up and at most `clients`; 0 where it is None.
 
-    It may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 1e-6 over a whole
-    number is taken as a rounding error.
+    `fewest` may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 0.05 over a
+    whole number is taken as a rounding error.
     """
     return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
 
 
-def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
+def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
     """A copy of `question` that leaves out groups of which fewer than `minimum` clients were sampled: these answer zeros.
 
     Only a `Statistic` whose part reads groups, without noise, is changed; any other question is returned as it is. Raises
@@ -233,7 +237,7 @@ def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: i
     return replace(question, left_out_groups=tuple(small.tolist()), smallest_group=int(sizes[large].min()))
 
 
-def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
+def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
     """Raise a ValueError where `channel` does not allow a question with this mechanism; `name` is the question's, for the text.
 
     Refused are, where only sums are revealed, noise that the server adds to the exact sum and questions that gather single rows;
@@ -251,17 +255,17 @@ def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: 
                          f"{channel.minimum}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
 
 
-def adds_shares(mechanism: Mechanism) -> bool:
+def clients_add_noise(mechanism: Mechanism) -> bool:
     """Whether the clients add the noise of `mechanism`, a share each; False where the server does, or there is no noise."""
     return mechanism.private and not mechanism.reveals_exact_sum
 
 
-def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
+def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
     """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
     If the clients add the noise, those of the node that holds most of the cohort are not included: it knows their shares.
     """
-    nodes = fleet.population.node if adds_shares(question.mechanism) else None
+    nodes = fleet.population.node if clients_add_noise(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
     if len(cohort.ids) - known < question.mechanism.minimum:
         beside = f" beside those of the node that holds most, {known}, which knows their shares" if known else ""
@@ -269,7 +273,7 @@ def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
                         f"{question.mechanism.minimum}.")
 
 
-def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
+def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A copy of `question` for which exactly `mechanism.minimum` clients add a share of the noise: those with the smallest keys.
 
     The noise of the sum then has one distribution for every cohort that is large enough. The question is returned as it is where
@@ -285,18 +289,18 @@ def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     return replace(question, last_share=int(keys[shares - 1]))
 
 
-def largest_cohort(sampling: Sampling, population: Any) -> int:
+def largest_cohort_size(sampling: Sampling, population: Any) -> int:
     """How many clients a cohort can have: its size for `FixedSampling`, else the whole population."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
 
 
-def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
+def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
     """Raise `RoundLost` where the sums would be divided by a positive weight that the encoding hardly resolves.
 
     The weight is sums[question.divisor]; nothing is checked where the divisor is None, and a weight of zero, when no client
     contributed, is accepted. `bound` is the bound on entries that the rows were encoded with.
     """
-    if question.divisor is None or encoding.resolves(sums, bound, question.divisor):      # floats always do, so be quick
+    if question.divisor is None or encoding.resolves_ratios(sums, bound, question.divisor):      # floats always do, so be quick
         return
     if sums[question.divisor] > 0:
         weight, most = float(sums[question.divisor]), float(bound.expand(len(sums))[question.divisor])
@@ -305,12 +309,12 @@ def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Enc
                         "where some clients weigh far more than others.")
 
 
-def with_number(question: Any, number: int) -> Any:
+def with_question_number(question: Any, number: int) -> Any:
     """A copy of the question with its number in the round, from which its noise is drawn."""
     return replace(question, number=number)
 
 
-def server_noise(broadcast: Broadcast, number: int) -> Randomness:
+def server_noise_source(broadcast: Broadcast, number: int) -> Randomness:
     """The source of the server's noise for question `number` of the round.
 
     It is seeded by `broadcast.noise_seed`, the round and the number; the operating system's randomness where that seed is None.

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedtail.deprecated import with_old_names
+
 if TYPE_CHECKING:
     from fedtail.secure import Session
 
 
+@with_old_names
 @dataclass(frozen=True)
 class SparseGraph:
     """Each client shares masks with few random others instead of all: for cohorts of a hundred to ten thousand.
@@ -40,7 +43,7 @@ class SparseGraph:
         """A text that says which graph masks the sums, for the ledger."""
         return f"with few neighbours (up to {self.corrupted:.0%} corrupted, {self.dropped:.0%} dropped)"
 
-    def requirements(self, names: Sequence[int]) -> dict[str, Any]:
+    def client_arguments(self, names: Sequence[int]) -> dict[str, Any]:
         """`corrupted` and `security_bits`, which clients require of a session, as keyword arguments of `LocalClients`.
 
         `names`, the clients, are not used here.
@@ -63,6 +66,7 @@ class SparseGraph:
         return self.session(b"threshold", 0, tuple(range(clients)), threshold).threshold
 
 
+@with_old_names
 @dataclass(frozen=True)
 class SignedGraph:
     """Every pair of participants shares a mask, and all sign: against a server that departs from the protocol.
@@ -84,7 +88,7 @@ class SignedGraph:
         """A text that says how the sums are protected, for the ledger: signatures, and how many participants may collude."""
         return f"signed against a server that departs from the protocol with up to {self.colluding} colluding participants"
 
-    def requirements(self, names: Sequence[int]) -> dict[str, Any]:
+    def client_arguments(self, names: Sequence[int]) -> dict[str, Any]:
         """{"identities": an `Identity` for each client of `names`}, as a keyword argument of `LocalClients`, for one process.
 
         Each has a new secret key, from the operating system's randomness, and pins the public keys of all.
@@ -93,7 +97,7 @@ class SignedGraph:
         from fedtail.secure.primitives import KEY, system
 
         made = {one: Identity(system(KEY), ()) for one in names}
-        pinned = {one: identity.public for one, identity in made.items()}
+        pinned = {one: identity.public_key for one, identity in made.items()}
         return {"identities": {one: Identity(identity.secret, pinned, self.colluding) for one, identity in made.items()}}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder
 from fedtail.channel.plain import EXACT_BITS
+from fedtail.deprecated import with_old_names
 
 FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
 RESOLVED = 2          # times what rounding may add up to: more than half of such a sum is certainly not rounding
@@ -30,7 +31,7 @@ class IntegerChannel(Channel):
 
     def __post_init__(self) -> None:
         """Raise a ValueError where `modulus_bits` is not in 8..62."""
-        check_modulus(self.modulus_bits)
+        check_modulus_bits(self.modulus_bits)
 
     @property
     def label(self) -> str:
@@ -42,16 +43,16 @@ class IntegerChannel(Channel):
 
         Raises a ValueError where too few bits are left for a row.
         """
-        return fixed_point(clients, mass, self.modulus_bits)
+        return fixed_point_encoding(clients, mass, self.modulus_bits)
 
 
-def check_modulus(modulus_bits: int) -> None:
+def check_modulus_bits(modulus_bits: int) -> None:
     """Raise `ValueError` for a modulus that sums in 64-bit integers cannot have: fewer than 8 bits, or more than 62."""
     if not 8 <= modulus_bits <= 62:
         raise ValueError(f"modulus_bits must be in 8..62, got {modulus_bits}. Sums are held in 64-bit integers.")
 
 
-def fixed_point(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
+def fixed_point_encoding(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
     """The fixed-point encoding modulo 2^modulus_bits for `clients` rows of clients of at most `mass` each.
 
     Raises a ValueError where fewer than 12 bits are left for an entry of a row, which would be too coarse.
@@ -64,6 +65,7 @@ def fixed_point(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
     return code
 
 
+@with_old_names
 @dataclass(frozen=True)
 class FixedPoint:
     """round(row * scale) mod M, scale a power of two with which `clients` rows within the bound cannot wrap.
@@ -90,8 +92,8 @@ class FixedPoint:
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         """round(rows * scale) modulo M, int64 in [0, M), (clients, width).
 
-        A positive weight, the entry at `divisor`, is rounded to one at least, so that it stays apart from zero. Raises a
-        ValueError for an entry beyond its bound, since the sum could wrap.
+        The entry at `divisor` is a weight: a positive one is encoded as 1 at least, so that it differs from zero; None means
+        that there is no weight. Raises a ValueError for an entry beyond its bound, since the sum could wrap.
         """
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound
@@ -122,13 +124,13 @@ class FixedPoint:
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)
 
-    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+    def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether dividing `sums` by the weight sums[divisor] gives more than rounding errors.
 
-        Rounding moves an entry of a row by at most half a step and a weight by at most one, so a sum by that times the number of
-        clients. True where the weight is at least the bound of one client's. Else the weight must be `RESOLVED` times its largest
-        rounding error, and so must some other sum; or the error of every ratio must be `NEGLIGIBLE`, as where the updates are
-        small.
+        Rounding moves an entry of a row by at most half a step of the encoding, and a weight by at most one step. The error of a
+        sum is at most that times the number of clients. The result is True where the weight is at least the largest that one
+        client may have. A smaller weight must be at least `RESOLVED` times its largest error; then some other sum must be so
+        too, or the error of every ratio at most `NEGLIGIBLE`, as where updates are small.
         """
         weight, whole = sums[divisor], bound.expand(len(sums))[divisor]
         rounding = self.clients / (2 * self.scale(bound)).expand(len(sums))

@@ -52,6 +52,6 @@ class Plain:
         """`total` itself, which is not encoded; `bound` is not used."""
         return total
 
-    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+    def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """True: float64 keeps its relative precision for small sums too."""
         return True

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder, RoundLost
 from fedtail.channel.graph import SignedGraph, SparseGraph
-from fedtail.channel.integer import check_modulus, fixed_point
+from fedtail.channel.integer import check_modulus_bits, fixed_point_encoding
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hash_bits, uniform
+from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
 
@@ -59,7 +59,7 @@ class SecureChannel(Channel):
         `modulus_bits` must be in 8..62, `threshold` and `minimum_contributors` at least 2, `masks` "real" or "none", and
         `dropout` in [0, 1).
         """
-        check_modulus(self.modulus_bits)
+        check_modulus_bits(self.modulus_bits)
         if self.threshold < 2:
             raise ValueError(f"threshold must be at least 2, got {self.threshold}: the sum over one client is its row.")
         if self.minimum_contributors < 2:
@@ -84,7 +84,7 @@ class SecureChannel(Channel):
         seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
-    def described(self, fleet: Fleet) -> str:
+    def label_for_fleet(self, fleet: Fleet) -> str:
         """A text that says what the server sees in a round over this fleet, for the ledger.
 
         It is the `label` where all clients are in one process; else it says that nodes mask their sums.
@@ -105,7 +105,7 @@ class SecureChannel(Channel):
 
         Raises a ValueError where too few bits are left for a row.
         """
-        return fixed_point(clients, mass, self.modulus_bits)
+        return fixed_point_encoding(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
@@ -119,16 +119,16 @@ class SecureChannel(Channel):
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
         if self.masks == "none" and not self.dropout:
             sums = fleet.collect(questions, encoding)
-            self._lose_silent(len(cohort.key), needed, questions, fleet)
+            self._needed_with_silent_clients(len(cohort.key), needed, questions, fleet)
             return sums
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
-        needed = self._lose_silent(len(cohort.key), needed, questions, fleet)
-        gone = [self._vanished(cohort, broadcast, one.number) for one in questions]
+        needed = self._needed_with_silent_clients(len(cohort.key), needed, questions, fleet)
+        gone = [self._draw_dropouts(cohort, broadcast, one.number) for one in questions]
         if self.masks == "none":
-            return [self._unmasked(mine, lost, needed) for mine, lost in zip(rows, gone, strict=True)]
-        return self._masked(questions, rows, gone, cohort, broadcast, needed)
+            return [self._sum_without_masks(mine, lost, needed) for mine, lost in zip(rows, gone, strict=True)]
+        return self._sums_with_masks(questions, rows, gone, cohort, broadcast, needed)
 
-    def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+    def fleet_refusals(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
         """Texts that say why sums over `fleet` cannot be secure with these settings, none where they can.
 
         For example, `cohort_size` (the expected number of clients in a round) is below the threshold, clients cannot mask their
@@ -156,36 +156,36 @@ class SecureChannel(Channel):
             yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
                    "two or more.")
 
-    def _lose_silent(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
+    def _needed_with_silent_clients(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
         """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.
 
         Raises `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
         """
-        silent = fleet.silent(questions) if needed else 0
+        silent = fleet.count_silent_clients(questions) if needed else 0
         if clients < needed + silent:
             raise RoundLost(f"{silent} of {clients} clients answered with zeros (a loss or an update that is not finite, or an "
                             f"empty row), and {needed} must answer otherwise: fewer than minimum_contributors may be left.")
         return needed + silent
 
-    def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
+    def _draw_dropouts(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Which clients of the cohort drop out of question `number` before their row arrives, by `dropout`: (clients,) bool.
 
         The draw is a function of the seed, the round, the client's key and the number.
         """
-        return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+        return uniform_numbers(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
-    def _unmasked(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
+    def _sum_without_masks(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
         """The sum of `rows` over the clients that are not `gone`, modulo 2^modulus_bits, without masks: int64, (width,).
 
         Raises `RoundLost` where fewer stayed than `needed`, or than the protocol with masks would need.
         """
-        stayed, needed = int((~gone).sum()), max(needed, self._threshold(len(gone)))
+        stayed, needed = int((~gone).sum()), max(needed, self._session_threshold(len(gone)))
         if stayed < needed:
             raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {needed}.")
         return rows[~gone].sum(0) % (1 << self.modulus_bits)
 
-    def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
-                broadcast: Broadcast, needed: int) -> list[Tensor]:
+    def _sums_with_masks(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
+                         broadcast: Broadcast, needed: int) -> list[Tensor]:
         """Each question's sum, int64, (width,), by the whole protocol of secure aggregation between clients in this process.
 
         `rows` and `gone` (who drops out before its row arrives) are by question. The masks are bound to the round, the model, the
@@ -193,11 +193,11 @@ class SecureChannel(Channel):
         than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
-        from fedtail.secure.exchanges import refuse_few
+        from fedtail.secure.exchanges import refuse_few_clients
 
         names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
-        enough = partial(refuse_few, dict.fromkeys(names, 1), needed)
-        requires = {} if self.graph is None else self.graph.requirements(names)
+        enough = partial(refuse_few_clients, dict.fromkeys(names, 1), needed)
+        requires = {} if self.graph is None else self.graph.client_arguments(names)
         for question, mine, lost in zip(questions, rows, gone, strict=True):
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
             clients = LocalClients(names, RUN, self.threshold, vanish, **requires)
@@ -205,14 +205,14 @@ class SecureChannel(Channel):
             clients.context = context_digest(question, broadcast, names)
             rounds = Rounds(clients)
             try:
-                rounds.open(self._session(broadcast.round, tuple(sorted(names))))
+                rounds.open(self._make_session(broadcast.round, tuple(sorted(names))))
                 total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context, check=enough).total
             except TooFew as reason:
                 raise RoundLost(str(reason)) from reason
             totals.append(torch.from_numpy(total))
         return totals
 
-    def _session(self, round: int, names: tuple[int, ...]) -> Session:
+    def _make_session(self, round: int, names: tuple[int, ...]) -> Session:
         """The `Session` of a simulated round of the clients `names`, which are in increasing order.
 
         Its threshold is the larger of `self.threshold` and a majority, which `graph` may raise. Raises `TooFew` where a
@@ -224,7 +224,7 @@ class SecureChannel(Channel):
         make = Session if self.graph is None else self.graph.session
         return make(RUN, round, names, threshold)
 
-    def _threshold(self, clients: int) -> int:
+    def _session_threshold(self, clients: int) -> int:
         """How many of `clients` must stay: the larger of `self.threshold` and a majority, which `graph.threshold` may raise."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)

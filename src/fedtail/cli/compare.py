@@ -42,7 +42,7 @@ def compare(
 
     changes = options.settings_with_device(settings, device)
     wanted = [one for file in experiments for one in read_experiments(file, changes, trust)]
-    check_comparable(wanted)
+    check_methods_comparable(wanted)
     numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
 
     def jobs(folder: Path) -> list[Job]:
@@ -74,7 +74,7 @@ def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, .
     return wanted[0].seeds
 
 
-def check_comparable(wanted: Sequence[Experiment]) -> None:
+def check_methods_comparable(wanted: Sequence[Experiment]) -> None:
     """Raise ExperimentError unless there are at least two methods, all on the same data and with the same error.
 
     Their names must differ too, also as names of folders.

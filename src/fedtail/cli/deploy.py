@@ -37,7 +37,7 @@ def init(
     from fedtail.deployment.flower.folder import startup_commands, write_deployment
     from fedtail.experiment import AS_WRITTEN
 
-    held_out = any(evaluates_test(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
+    held_out = any(evaluates_test_examples(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
     made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
                             test_share=0.2 if held_out else 0.0)
@@ -56,7 +56,7 @@ def identity(folder: Path = typer.Argument(..., help="The node's own folder, on 
     typer.echo(make_identity(folder))
 
 
-def evaluates_test(experiment: Experiment) -> bool:
+def evaluates_test_examples(experiment: Experiment) -> bool:
     """Whether clients of a deployment evaluate models on test examples that they hold out; False where they evaluate nothing.
 
     `experiment` may be one whose parts were read but not made.

@@ -128,9 +128,9 @@ def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, populati
     """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
-    from fedtail.privacy.minimum_cohort import minimum_for
+    from fedtail.privacy.minimum_cohort import minimum_cohort_for
 
-    return minimum_for(cohort / population, population)
+    return minimum_cohort_for(cohort / population, population)
 
 
 def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
@@ -193,7 +193,7 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
     With --epsilon, `epsilon` is the budget and `epsilon_spent` what the noise spends of it, which may be a little less; with
     --noise both are the same.
     """
-    from fedtail.privacy.calibration import questionable_settings
+    from fedtail.privacy.calibration import privacy_setting_warnings
     from fedtail.privacy.composed_mechanism import sampling_rate
 
     bought = found.guarantee
@@ -208,13 +208,13 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
         "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.sampling_event),
         "minimum": request.minimum, "notes": list(bought.notes),
-        "warnings": questionable_settings(request.population, request.sampling_event, request.delta)}
+        "warnings": privacy_setting_warnings(request.population, request.sampling_event, request.delta)}
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
     """Print the guarantee, a table of noise and epsilon, and a table of epsilon against rounds; warnings go to stderr."""
     from fedtail.cli.terminal import show_table
-    from fedtail.privacy.calibration import questionable_settings
+    from fedtail.privacy.calibration import privacy_setting_warnings
 
     drawn = "every client in every round" if request.sampling == "none" else \
         f"cohorts of {request.cohort} by {request.sampling} sampling"
@@ -222,10 +222,11 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     typer.echo(str(found.guarantee))
     show_table(title, ["what", "value"], [[name, value] for name, value in plan_rows(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
-    rows = [[str(count), _epsilon_text(bought.epsilon), _epsilon_text(bought.without_amplification)]
-            for count, bought in zip(shown, guarantees_after(replace(request, noise=found.whole_round), shown), strict=True)]
+    bought = guarantees_after_rounds(replace(request, noise=found.whole_round), shown)
+    rows = [[str(count), _epsilon_text(one.epsilon), _epsilon_text(one.without_amplification)]
+            for count, one in zip(shown, bought, strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
-    for note in (*found.guarantee.notes, *questionable_settings(request.population, request.sampling_event, request.delta)):
+    for note in (*found.guarantee.notes, *privacy_setting_warnings(request.population, request.sampling_event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
@@ -244,16 +245,16 @@ def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
         *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
         ("without amplification, a client in one round", _epsilon_text(bought.one_participation)),
         ("without amplification, a client in every round", _epsilon_text(bought.without_amplification)),
-        *_skip_rows(request)]
+        *_skipped_round_rows(request)]
 
 
-def _skip_rows(request: Request) -> list[tuple[str, str]]:
+def _skipped_round_rows(request: Request) -> list[tuple[str, str]]:
     """Rows (what, value) about skipped rounds under Poisson sampling: with a minimum cohort, the probability of skipping one.
 
     Without one, the largest minimum that is missed less than once in 100000 rounds. [] for other sampling, or where there is
     none.
     """
-    from fedtail.privacy.minimum_cohort import minimum_for, skip_probability
+    from fedtail.privacy.minimum_cohort import minimum_cohort_for, skip_probability
 
     if request.sampling != "poisson" or request.cohort is None:
         return []
@@ -262,12 +263,12 @@ def _skip_rows(request: Request) -> list[tuple[str, str]]:
         return [(f"rounds of fewer than {request.minimum} are skipped, with probability",
                  f"{skip_probability(rate, request.population, request.minimum):.2g}")]
     try:
-        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, request.population)))]
+        return [("largest minimum missed less than once in 100000 rounds", str(minimum_cohort_for(rate, request.population)))]
     except ValueError:
         return []
 
 
-def guarantees_after(request: Request, counts: list[int]) -> list[Guarantee]:
+def guarantees_after_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
     """The guarantees after each number of rounds in `counts`, in that order, with the noise of `request`, which must be set."""
     return [solve_request(replace(request, rounds=count)).guarantee for count in counts]
 
@@ -280,7 +281,7 @@ def plot_epsilon(request: Request, file: Path) -> None:
     from plotly import graph_objects
 
     counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    bought = guarantees_after(request, counts)
+    bought = guarantees_after_rounds(request, counts)
     figure = graph_objects.Figure(layout={
         "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
         "yaxis_rangemode": "tozero",

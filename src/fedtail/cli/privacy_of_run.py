@@ -25,14 +25,14 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
     model may not be released: for example a release without noise, a simulated guarantee, or a ledger that cannot be verified.
     Raises LedgerError where the ledger was changed.
     """
-    from fedtail.privacy.statement import price_change, release_obstacles, statement
+    from fedtail.privacy.statement import price_change, privacy_statement, release_obstacles
     from fedtail.runs import RunFolder
 
     folder = RunFolder.open(run, also_deployed=True)
     ledger = open_ledger(folder)
-    doubts = check_ledger(folder, ledger)
+    doubts = ledger_problems(folder, ledger)
     rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
-    found = statement(ledger, rounds, delta, folder.not_charged)
+    found = privacy_statement(ledger, rounds, delta, folder.not_charged)
     change = price_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
     problems = [*doubts, *release_obstacles(ledger)]
@@ -66,7 +66,7 @@ def open_ledger(folder: RunFolder) -> Ledger:
     return Ledger(budget, folder.path / LEDGER, unrecorded=budget.randomness)      # which a run cannot change
 
 
-def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
+def ledger_problems(folder: RunFolder, ledger: Ledger) -> list[str]:
     """Compare a run's ledger with the digests in its newest checkpoint and, if it is finished, in its result.
 
     Raises LedgerError where it does not begin with what it held then. Returns [], or a list with the text UNVERIFIED where the
@@ -78,9 +78,9 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
     newest = ledger_mark(folder.path)
     at_end = folder.result.get("ledger") if folder.is_finished else None
     if newest is not None and newest[1] is not None:
-        ledger.check(newest[1], newest[0])
+        ledger.check_against_mark(newest[1], newest[0])
     if at_end is not None:
-        ledger.check(LedgerMark(*at_end), folder.result["round"])
+        ledger.check_against_mark(LedgerMark(*at_end), folder.result["round"])
     return [] if at_end is not None or (newest is not None and newest[1] is not None) else [UNVERIFIED]
 
 

@@ -53,9 +53,9 @@ def quantile(
     |F(estimate) - P|, 0.02 being two percentiles, and is known before anything is spent. Values outside the range are clipped;
     how many is not released. The number of clients is taken to be public.
     """
-    from fedtail.quantiles.private import build_edges, check_values, plan_quantiles, release
+    from fedtail.quantiles.private import build_edges, checked_values, plan_quantiles, release
 
-    numbers = check_values(read_values(values, column))
+    numbers = checked_values(read_values(values, column))
     places = None if edges is None else read_values(edges, None)
     plan = plan_quantiles(
         len(numbers), levels, build_edges(ends, bins, places), epsilon=epsilon, delta=delta, method=method,
@@ -63,14 +63,14 @@ def quantile(
         allow_few=allow_few, max_error=max_error)
     if not as_json:
         print_plan(plan)
-    releases = [release(plan, numbers, release_randomness(seed, k)) for k in range(repeat)]
+    releases = [release(plan, numbers, randomness_for_release(seed, k)) for k in range(repeat)]
     if as_json:
         print_json(releases_as_json(releases))
     else:
         show_releases(releases)
 
 
-def release_randomness(seed: int | None, k: int) -> Any:
+def randomness_for_release(seed: int | None, k: int) -> Any:
     """The source of noise for release number `k`: the operating system where `seed` is None.
 
     Otherwise a generator seeded with `seed` and `k`, with which the guarantee is only simulated.
@@ -98,7 +98,7 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
                          "read.")
-    name = column or only_column(list(list_arrays(path)), path)
+    name = column or only_column_name(list(list_arrays(path)), path)
     return read_arrays(path, [name])[name]
 
 
@@ -114,18 +114,19 @@ def read_text_column(path: Path, column: str | None) -> np.ndarray:
     import numpy as np
 
     from fedtail.reading import read_text as read_text_of
-    from fedtail.reading import refuse_damaged, shorten
+    from fedtail.reading import refuse_damaged, short_text
 
     with refuse_damaged(str(path), "Write a column of numbers."):
         text = io.StringIO(read_text_of(path, 1 << 30, "a file of numbers"), newline="")
         rows = [row for row in csv.reader(text) if row]
     named = bool(rows) and not all(is_number(cell) for cell in rows[0])
     names = rows.pop(0) if named else [str(k) for k in range(len(rows[0]) if rows else 0)]
-    place = column_index(column, names, path) if column else names.index(only_column(names, path))
+    place = column_index(column, names, path) if column else names.index(only_column_name(names, path))
     try:
         return np.array([float(row[place]) for row in rows])
     except (ValueError, IndexError) as reason:
-        raise ValueError(f"{path} has lines without a number in column {shorten(names[place])!r}: {shorten(reason)}.") from None
+        raise ValueError(f"{path} has lines without a number in column {short_text(names[place])!r}: "
+                         f"{short_text(reason)}.") from None
 
 
 def is_number(text: str) -> bool:
@@ -144,7 +145,7 @@ def column_index(column: str, names: list[str], path: Path) -> int:
     return names.index(column)
 
 
-def only_column(names: list[str], path: Path) -> str:
+def only_column_name(names: list[str], path: Path) -> str:
     """The only name in `names`; raises ValueError, which lists them, where there is none or several. `path` is for its text."""
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names)[:1000] or 'it is empty'}.")

@@ -158,20 +158,20 @@ def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) 
     """
     from fedtail.runs.execution import holds_run_of
 
-    taken = taken_folders(place)
+    taken = existing_numbered_folders(place)
     if resume:
         ours = [folder for folder in taken if any(holds_run_of(*job) for job in jobs(folder))]
-        return ours[-1] if ours else free_folder(place)
-    return free_folder(place)
+        return ours[-1] if ours else first_unused_folder(place)
+    return first_unused_folder(place)
 
 
-def free_folder(place: Path) -> Path:
+def first_unused_folder(place: Path) -> Path:
     """The first of `place`, `place-2`, `place-3`, ... that does not exist; it is not created."""
-    taken = taken_folders(place)
+    taken = existing_numbered_folders(place)
     return place.with_name(f"{place.name}-{len(taken) + 1}") if taken else place
 
 
-def taken_folders(place: Path) -> list[Path]:
+def existing_numbered_folders(place: Path) -> list[Path]:
     """Those of `place`, `place-2`, `place-3`, ... before the first that does not exist; [] where `place` does not."""
     taken = [place] if place.exists() else []
     while taken and (following := place.with_name(f"{place.name}-{len(taken) + 1}")).exists():

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_name, free_folder, resume_command, taken_folders
+from fedtail.cli.run import existing_numbered_folders, first_unused_folder, folder_name, resume_command
 from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 SHOWN = 10
@@ -40,7 +40,7 @@ def tune(
     search = read_search(experiment, changes, method, trust)
     numbers = options.chosen_seeds(seeds, search.first().seeds)
     place = Path("runs") / f"{folder_name(search.name)}-tune"
-    folder = out or (([*taken_folders(place)] or [place])[-1] if resume else free_folder(place))
+    folder = out or (([*existing_numbered_folders(place)] or [place])[-1] if resume else first_unused_folder(place))
     watcher = Watcher(quiet=as_json)
     with watcher.show_progress():
         result = search_all(search, numbers, folder, watcher, resume)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtail.data.arrays import as_array, is_ragged, join_clients
 from fedtail.data.population import Population
-from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, shorten
+from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, short_text
 
 MOST_BYTES = 1 << 32      # of a file: LEAF's own have some hundred million
 Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
@@ -93,7 +93,7 @@ def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     except Unreadable:
         raise
     except (ValueError, RecursionError) as reason:
-        raise ValueError(f"{path.name} is not a JSON file: {shorten(reason)}. Is it whole?") from reason
+        raise ValueError(f"{path.name} is not a JSON file: {short_text(reason)}. Is it whole?") from reason
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, so it is not a LEAF file.")
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]

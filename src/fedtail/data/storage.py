@@ -18,7 +18,7 @@ from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
 from fedtail.data.tables import npy_header
 from fedtail.losses import IGNORED
-from fedtail.reading import Unreadable, read_json, shorten
+from fedtail.reading import Unreadable, read_json, short_text
 
 FORMAT, VERSION = "fedtail population", 2
 FORMER = 1                                              # which padded sequences of numbers with -100, not with NaN
@@ -175,13 +175,13 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
                          "population.save(folder).")
     if manifest.get("version") not in (FORMER, VERSION):
-        raise ValueError(f"{place} has format version {shorten(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
+        raise ValueError(f"{place} has format version {short_text(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
                          "Install the fedtail that wrote it, or save the population again.")
     names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
     inputs = [name for name in names if name == "inputs" or name.partition("inputs.")[2].isidentifier()]
     rest = set(names) - set(inputs)
     if not inputs or ("inputs" in inputs and len(inputs) > 1) or not set(_NEEDED) <= rest <= {*_NEEDED, *_OPTIONAL}:
-        raise ValueError(f"{place / _MANIFEST} names the arrays {shorten(', '.join(names)) or 'none'}; inputs and "
+        raise ValueError(f"{place / _MANIFEST} names the arrays {short_text(', '.join(names)) or 'none'}; inputs and "
                          f"{', '.join(_NEEDED)} are needed. Save the population again.")
     return manifest
 
@@ -216,12 +216,12 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
             begins = stream.tell()
         whole = min(shape, default=0) >= 0 and begins + math.prod(shape) * kind.itemsize == file.stat().st_size
     except Exception as reason:                                     # whatever a damaged file makes numpy say
-        raise ValueError(f"{file} is damaged or cut short ({shorten(reason)}). Save the population again.") from None
+        raise ValueError(f"{file} is damaged or cut short ({short_text(reason)}). Save the population again.") from None
     if not whole or not kind.itemsize:
         raise ValueError(f"{file} is damaged or cut short. Save the population again.")
     found = {"dtype": kind.str, "shape": list(shape)}
     if found != entry:
-        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shorten(entry)}. Save the population again.")
+        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {short_text(entry)}. Save the population again.")
     if (name in _KINDS and kind.str != _KINDS[name]) or (name not in (*_KINDS, "names") and kind.kind not in "biuf"):
         raise ValueError(f"{name}.npy holds {kind}, {_KINDS.get(name, 'numbers')} is needed. Save the population again.")
     return np.memmap(file, kind, "c", begins, shape, "F" if by_columns else "C")      # copy on write
@@ -238,8 +238,8 @@ def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.nd
         of_clients = name in ("start", "size", "mass", "key", *_OPTIONAL)
         count = clients if of_clients else examples
         if not array.ndim or type(count) is not int or len(array) != count or (of_clients and array.ndim != 1):
-            raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {shorten(clients)} clients "
-                             f"and {shorten(examples)} examples. Save the population again.")
+            raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {short_text(clients)} clients "
+                             f"and {short_text(examples)} examples. Save the population again.")
     start, size = arrays["start"], arrays["size"]
     if not clients or size.min() < 1 or size.max() > examples or start.min() < 0 or (start > examples - size).any():
         raise ValueError(f"{place} has clients that reach outside its {examples} examples. Save the population again.")

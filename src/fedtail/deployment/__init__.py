@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedtail.deprecated import old_name
+from fedtail.deprecated import object_of_old_name
 
 if TYPE_CHECKING:
     from fedtail.deployment.node import PARTS, Node
@@ -29,5 +29,5 @@ def __getattr__(name: str) -> Any:
     A name that was renamed returns the new object with a DeprecationWarning; any other raises AttributeError.
     """
     if name not in _HOME:
-        return old_name(__name__, name)
+        return object_of_old_name(__name__, name)
     return getattr(importlib.import_module(f"fedtail.deployment.{_HOME[name]}"), name)

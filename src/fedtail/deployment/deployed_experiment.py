@@ -63,7 +63,7 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
     if "channel" in experiment.source.tables:
         return experiment.channel
     expected = experiment.algorithm.sample.expected_size(population)
-    return SecureChannel(threshold=max(2, experiment.algorithm.minimum, int(expected) // 2 + 1))
+    return SecureChannel(threshold=max(2, experiment.algorithm.minimum_cohort, int(expected) // 2 + 1))
 
 
 def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:

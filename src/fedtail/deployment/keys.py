@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedtail.reading import read_text, shorten
+from fedtail.reading import read_text, short_text
 from fedtail.secure.primitives import KEY, identity_public_key
 
 DAYS = 365
@@ -92,7 +92,7 @@ def public_identity(text: str) -> bytes:
         return _key_bytes(text.strip())
     except ValueError:
         raise ValueError("a pinned identity must be 64 hexadecimal digits, as in identity.pub; got "
-                         f"{shorten(repr(text))}.") from None
+                         f"{short_text(repr(text))}.") from None
 
 
 def _key_bytes(text: str) -> bytes:

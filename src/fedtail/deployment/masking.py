@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds, accept_any
+from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds, accept_any_members
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
@@ -36,7 +36,7 @@ class Masking(Protocol):
         ...
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any) -> Sum:
+            check: Check = accept_any_members) -> Sum:
         """The sum of the nodes' rows, `width` integers modulo 2 ** modulus_bits, and the nodes in it; TooFew if few answer.
 
         `context` is the digest that masks are bound to. `check` is called with the nodes that answered, before their sum is
@@ -78,7 +78,7 @@ class DropoutTolerant:
         self._graph = graph
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any) -> Sum:
+            check: Check = accept_any_members) -> Sum:
         """The sum of the rows of the nodes that answer, unless `check` raises for them; there is no retry, so `again` is unused.
 
         Exchanges keys first where the round's session is not open or its sums are used up. With `ahead`, the first sum of a round
@@ -165,7 +165,7 @@ class AllOrNothing:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any) -> Sum:
+            check: Check = accept_any_members) -> Sum:
         """The sum over all nodes of the round that have keys; where some do not answer, one retry over the others.
 
         `again` charges for the retry and returns its context digest; None: the rows have no noise, and TooFew is raised instead.
@@ -173,7 +173,7 @@ class AllOrNothing:
         the retry fails.
         """
         assert self._rounds is not None
-        known = set(self._rounds.server.known)
+        known = set(self._rounds.server.members_with_keys)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
         self._check_enough(members, check)
         try:
@@ -184,7 +184,7 @@ class AllOrNothing:
                              "released. Without noise there is no retry: a late row would be the difference of the two sums. "
                              "Use the schedule ahead or simple where nodes drop out.") from why
             self._check_enough(tuple(one for one in members if one not in why.missing), check)
-            found = self._rounds.again(again())
+            found = self._rounds.retry(again())
         check(found.survivors)                                      # with what came along with the rows
         return found
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
-from fedtail.base_part import Part, class_with_declared
-from fedtail.channel.base import adds_shares
+from fedtail.base_part import Part, classes_sent_with
+from fedtail.channel.base import clients_add_noise
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -81,12 +81,12 @@ def built_in_parts() -> Iterator[type]:
     A class declares others in its attribute `sends`. A class may come more than once.
     """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *class_with_declared(ClientMetrics))
+                *classes_sent_with(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
-                yield from class_with_declared(part)
+                yield from classes_sent_with(part)
 
 
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
@@ -113,7 +113,7 @@ class Node:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
-        self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in class_with_declared(part)))))
+        self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
@@ -143,7 +143,7 @@ class Node:
             self._open(message, received)
         elif isinstance(received, Close):
             if received.round == self.round:
-                self.fleet.close(received.finished)
+                self.fleet.close_round(received.finished)
                 self._forget()
         else:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
@@ -158,9 +158,9 @@ class Node:
         if received.training != self._training:
             self._switch_training(received.training)
         if self.round >= 0:                                    # nobody said how it ended: the server was started again
-            self.fleet.close(self.round < broadcast.round and self.round not in received.lost)
+            self.fleet.close_round(self.round < broadcast.round and self.round not in received.lost)
         self._forget()
-        self.fleet.open(received.cohort, broadcast)
+        self.fleet.open_round(received.cohort, broadcast)
         self._opened, self._broadcast = message, broadcast
 
     def _switch_training(self, training: bytes) -> None:
@@ -210,7 +210,7 @@ class Node:
         Questions with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
         """
         hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
-        return self.fleet.silent(hidden)
+        return self.fleet.count_silent_clients(hidden)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The encoded sums (or gathered rows) of a packed `Ask`, one tensor for each question.
@@ -246,7 +246,7 @@ class Node:
         Of the answers in the open round only private ones are in it, because others can be computed again. Raises RowsError where
         clients remember more than fits into a message and the node has no folder.
         """
-        memo, remembered = self.fleet.notes()
+        memo, remembered = self.fleet.round_results()
         given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
         kept, place = self.fleet.memory().kept, self._state_file(self._training)
         stores = {name: rows.mark for name, rows in kept.items() if isinstance(rows, Rows)}
@@ -255,7 +255,7 @@ class Node:
                             "the node a folder for it: Node(..., folder=...).")
         small = tuple((name, rows) for name, rows in kept.items() if isinstance(rows, Tensor))
         saved = pack(Computed(self._opened, tuple(memo.items()), given, small, tuple(remembered.items()), self._training,
-                              tuple(stores.items()), self.fleet.stamp))
+                              tuple(stores.items()), self.fleet.rows_stamp))
         if place is not None and (kept or remembered or place.parent.is_dir()):
             self._write(place, saved, {mark.file for mark in stores.values()})
         return saved
@@ -271,7 +271,7 @@ class Node:
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
         self.fleet.lock_folder()                               # of which one node is the writer
         write_whole(place, saved)
-        if not self.fleet.stamp:
+        if not self.fleet.rows_stamp:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
@@ -281,11 +281,11 @@ class Node:
         The round that was open when it was saved is opened again. Takes the writer's lock of the training's folder, if that
         exists.
         """
-        self.fleet.close(False)
+        self.fleet.close_round(False)
         self._forget()
         self._training, self._named = b"", set()
         if not saved:
-            self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
+            self.fleet.restore_memory(ClientMemory(self.fleet.population.key, {}))
             return
         was: Computed = unpack(saved, {**self.types, **types_by_name([Computed])})
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._state_file(was.training)
@@ -294,10 +294,10 @@ class Node:
             if place.parent.is_dir():
                 self.fleet.lock_folder()
             kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
-        self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
+        self.fleet.restore_memory(ClientMemory(self.fleet.population.key, kept))
         if was.opened:
             self._open(was.opened, self._read(was.opened))
-            self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
+            self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
 
@@ -307,7 +307,7 @@ def may_be_repeated(questions: Iterable[Any]) -> bool:
 
     Without fresh noise, a row that comes late would be revealed as the difference of the two sums.
     """
-    return all(adds_shares(one.mechanism) for one in questions)
+    return all(clients_add_noise(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

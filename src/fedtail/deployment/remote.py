@@ -10,20 +10,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Encoder, RoundLost, adds_shares
+from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply, silent_clients
 from fedtail.deployment.registry import ClientRegistry
-from fedtail.deprecated import new_value, with_old_names
+from fedtail.deprecated import value_with_new_name, with_old_names
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
-from fedtail.secure.exchanges import refuse_few
-from fedtail.secure.frames import peek, unbundled
+from fedtail.secure.exchanges import refuse_few_clients
+from fedtail.secure.frames import decode_bundle, frame_class_and_session
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
 from fedtail.secure.sparse_messages import SparseAsk
@@ -52,13 +52,13 @@ class RemoteFleet:
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
         """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule."""
-        schedule = new_value("schedule", schedule)
+        schedule = value_with_new_name("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
         self.answer_count = 0                                    # clients whose answers the last sums hold
         self._heard: set[int] = set()                            # nodes whose answers are in a sum of the open round
-        self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
+        self.answers_outside_largest_node = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
@@ -72,7 +72,7 @@ class RemoteFleet:
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
         self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
 
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of round `round`; `draw` samples the cohort of a round number.
 
         With the schedule "ahead" the cohort of the next round is sampled now too, because its keys are exchanged with this round,
@@ -82,7 +82,7 @@ class RemoteFleet:
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with a cohort, and clear `reports`. Nothing is sent yet.
 
         For each node with sampled clients, the broadcast (round, seed, model; never the noise seed) is queued with its part of
@@ -120,7 +120,7 @@ class RemoteFleet:
         Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
-        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
+        shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
         self._asking = self._pack_question(questions, encoding)
@@ -137,12 +137,12 @@ class RemoteFleet:
             `needed` of the whole cohort means that all others may drop out. A node that answered nothing in this round is in no
             number that was computed in it, so only those that did answer something are expected, less the ones that may drop out.
             """
-            refuse_few(self._counts, threshold, members)
+            refuse_few_clients(self._counts, threshold, members)
             if needed:
                 expected = {node: held if node in self._heard or not self._heard else 0 for node, held in self._counts.items()}
                 missing = sum(self._counts.values()) - needed
                 silent = sum(self._silent.get(node, 0) for node in members)
-                refuse_few(expected, sum(expected.values()) - missing + silent, members)
+                refuse_few_clients(expected, sum(expected.values()) - missing + silent, members)
 
         try:
             self._open_masked(threshold, graph)
@@ -159,11 +159,11 @@ class RemoteFleet:
         self._heard |= set(found.survivors)
         return list(torch.from_numpy(found.total).split(widths))
 
-    def silent(self, questions: Iterable[Question]) -> int:
+    def count_silent_clients(self, questions: Iterable[Question]) -> int:
         """How many clients answered the last masked questions with zeros, as their nodes say; not used by `collect_masked`."""
         return sum(self._silent.values())
 
-    def close(self, finished: bool) -> None:
+    def close_round(self, finished: bool) -> None:
         """End the round; `finished` is whether it was completed. Nothing is sent.
 
         For nodes that received the round's broadcast, a message about its end is queued for their next question; for the others
@@ -178,7 +178,7 @@ class RemoteFleet:
                 self._unsent[node] = self._unsent[node][:-1]
         self._counts = {}
 
-    def view(self) -> None:
+    def round_view(self) -> None:
         """Always None: a server cannot see single clients. `reports` says how many answered and which nodes failed."""
 
     def finish(self) -> None:
@@ -197,7 +197,7 @@ class RemoteFleet:
         """
         return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
-    def recall(self, memory: ClientMemory) -> None:
+    def restore_memory(self, memory: ClientMemory) -> None:
         """Continue the training that a checkpoint's `memory` names, so that nodes find what their clients remember in it.
 
         Where `memory.nodes` is None a new training begins, under a random name.
@@ -293,13 +293,13 @@ class RemoteFleet:
     def _report(self, nodes: Iterable[int]) -> None:
         """Append to `reports` the report of a question whose sums hold the answers of `nodes`; none: nothing was released.
 
-        Sets `answer_count` to the number of clients at these nodes, and `answered_beside_largest` to those outside the largest of
-        them.
+        Sets `answer_count` to the number of clients at these nodes, and `answers_outside_largest_node` to that of the clients at
+        all but the largest of them.
         """
         self._note_refused()
         counts = [self._counts[node] for node in nodes]
         self.answer_count = answered = sum(counts)
-        self.answered_beside_largest = answered - max(counts, default=0)
+        self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
                                          dict(self._problems), self._exchanges))
 
@@ -309,7 +309,7 @@ def asks_for_row(bundle: bytes) -> bool:
 
     Raises Refused where the bundle is malformed.
     """
-    return any(peek(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in unbundled(bundle))
+    return any(frame_class_and_session(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in decode_bundle(bundle))
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:

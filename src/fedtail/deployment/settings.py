@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import fit_value, type_hints_of
-from fedtail.reading import TOML_BYTES, read_text, shorten, toml_tables
+from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
 from fedtail.secure.identity import Identity
 from fedtail.secure.sparse_graph import CORRUPTED
 
@@ -67,7 +67,7 @@ class NodeSettings:
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):
-            raise ValueError(f"keys must be name or data, got {shorten(repr(self.keys))}.")
+            raise ValueError(f"keys must be name or data, got {short_text(repr(self.keys))}.")
         if not 0 <= self.test_share < 1:
             raise ValueError(f"test_share must be in [0, 1), got {self.test_share:g}. For a fifth of each client's examples "
                              "write 0.2.")
@@ -105,7 +105,7 @@ class NodeSettings:
         for name, value in given.items():
             problem, _ = fit_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
-                raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shorten(repr(value))}.")
+                raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {short_text(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:

@@ -58,7 +58,7 @@ def max_blocks(dim: int) -> int:
     return max(FEWEST, min(MOST, LARGE // dim))
 
 
-def clients_side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
+def max_clients_at_once(kernel: Kernel, population: Population, device: torch.device) -> int:
     """How many clients to compute at once, at least 1: `kernel.stack`, or fewer to bound memory.
 
     The bounds are on the parameters of all models, and on examples padded to the largest client; a GPU gets 64 times the room.

@@ -60,14 +60,14 @@ class Worker(NamedTuple):
     connection: Connection
     trace: int
 
-    def busy_seconds(self) -> float:
+    def cpu_seconds(self) -> float:
         """Seconds of processor time (user and system) this process has used so far, from /proc; 0.0 where that cannot be read."""
         with suppress(OSError):
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
 
-    def innermost_frames(self) -> str:
+    def request_traceback(self) -> str:
         """Up to 12 lines of the traceback of what this process is doing now; an empty string where it does not answer.
 
         Sends the process SIGUSR1, on which it writes its traceback to `trace`, and waits 0.2 s for it.
@@ -123,7 +123,7 @@ class ForkPool:
         for worker in self.workers:
             with suppress(OSError):
                 worker.connection.send_bytes(message)
-        done, alive = _perform_remaining(self.tokens[0], self.perform, job), []
+        done, alive = _perform_remaining_blocks(self.tokens[0], self.perform, job), []
         for worker, said in _next_messages(self.workers):
             if said:
                 done += pickle.loads(said)
@@ -144,7 +144,7 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _perform_remaining(tokens: int, perform: Perform, job: Any) -> list[Done]:
+def _perform_remaining_blocks(tokens: int, perform: Perform, job: Any) -> list[Done]:
     """Take block numbers from the pipe `tokens` and perform these blocks until it is empty; returns those performed here."""
     done: list[Done] = []
     while True:
@@ -152,10 +152,10 @@ def _perform_remaining(tokens: int, perform: Perform, job: Any) -> list[Done]:
             block = os.read(tokens, 1)[0]
         except BlockingIOError:
             return done
-        done.append(perform_timed(perform, job, block))
+        done.append(perform_and_time_block(perform, job, block))
 
 
-def perform_timed(perform: Perform, job: Any, block: int) -> Done:
+def perform_and_time_block(perform: Perform, job: Any, block: int) -> Done:
     """Call `perform(job, block)` and return `Done(block, result, seconds)`; an exception is caught, its result is `Failed`."""
     began = time.perf_counter()
     try:
@@ -202,7 +202,7 @@ def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tu
         poller.register(end, select.POLLIN)
     while silent:
         heard = [end for end, _ in poller.poll(1000 * QUIET)]
-        for end in set() if heard else _idle_workers(silent, spent) - told:
+        for end in set() if heard else _find_idle_workers(silent, spent) - told:
             told.add(end)
             _warn_of_hang(silent[end], time.monotonic() - began, starting)
             if starting:                               # its connection closes with it
@@ -215,14 +215,14 @@ def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tu
             yield worker, said
 
 
-def _idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
+def _find_idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
     """File descriptors, keys of `silent`, of the workers that used almost no processor time since the last call.
 
     `spent` maps file descriptors to processor seconds at the last call and is updated in place; a worker that was not in it is
     not idle.
     """
     before = dict(spent)
-    spent.update({end: worker.busy_seconds() for end, worker in silent.items()})
+    spent.update({end: worker.cpu_seconds() for end, worker in silent.items()})
     return {end for end in silent if end in before and spent[end] - before[end] < IDLE * QUIET}
 
 
@@ -233,7 +233,7 @@ def _warn_of_hang(worker: Worker, waited: float, starting: bool) -> None:
     """
     then = "It is ended, and the others do its work." if starting else (
         "The run waits for it; Ctrl-C ends both. workers=1 starts no processes and gives the same result.")
-    where = worker.innermost_frames()
+    where = worker.request_traceback()
     warnings.warn(f"worker process {worker.process.pid} has sent nothing for {waited:.0f} s and uses no processor time, so it "
                   "may hang: a lock that another thread held when it was forked is never released there. "
                   f"{then}{' It is here:' if where else ''}\n{where}".rstrip(), RuntimeWarning, stacklevel=6)
@@ -246,9 +246,9 @@ def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, per
     Its first message is a pickled bool: whether it can compute gradients. It ends when its parent closes `connection` or dies,
     and ignores Ctrl-C. `ours` are the parent's ends of all connections, which are closed here; `tokens` is the pipe of block
     numbers; `trace` is the file to which SIGUSR1 writes a traceback. `parent` and `ended_by_kernel` are those of
-    `_end_with_parent`.
+    `_end_when_parent_ends`.
     """
-    _end_with_parent(parent, ended_by_kernel)
+    _end_when_parent_ends(parent, ended_by_kernel)
     faulthandler.register(signal.SIGUSR1, trace)
     signal.signal(signal.SIGINT, signal.SIG_IGN)       # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -256,16 +256,16 @@ def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, per
         other.close()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
-        connection.send_bytes(pickle.dumps(_can_differentiate()))
+        connection.send_bytes(pickle.dumps(_can_compute_gradients()))
         while True:
             while not connection.poll(PATIENCE):
                 if os.getppid() != parent:
                     return
             job = pickle.loads(connection.recv_bytes())
-            connection.send_bytes(_pickle_done(_perform_remaining(tokens, perform, job)))
+            connection.send_bytes(_pickle_done_blocks(_perform_remaining_blocks(tokens, perform, job)))
 
 
-def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
+def _end_when_parent_ends(parent: int, ended_by_kernel: Any) -> None:
     """Make this process end when the process with id `parent` does, even while it hangs.
 
     `ended_by_kernel` is Linux's prctl, by which the kernel kills this process together with the thread that forked it, or None.
@@ -286,7 +286,7 @@ def _watch_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _can_differentiate() -> bool:
+def _can_compute_gradients() -> bool:
     """Whether a small backward pass works in this process: torch refuses where its GPU autograd threads ran before the fork."""
     try:
         x = torch.ones(1, requires_grad=True)
@@ -296,7 +296,7 @@ def _can_differentiate() -> bool:
     return True
 
 
-def _pickle_done(done: list[Done]) -> bytes:
+def _pickle_done_blocks(done: list[Done]) -> bytes:
     """Pickle the performed blocks; an exception among the results that cannot be pickled becomes a RuntimeError with its text."""
     return pickle.dumps([d._replace(result=_picklable_result(d.result)) for d in done], protocol=5)
 

@@ -20,8 +20,8 @@ from fedtail.engine.gpu.precision import Precision, check_precision, use_precisi
 from fedtail.modules import (
     call_module,
     cast_inputs,
-    generator_positions,
-    own_generator,
+    generator_states,
+    lock_and_restore_generators,
     set_precision,
     trainable_parameters,
     training_copy,
@@ -128,12 +128,12 @@ class Kernel(Protocol):
         ...
 
 
-def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
+def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """A context in which this thread has torch's generators to itself and after which they are restored, if the kernel draws.
 
     For a kernel that draws nothing it is an empty context.
     """
-    return own_generator(device) if kernel.draws else nullcontext()
+    return lock_and_restore_generators(device) if kernel.draws else nullcontext()
 
 
 class ModuleKernel:
@@ -267,11 +267,11 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
     Found by one gradient of two examples; True where that raises. The generators are restored afterwards.
     """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
-    with own_generator(device), suppress(Exception):
-        before = generator_positions(device)
+    with lock_and_restore_generators(device), suppress(Exception):
+        before = generator_states(device)
         kernel.gradients(task.params().to(device, dtype)[None], rows_of(inputs, slice(1)), targets[:1],
                          torch.full((1, 2), 0.5, device=device, dtype=dtype))
-        return not all(map(torch.equal, before, generator_positions(device)))
+        return not all(map(torch.equal, before, generator_states(device)))
     return True
 
 

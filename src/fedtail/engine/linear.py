@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_size
-from fedtail.losses import cross_entropy, default_loss, is_padding, logistic, loss_for, squared_error
+from fedtail.losses import cross_entropy, default_loss, default_loss_function, is_padding, logistic, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call_module
 from fedtail.task import Task
@@ -130,7 +130,7 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
         return None
     loss = task.loss
     if loss is default_loss and population is not None:
-        loss = loss_for(population.targets.is_floating_point(), bool(task.module.out_features == 1))
+        loss = default_loss_function(population.targets.is_floating_point(), bool(task.module.out_features == 1))
     closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual))
     return next((residual for known, residual in closed if known is loss), None)
 

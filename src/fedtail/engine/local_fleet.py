@@ -15,14 +15,15 @@ from torch import Tensor
 
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
-from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
+from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
-from fedtail.engine.blocks import clients_side_by_side, cohort_blocks, max_blocks
+from fedtail.deprecated import with_old_names
+from fedtail.engine.blocks import cohort_blocks, max_blocks, max_clients_at_once
 from fedtail.engine.fork_pool import Perform
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.engine.kernels import Kernel, own_randomness
+from fedtail.engine.kernels import Kernel, isolate_generators
 from fedtail.engine.shared_memory import Place, SharedMemory
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import Team, num_workers
@@ -76,6 +77,7 @@ class Answered(NamedTuple):
     report: Report | None
 
 
+@with_old_names
 class LocalFleet(SimulatedFleet):
     """Answers questions for a population held here; a cohort answers in fixed blocks, whose sums are added in order.
 
@@ -104,9 +106,9 @@ class LocalFleet(SimulatedFleet):
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
-        self._held_out = None if test is None else HeldOut.match_keys(population, test)
+        self._held_out = None if test is None else HeldOut.from_matching_keys(population, test)
         self.workers = num_workers(self.device, workers)
-        self._team, self._home = Team(_weak_perform(self._perform_block), self.workers), os.getpid()
+        self._team, self._home = Team(_weakly_bound_method(self._perform_block), self.workers), os.getpid()
         self._shared: SharedMemory | None = None
         self._opening: Opening | None = None
 
@@ -119,16 +121,18 @@ class LocalFleet(SimulatedFleet):
         self._team.close()
         self.unlock_folder()
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round: `collect` then answers for this cohort, whose clients remember what earlier rounds stored here.
 
-        In round 0 everything that clients remember is deleted first. Torch has one thread until `close`, unless `workers` is 0.
+        In round 0 everything that clients remember is deleted first. Torch has one thread until `close_round`, unless `workers`
+        is 0.
         """
         memory, large = self._memory_of_cohort(cohort, broadcast)
-        self.begin(cohort, broadcast, memory, large, self._row_places(cohort))
+        self.open_with_memory(cohort, broadcast, memory, large, self._reserve_row_places(cohort))
 
-    def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory, places: RowPlaces | None) -> None:
-        """Begin a round as `open` does, for clients who remember `memory` and `large` instead of what is stored here.
+    def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
+                         places: RowPlaces | None) -> None:
+        """Begin a round as `open_round` does, for clients who remember `memory` and `large` instead of what is stored here.
 
         `memory` are small rows by name, `large` references to large ones. Clients write large rows to `places`, or to this
         fleet's own folder if that is None. All three are in the order of the cohort. Copies the models to shared memory where
@@ -136,7 +140,7 @@ class LocalFleet(SimulatedFleet):
         """
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
-                                places or self._row_places(cohort))
+                                places or self._reserve_row_places(cohort))
         self._shard = self._make_shard(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share_models(self._shard.params)
@@ -158,7 +162,7 @@ class LocalFleet(SimulatedFleet):
         _, shard = self._current_round()
         return shard.report(torch.arange(len(shard.population)))
 
-    def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def pop_large_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Read the large rows that clients wrote in the open round, and delete them here.
 
         Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
@@ -168,22 +172,23 @@ class LocalFleet(SimulatedFleet):
         self._rows.discard(opening.places)
         return written
 
-    def notes(self) -> tuple[Memo, Memory]:
+    def round_results(self) -> tuple[Memo, Memory]:
         """What the open round has computed so far: losses by model and objective, and small rows to remember by name.
 
-        Both are copies of the dictionaries, and empty between rounds. `note` restores them.
+        Both are copies of the dictionaries, and empty between rounds. `restore_round_results` restores them.
         """
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
     @property
-    def stamp(self) -> bytes:
-        """The identifier of the large rows written in the open round, for `note`; b"" between rounds."""
+    def rows_stamp(self) -> bytes:
+        """The identifier of the large rows written in the open round, for `restore_round_results`; b"" between rounds."""
         return b"" if self._shard is None or self._shard.places is None else self._shard.places.stamp
 
-    def note(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
-        """Put what `notes` and `stamp` returned before a restart into the open round, so that none of it is computed again.
+    def restore_round_results(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
+        """Put back into the open round what was computed before a restart, so that none of it is computed again.
 
-        An empty `stamp` keeps the round's own. Raises RuntimeError if no round is open.
+        `memo` and `remembered` are what `round_results` returned, and `stamp` is the `rows_stamp` of that time. An empty
+        `stamp` keeps the round's own. Raises RuntimeError if no round is open.
         """
         opening, shard = self._current_round()
         shard.memo.update(memo)
@@ -199,7 +204,7 @@ class LocalFleet(SimulatedFleet):
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
-            shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
+            shard.memo[memo_key(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
             return self._answer_clients(question, encoding, 0, len(shard.population))
         total: list[Tensor] = []
@@ -217,7 +222,7 @@ class LocalFleet(SimulatedFleet):
         opening, shard = self._current_round()
         for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
             found, report = answered
-            yield self._shared.get(found) if self._shared and isinstance(found, Place) else found, report
+            yield self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found, report
 
     def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
         """Compute block number `block` of a job, in this process or in a worker process.
@@ -232,14 +237,15 @@ class LocalFleet(SimulatedFleet):
         low, high = shard.blocks[block]
         if in_worker:
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
-        with own_randomness(self.kernel, self.device), use_precision(self.precision, self.device, activations=False):
+        with isolate_generators(self.kernel, self.device), use_precision(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
                 return shard.compute_losses(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
             found = self._answer_clients(job.question, job.encoding, low, high)
         if not in_worker or self._shared is None:
             return Answered(found, None)
-        return Answered(found if job.question.gather else self._shared.put(block, found), shard.report(torch.arange(low, high)))
+        stored = found if job.question.gather else self._shared.put_sum(block, found)
+        return Answered(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, or their encoded rows if the question gathers, on the CPU.
@@ -263,7 +269,7 @@ class LocalFleet(SimulatedFleet):
         smaller where clients have large rows to read.
         """
         _, shard = self._current_round()
-        size = self.chunk or (clients_side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
+        size = self.chunk or (max_clients_at_once(self.kernel, shard.population, self.device) if question.trains else ROWS)
         size = max(1, min([size, *(READ // prod(kept.shape) for kept in shard.large.values())]))
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
@@ -298,20 +304,20 @@ class LocalFleet(SimulatedFleet):
         self._shared.models.copy_(models)
 
 
-def _weak_perform(perform: Perform) -> Perform:
+def _weakly_bound_method(perform: Perform) -> Perform:
     """A function that calls the bound method `perform` but keeps no reference to its fleet.
 
     So a fleet that nobody uses any more is freed, and its worker processes end.
     """
     method = weakref.WeakMethod(perform)
 
-    def perform_if_alive(job: Any, block: int) -> Any:
+    def call_method(job: Any, block: int) -> Any:
         """Call the fleet's method with `job` and `block`; the fleet is alive, since only its own team calls this."""
         bound = method()
         assert bound is not None
         return bound(job, block)
 
-    return perform_if_alive
+    return call_method
 
 
 def population_on_device(population: Population, device: torch.device) -> Population:

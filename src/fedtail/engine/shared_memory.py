@@ -31,8 +31,8 @@ class SharedMemory:
         self.models = shared_zeros(*models.shape, dtype=models.dtype)
         self._sums = shared_zeros(blocks, models.shape[1] + MARGIN, dtype=torch.int64)
 
-    def put(self, block: int, values: Tensor) -> Place | Tensor:
-        """Copy the sum of block number `block`, `values` (length,), to shared memory and return its `Place`, for `get`.
+    def put_sum(self, block: int, values: Tensor) -> Place | Tensor:
+        """Copy the sum of block number `block`, `values` (length,), to shared memory and return its `Place`, for `get_sum`.
 
         `values` itself is returned, and nothing is copied, where it is longer than a row or its entries do not have 64 bits.
         """
@@ -41,8 +41,11 @@ class SharedMemory:
         self._sums[block, : len(values)].view(values.dtype).copy_(values)
         return Place(block, len(values), values.dtype)
 
-    def get(self, place: Place) -> Tensor:
-        """The sum (length,) that `put` stored at `place`: a view of shared memory, which that block's next `put` overwrites."""
+    def get_sum(self, place: Place) -> Tensor:
+        """The sum (length,) that `put_sum` stored at `place`: a view of shared memory.
+
+        The next `put_sum` of that block overwrites it.
+        """
         return self._sums[place.block, : place.length].view(place.dtype)
 
 

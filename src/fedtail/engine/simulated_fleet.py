@@ -12,14 +12,16 @@ from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
 from fedtail.clients import Shard
 from fedtail.data.population import Population
+from fedtail.deprecated import with_old_names
 from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
-from fedtail.questions import Question, silent_clients
+from fedtail.questions import Question, count_silent_clients
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
 
 
+@with_old_names
 class SimulatedFleet:
     """Half of a fleet: the end of a round, the view of it, and what its clients remember, whoever computes for them.
 
@@ -30,11 +32,11 @@ class SimulatedFleet:
     in_one_process = False     # those that compute elsewhere, in actors of Ray
     masks_rows = False         # there is nobody to mask them for
     answer_count = None            # nobody fails to answer
-    answered_beside_largest = None
+    answers_outside_largest_node = None
     schedule = None
     loses_clients = False
 
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of this round, `draw(round)`: a simulated fleet draws it when the round begins, never a round ahead."""
         return draw(round)
 
@@ -55,23 +57,23 @@ class SimulatedFleet:
         self._cohort: Cohort | None = None
         self._shard: Shard | None = None
         self._view = RoundView.empty()
-        self._restore: Callable[[], None] = _restore_nothing
+        self._restore: Callable[[], None] = _do_nothing
 
-    def silent(self, questions: Iterable[Question]) -> int:
+    def count_silent_clients(self, questions: Iterable[Question]) -> int:
         """How many clients of the open round answered one of these questions with zeros although they were to contribute to it.
 
         That is so where a loss or update was not finite, or a row was all zeros. Returns 0 if no round is open.
         """
-        return 0 if self._shard is None else silent_clients(questions, self._shard)
+        return 0 if self._shard is None else count_silent_clients(questions, self._shard)
 
-    def close(self, finished: bool) -> None:
-        """End the round, store the `RoundView` that `view` returns, and restore torch's number of threads.
+    def close_round(self, finished: bool) -> None:
+        """End the round, store the `RoundView` that `round_view` returns, and restore torch's number of threads.
 
         If `finished`, what clients remembered in the round replaces what they had; otherwise it is dropped. If no round is open,
         because no client was sampled, the view is empty.
         """
         self._restore()
-        self._restore = _restore_nothing
+        self._restore = _do_nothing
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.empty()
             return
@@ -87,7 +89,7 @@ class SimulatedFleet:
         self._view = RoundView(ids, self._shard.contributed, self._shard.failed)
         self._shard = self._cohort = None
 
-    def view(self) -> RoundView:
+    def round_view(self) -> RoundView:
         """Which clients were sampled, trained and failed in the last closed round; an empty view before the first."""
         return self._view
 
@@ -98,11 +100,11 @@ class SimulatedFleet:
         """
         return ClientMemory(self.population.key, {**self._kept, **self._rows.rows()})
 
-    def recall(self, memory: ClientMemory) -> None:
+    def restore_memory(self, memory: ClientMemory) -> None:
         """Replace all that clients remember by `memory`, on disk too; ValueError where it is not of this population's clients."""
         self._rows.forget()
         self._kept = {}
-        for name, values in memory.align_to(self.population.key).items():
+        for name, values in memory.entries_aligned_to(self.population.key).items():
             if isinstance(values, Rows):
                 self._rows.recall(name, values)
             elif values.shape[1:].numel() >= LARGE:        # of a run from before there were files of rows
@@ -143,7 +145,7 @@ class SimulatedFleet:
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
                 {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
 
-    def _row_places(self, cohort: Cohort) -> RowPlaces:
+    def _reserve_row_places(self, cohort: Cohort) -> RowPlaces:
         """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.
 
         Raises RowsError where another fleet writes to the folder.
@@ -155,10 +157,10 @@ class SimulatedFleet:
         return self.population.key[cohort.ids]
 
     def _use_one_thread(self, workers: int) -> None:
-        """Set torch to one thread until `close`, which restores its number of threads; with 0 `workers` nothing changes."""
+        """Set torch to one thread until `close_round`, which restores its number of threads; with 0 `workers` nothing changes."""
         self._restore()                                    # of a round that was never closed
         self._restore = use_one_thread(workers)
 
 
-def _restore_nothing() -> None:
-    """Do nothing: the default for `_restore`, which `close` calls, where torch's number of threads was not changed."""
+def _do_nothing() -> None:
+    """Do nothing: the default for `_restore`, which `close_round` calls, where torch's number of threads was not changed."""

@@ -44,7 +44,7 @@ class StackedKernel(ModuleKernel):
         super().__init__(task, device, dtype, precision, draws=False)
         self.stack = stack_size(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
-        flat = make_flat_outputs(self.evaluating, precision, device)
+        flat = make_output_function(self.evaluating, precision, device)
         self._function, self._replays = function, device.type != "cpu"
         self._gradients: Step = Replayed(function, device) if self._replays else function
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
@@ -182,7 +182,7 @@ class StackedGradients:
             return self._gradients_of_all(named, inputs, targets, weight)
 
 
-def make_flat_outputs(module: nn.Module, precision: Precision, device: torch.device) -> Step:
+def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
     """Make a function from parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
 
     Each call makes the parameters of `module` views of the vector it is given.
@@ -222,7 +222,7 @@ def stacking_is_faster(task: Task, device: torch.device) -> bool:
     True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
     """
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
-    return device.type != "cpu" or (dim <= SMALL and not _is_heavy(task.module))
+    return device.type != "cpu" or (dim <= SMALL and not _has_costly_layers(task.module))
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
@@ -230,7 +230,7 @@ def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, populat
 
     False without a trial for a module with tied parameters or active dropout.
     """
-    if _has_tied_parameters(task.module) or _is_random(task.module):
+    if _has_tied_parameters(task.module) or _has_active_dropout(task.module):
         return False
     return _gradients_agree(task, device, dtype, *two_client_batch(population, device, dtype))
 
@@ -243,8 +243,8 @@ def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, input
     start = task.params().to(device, dtype)
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
     weight = torch.full(targets.shape[:2], 0.5).to(params)
-    inputs = {k: _clamp_values(v) for k, v in inputs.items()} if isinstance(inputs, dict) else _clamp_values(inputs)
-    targets = _clamp_values(targets)
+    inputs = {k: _clamp_floats(v) for k, v in inputs.items()} if isinstance(inputs, dict) else _clamp_floats(inputs)
+    targets = _clamp_floats(targets)
     try:
         with use_precision("full", device), warnings.catch_warnings():
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
@@ -256,12 +256,12 @@ def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, input
     return bool((stacked - alone).abs().max() <= CLOSE * scale)
 
 
-def _clamp_values(values: Tensor) -> Tensor:
+def _clamp_floats(values: Tensor) -> Tensor:
     """Floating-point values clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
     return values.clamp(-1, 1) if values.is_floating_point() else values
 
 
-def _is_heavy(module: nn.Module) -> bool:
+def _has_costly_layers(module: nn.Module) -> bool:
     """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`.
 
     On a CPU their steps are mostly arithmetic, so that stacking saves little.
@@ -270,7 +270,7 @@ def _is_heavy(module: nn.Module) -> bool:
     return any(isinstance(part, heavy) for part in module.modules())
 
 
-def _is_random(module: nn.Module) -> bool:
+def _has_active_dropout(module: nn.Module) -> bool:
     """Whether the module has a dropout layer with p > 0: each client has a random stream of its own, which a stack lacks."""
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in training_copy(module).modules())
 

@@ -35,7 +35,7 @@ class _Threads:
         with self._lock:
             return self._before if self._users else torch.get_num_threads()
 
-    def give_back(self) -> None:
+    def end_lease(self) -> None:
         """End one lease; with the last one, set torch back to the number of threads it had before the first."""
         with self._lock:
             self._users -= 1
@@ -54,7 +54,7 @@ class Lease:
         """End the lease; if it is the last one, torch gets its former number of threads back. A second call does nothing."""
         threads, self._threads = self._threads, None
         if threads is not None:
-            threads.give_back()
+            threads.end_lease()
 
     def __del__(self) -> None:
         """End the lease on garbage collection, unless it has been called before."""
@@ -76,6 +76,6 @@ def use_one_thread(workers: int) -> Callable[[], None]:
     return _THREADS.take_lease()
 
 
-def usual_threads() -> int:
+def usual_thread_count() -> int:
     """Torch's number of threads as it is between trainings, also while a training holds it at one."""
     return _THREADS.usual_count()

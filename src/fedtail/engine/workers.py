@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fedtail.engine.fork_pool import Done, Failed, ForkPool, Perform, can_fork, perform_timed
-from fedtail.engine.threads import use_one_thread, usual_threads
+from fedtail.engine.fork_pool import Done, Failed, ForkPool, Perform, can_fork, perform_and_time_block
+from fedtail.engine.threads import use_one_thread, usual_thread_count
 
 WORTH_STARTING = 0.25      # seconds of shared work done alone before processes are started
 WORTH_SHARING = 2e-3       # seconds a job must take for a message to pay
@@ -56,8 +56,8 @@ class Team:
         todo: list[int] = list(range(blocks))
         done: list[Done] = []
         message = self._pickle_job(job) if blocks > 1 and self.size > 1 else None
-        while todo and not (message and self._should_share(job, len(todo), done)):
-            done.append(perform_timed(self.perform, job, todo.pop(0)))
+        while todo and not (message and self._should_share_blocks(job, len(todo), done)):
+            done.append(perform_and_time_block(self.perform, job, todo.pop(0)))
             self._spent += done[-1].seconds if message else 0.0
         if todo and message:
             done += self._run_in_pool(message, job, todo)
@@ -76,7 +76,7 @@ class Team:
             self.pool.close()
             self.pool = None
 
-    def _should_share(self, job: Any, left: int, done: list[Done]) -> bool:
+    def _should_share_blocks(self, job: Any, left: int, done: list[Done]) -> bool:
         """Whether to share the `left` blocks with other processes: at least 2 blocks, with at least 2 ms of work in all.
 
         The work is estimated by the mean time of the blocks in `done` or, if there are none, by the last job of the same type.
@@ -97,7 +97,7 @@ class Team:
             self.pool = ForkPool.fork(self.size - 1, self.perform)
         if self.pool is None:                          # not possible here: never ask again
             self.size = 1
-            return [perform_timed(self.perform, job, block) for block in todo]
+            return [perform_and_time_block(self.perform, job, block) for block in todo]
         try:
             done = self.pool.run(message, job, todo)
         except BaseException:                          # Ctrl-C too: whatever they are doing is of no use now
@@ -107,7 +107,7 @@ class Team:
             self.close()
             self.size = 1
         lost = set(todo) - {d.block for d in done}
-        return done + [perform_timed(self.perform, job, block) for block in sorted(lost)]
+        return done + [perform_and_time_block(self.perform, job, block) for block in sorted(lost)]
 
     @staticmethod
     def _pickle_job(job: Any) -> bytes | None:
@@ -156,4 +156,4 @@ def usable_cores() -> int:
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         allowed = min(allowed, max(1, round(int(quota) / int(period))))
-    return max(1, min(allowed, usual_threads()))
+    return max(1, min(allowed, usual_thread_count()))

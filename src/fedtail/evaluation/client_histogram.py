@@ -115,7 +115,7 @@ def tail_mean(counts: np.ndarray, edges: Edges, fraction: float, top: bool = Tru
 
     `counts` holds the number of clients in each bin; they are taken to be spread evenly within it.
 
-    >>> tail_mean(np.array([2.0, 2.0]), Edges.equal(0.0, 2.0, 2), 0.25)
+    >>> tail_mean(np.array([2.0, 2.0]), Edges.of_equal_width(0.0, 2.0, 2), 0.25)
     1.75
     """
     if not counts.sum() > 0:

@@ -239,13 +239,13 @@ def _scale_to_unit(scores: Tensor) -> Tensor:
     return scores * 2.0**-exponent
 
 
-def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
-          title: str = "") -> str:
+def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
+               title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
 
     `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner.
 
-    >>> print(table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
+    >>> print(text_table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90
     FedAvg  50.00  75.00
     """

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from fedtail.clients import client_means, flat_batches
+from fedtail.clients import batches_across_clients, client_means
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cohort_blocks
@@ -18,7 +18,7 @@ from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import num_workers, run_blocks
-from fedtail.evaluation.distribution import Distribution, table
+from fedtail.evaluation.distribution import Distribution, text_table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
@@ -58,7 +58,8 @@ class Evaluation:
         The corner says how many clients there are, by the first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
-        return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
+        rows = {name: d.summary() for name, d in self.distributions.items()}
+        return text_table(rows, COLUMNS, digits=4, title=f"{clients} clients")
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
@@ -75,8 +76,8 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
-    values = client_values_by_block(kernel, params, population, task.all_metrics, engine.workers)
-    return evaluation_of(task, values, population, weighted)
+    values = client_values_in_blocks(kernel, params, population, task.all_metrics, engine.workers)
+    return evaluation_from_values(task, values, population, weighted)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
@@ -121,8 +122,8 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
         return None
 
 
-def client_values_by_block(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                           workers: int | None = None) -> dict[str, Tensor]:
+def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
+                            workers: int | None = None) -> dict[str, Tensor]:
     """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
     `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where
@@ -130,11 +131,11 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
-    def values(block: int) -> dict[str, Tensor]:
+    def block_values(block: int) -> dict[str, Tensor]:
         """The metrics of the clients in one block, by name."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
-    parts = run_blocks(values, len(blocks), num_workers(params.device, workers))
+    parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
     return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
 
 
@@ -148,7 +149,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
     whole = [m for m in metrics if m.per == "client"]
     if whole:
-        batches = flat_batches(population, kernel.flat, params)
+        batches = batches_across_clients(population, kernel.flat, params)
         parts = [(kernel.outputs(params, inputs), targets) for _, inputs, targets in batches]
         outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
         targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
@@ -160,7 +161,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
     return {m.name: values[m.name] for m in metrics}
 
 
-def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
+def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
     """An evaluation from each client's values, `values[name]` (clients,), for every metric of the task.
 
     `weighted` weights clients by their mass, else all have equal weight.

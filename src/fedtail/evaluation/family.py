@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import evaluation_kernel
-from fedtail.evaluation.distribution import Distribution, table
-from fedtail.evaluation.evaluate import client_values_by_block
+from fedtail.evaluation.distribution import Distribution, text_table
+from fedtail.evaluation.evaluate import client_values_in_blocks
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
 
@@ -67,7 +67,7 @@ class FamilyEvaluation:
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()
-        return table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
+        return text_table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
 
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
@@ -103,4 +103,4 @@ def _client_errors(task: Task, population: Population) -> Tensor:
     """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
-    return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]
+    return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.algorithm import Method, states_of
+from fedtail.algorithm import Method, member_states
 from fedtail.base_part import Part
 from fedtail.channel.base import RoundLost
+from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
 from fedtail.evaluation.evaluate import Evaluation, client_values
@@ -33,6 +34,7 @@ SPLITS = ("test", "train")
 MOMENTS = 2              # entries of a row before its bins: the value and its square
 
 
+@with_old_names
 @dataclass(frozen=True)
 class MetricRange(Part):
     """A metric by name, and the public range [`low`, `high`] of its `bins`: values beyond it are as if at its ends."""
@@ -50,7 +52,7 @@ class MetricRange(Part):
     @cached_property
     def edges(self) -> Edges:
         """The edges of `bins` bins of equal width over [`low`, `high`]; cached."""
-        return Edges.equal(self.low, self.high, self.bins)
+        return Edges.of_equal_width(self.low, self.high, self.bins)
 
     @property
     def width(self) -> int:
@@ -64,10 +66,10 @@ class MetricRange(Part):
         Values beyond the range are in the first or last bin.
         """
         inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
-        bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.place(values.numpy())), self.bins)
+        bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.bin_indices(values.numpy())), self.bins)
         return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
 
-    def read(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
+    def histogram_from_sums(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
         """Server: the distribution of the metric over clients from `sums`, (width,), the sum of the clients' rows.
 
         `noise` is the standard deviation of the noise in each entry of the sum (0: none); negative counts are set to zero.
@@ -130,6 +132,7 @@ class ClientMetrics(Part):
         return math.sqrt((MOMENTS + 1) * len(self.ranges))
 
 
+@with_old_names
 @dataclass(frozen=True)
 class FederatedEvaluation:
     """How models are evaluated by the clients of a cohort, from their own examples, and what of it is released.
@@ -188,17 +191,17 @@ class FederatedEvaluation:
         """One `Evaluate` question for each of `models` consecutive broadcast models, the first of which has index `first`."""
         return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
 
-    def read(self, sums: Tensor) -> Evaluation:
+    def evaluation_from_sums(self, sums: Tensor) -> Evaluation:
         """Server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
 
         It has a `ClientHistogram` for each metric, by name.
         """
         parts = sums.double().cpu().split([one.width for one in self.client_half.ranges])
         noise = 0.0 if self.noise is None else self.noise.noise_multiplier * self.client_half.row_norm
-        return Evaluation({one.name: one.read(part, noise)
+        return Evaluation({one.name: one.histogram_from_sums(part, noise)
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
-    def round(self, method: Method, only: bool = False) -> EvaluatedRound:
+    def round_with_evaluation(self, method: Method, only: bool = False) -> EvaluatedRound:
         """A round of `method` in which the cohort evaluates the models before it trains.
 
         With `only`, it evaluates and does not train.
@@ -231,12 +234,12 @@ class EvaluatedRound:
         return self.method.sample
 
     @property
-    def minimum(self) -> int:
+    def minimum_cohort(self) -> int:
         """The smallest cohort for which the round is held.
 
         It is the larger of what the evaluation's mechanism needs and, unless `only`, what the method needs.
         """
-        return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
+        return max(1 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
         """The method's broadcast of the models to train on.
@@ -254,8 +257,8 @@ class EvaluatedRound:
 
         None where all equal the models trained on, so that no copy is broadcast. They differ where iterates are averaged.
         """
-        results = [m.result(s) for m, s in zip(self.method.members, states_of(state), strict=True)]
-        same = all(torch.equal(result, s.params) for result, s in zip(results, states_of(state), strict=True))
+        results = [m.result(s) for m, s in zip(self.method.members, member_states(state), strict=True)]
+        same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
     def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
@@ -268,7 +271,7 @@ class EvaluatedRound:
         first = 0 if self._result_models(state) is None else count
         try:
             sums = yield Joint(self.evaluation.questions(first, count))
-            found = tuple(self.evaluation.read(one) for one in sums)
+            found = tuple(self.evaluation.evaluation_from_sums(one) for one in sums)
         except RoundLost:
             found = None
         if self.only:

@@ -10,14 +10,20 @@ from torch import Tensor, nn
 
 from fedtail.clients import Shard
 from fedtail.data.population import Population
-from fedtail.engine.blocks import clients_side_by_side, cohort_blocks
+from fedtail.engine.blocks import cohort_blocks, max_clients_at_once
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.engine.kernels import own_randomness
+from fedtail.engine.kernels import isolate_generators
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
-from fedtail.evaluation.distribution import table
-from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_of, task_with_model
+from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.evaluate import (
+    Evaluation,
+    client_values,
+    client_values_in_blocks,
+    evaluation_from_values,
+    task_with_model,
+)
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -35,8 +41,8 @@ class FineTuned:
 
     def table(self) -> str:
         """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
-        return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
-                     ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
+        return text_table({"before": self.before.error.summary(), "after": self.after.error.summary()},
+                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
@@ -55,7 +61,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     own, held = (population_on_device(part, params.device) for part in population.split_examples(fraction, seed))
     kernel = kernel_for(task, params.device, params.dtype, population, engine.kernel)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    together = max(1, min(clients_side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
+    together = max(1, min(max_clients_at_once(kernel, own, params.device), AT_ONCE // kernel.dim))
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
@@ -63,14 +69,14 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []
-        with own_randomness(kernel, params.device):
+        with isolate_generators(kernel, params.device):
             for few in (low + order).tensor_split(-(-len(order) // together)):
                 models = local.updates(shard.clients().take(few)).add_(params)
                 found += [client_values(kernel, model, held.select([k]), task.all_metrics)
                           for k, model in zip(few.tolist(), models, strict=True)]
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
-    before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
+    before = client_values_in_blocks(kernel, params, held, task.all_metrics, engine.workers)
     parts = run_blocks(tuned_values, len(blocks), num_workers(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
-    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))
+    return FineTuned(evaluation_from_values(task, before, held), evaluation_from_values(task, after, held))

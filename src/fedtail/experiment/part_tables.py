@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.deprecated import new_keywords
+from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
 from fedtail.experiment.trust import Unread, defining_module, file_beside, find_attribute, is_ours
 from fedtail.experiment.values import NONE, fit_value, type_hints_of
-from fedtail.reading import shorten
+from fedtail.reading import short_text
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class PartPlan:
         except (ValueError, TypeError, OSError, ImportError, OverflowError) as reason:
             raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
         except (RuntimeError, MemoryError) as reason:      # what torch says of a size that no memory holds
-            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {shorten(reason)}.") from reason
+            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {short_text(reason)}.") from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise
@@ -167,7 +167,7 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
         raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example_part(slot)}\"; there are "
                                  f"{', '.join(slot.candidates())}.")
     target = find_part(source, (*key, "part"), name, slot)
-    given = new_keywords(name, {field: value for field, value in table.items() if field != "part"})
+    given = keywords_with_new_names(name, {field: value for field, value in table.items() if field != "part"})
     return PartPlan(name, target, checked_arguments(source, key, given, target, name), source, key)
 
 

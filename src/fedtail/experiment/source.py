@@ -13,7 +13,7 @@ from typing import Any
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
-from fedtail.reading import TOML_BYTES, Unreadable, read_text, shorten, toml_tables
+from fedtail.reading import TOML_BYTES, Unreadable, read_text, short_text, toml_tables
 
 LONGEST = 2000                   # characters of an error: it may quote what a file says
 Trusted = Trust | str | Path | Iterable[str | Path]
@@ -38,7 +38,7 @@ class ExperimentError(ValueError):
 
         The text is shortened to 2000 characters.
         """
-        super().__init__(shorten(text, LONGEST))
+        super().__init__(short_text(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")

@@ -51,7 +51,7 @@ class LocalTraining(Part):
     of this round: a strength that adapts, a gradient that clients correct theirs by. `objective` is what risks see; None is the
     mean loss. A part that keeps something on its clients between rounds declares `keeps`, reads it as `clients.kept_rows()` and
     writes it by `clients.keep(rows)`; each model of a family has memory of its own. A kernel that draws (dropout) is seeded for
-    each client by `clients.reseed(name)`.
+    each client by `clients.seed_torch(name)`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -131,7 +131,7 @@ def full_gradients(clients: Clients, params: Tensor) -> Tensor:
     if clients.kernel.draws and len(clients) > 1:
         parts = enumerate(clients.batches_of_one())
         return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k]) for k, alone in parts])
-    clients.reseed("full gradients")
+    clients.seed_torch("full gradients")
     one = torch.ones(len(clients), dtype=torch.int64)
     batch = next(iter(batches(clients, one, one, None)))
     return clients.kernel.gradients(params.expand(len(clients), -1), batch.inputs, batch.targets, batch.weight)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.data.population import rows_of
 from fedtail.devices import to_device
-from fedtail.draws import permutations
+from fedtail.draws import random_permutations
 from fedtail.types import Examples
 
 
@@ -53,7 +53,8 @@ def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: 
     at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
     last = done + len(active)
     for first in range(done // length * length, last, length):
-        order = permutations(to_device(clients.draws("batches", first // length), where), to_device(clients.sizes, where), width)
+        bits = to_device(clients.random_bits("batches", first // length), where)
+        order = random_permutations(bits, to_device(clients.sizes, where), width)
         order, weight = _padded_order_and_weights(clients, order, batch_size)
         gathered = (*clients.examples(order), weight) if at_once else None
         for step in range(max(first, done), min(first + length, last)):
@@ -70,13 +71,13 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
     zero.
     """
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
-    shuffled = permutations(clients.draws("batches", done // epoch), sizes)
+    shuffled = random_permutations(clients.random_bits("batches", done // epoch), sizes)
     for step, count in enumerate(active, done):
         some, turn = sizes[:count, None], step % epoch[:count]
         fresh = (turn == 0).nonzero().flatten() if step > done else turn[:0]
         if len(fresh):
             again = clients.take(fresh)
-            drawn = permutations(again.draws("batches", step // epoch[fresh]), again.sizes)
+            drawn = random_permutations(again.random_bits("batches", step // epoch[fresh]), again.sizes)
             shuffled[fresh, : drawn.shape[1]] = drawn
         place = turn[:, None] * batch_size + column
         weight = (place < some).double()

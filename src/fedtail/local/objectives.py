@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtail.base_part import Part
-from fedtail.clients import Clients, flat_batches
+from fedtail.clients import Clients, batches_across_clients
 from fedtail.risk.base import Risk
 from fedtail.risk.hierarchical import Hierarchical, values_by_group
 
@@ -26,7 +26,7 @@ class ExampleRisk(Part):
         """
         population, params, kernel = clients.shard.population.select(clients.place), clients.params(model), clients.kernel
         owners, losses = [], []
-        for owner, inputs, targets in flat_batches(population, kernel.flat, params):
+        for owner, inputs, targets in batches_across_clients(population, kernel.flat, params):
             owners.append(owner.cpu())
             losses.append(kernel.task.loss(kernel.outputs(params, inputs), targets).detach().cpu().double())
         values = torch.full((len(population),), float("nan"), dtype=torch.float64)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.clients import Clients
+from fedtail.deprecated import overrides_under_new_name
 
 
 class Penalty(Part):
@@ -17,7 +18,12 @@ class Penalty(Part):
 
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
 
-    def of(self, clients: Clients, anchor: Tensor) -> Penalty:
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the method `of` of a subclass, the deprecated name, for `prepare_for_clients`, with a DeprecationWarning."""
+        super().__init_subclass__(**options)
+        overrides_under_new_name(cls, "of", "prepare_for_clients")
+
+    def prepare_for_clients(self, clients: Clients, anchor: Tensor) -> Penalty:
         """The penalty to use for these clients, by default itself; called once, before they step.
 
         `anchor` (dim,) is the model received. A penalty that depends on the clients' data returns one with a row for each

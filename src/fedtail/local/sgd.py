@@ -134,12 +134,12 @@ class LocalSGD(LocalTraining):
         params = (start.expand(len(clients), -1) if start.ndim == 1 else start[to_device(order, start.device)]).clone()
         stream = [done] if done else []
         if self.penalty.adds:
-            clients.reseed("penalty", *stream)
-        penalty = self.penalty.of(clients, anchor)
+            clients.seed_torch("penalty", *stream)
+        penalty = self.penalty.prepare_for_clients(clients, anchor)
         velocity = torch.zeros_like(params) if self.momentum else None
-        clients.reseed("dropout", *stream)
+        clients.seed_torch("dropout", *stream)
         if first is not None:
-            self._step_along(clients, params, anchor, velocity, first[to_device(order, first.device)], penalty)
+            self._step_along_gradients(clients, params, anchor, velocity, first[to_device(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
@@ -160,10 +160,10 @@ class LocalSGD(LocalTraining):
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
         gradients = kernel.gradients(local, batch.inputs, batch.targets, batch.weight)
-        self._step_along(clients, local, anchor, velocity, gradients, penalty)
+        self._step_along_gradients(clients, local, anchor, velocity, gradients, penalty)
 
-    def _step_along(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
-                    penalty: Penalty) -> None:
+    def _step_along_gradients(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
+                              penalty: Penalty) -> None:
         """One step along `gradients` (clients, dim), with penalty, momentum and weight decay.
 
         Changes `local` (clients, dim) and `velocity` in place. `velocity` may have more rows than `local`; without momentum it

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.clients import Clients
-from fedtail.draws import integers, uniform
+from fedtail.draws import uniform_integers, uniform_numbers
 
 
 class Work(Protocol):
@@ -68,9 +68,10 @@ class Stragglers(Part):
         That part is a uniform number of epochs, at least 1, or of steps where `full` is one epoch or less. Who is a straggler is
         drawn from each client's own stream.
         """
-        late = uniform(clients.draws("straggler")) < self.fraction
+        late = uniform_numbers(clients.random_bits("straggler")) < self.fraction
         if self.drop:
             return torch.where(late, 0, full)
         unit = torch.where(full > epoch, epoch, 1)
         pieces = (full + unit - 1) // unit
-        return torch.where(late, (integers(clients.draws("straggler work"), 1, pieces + 1) * unit).minimum(full), full)
+        done = uniform_integers(clients.random_bits("straggler work"), 1, pieces + 1) * unit
+        return torch.where(late, done.minimum(full), full)

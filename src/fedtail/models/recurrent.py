@@ -52,9 +52,9 @@ class LSTMClassifier(nn.Module):
         They are tokens (examples, time) where the model has an embedding, else word vectors (examples, time, dimension).
         `lengths` (examples,) is how many positions are real; None means all. ValueError for word vectors of another shape.
         """
-        sequence = _blank_padding(sequence, lengths)
+        sequence = _with_zeroed_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
-        _check_vectors(vectors, self.lstm.input_size)
+        _check_word_vectors(vectors, self.lstm.input_size)
         states, _ = self.lstm(vectors)                       # (examples, time, hidden)
         return self.linear(_last_states(states, lengths))           # (examples, classes)
 
@@ -82,7 +82,7 @@ class CharacterGRU(nn.Module):
         The latter are (examples, time, vocabulary). `sequence` (examples, time) holds characters as integers, padded at the end;
         `lengths` (examples,) is how many are real, None all.
         """
-        states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
+        states, _ = self.gru(_one_hot(_with_zeroed_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last_states(states, lengths))
 
 
@@ -110,14 +110,14 @@ def _vector_dimension(table: Tensor | None, dimension: int | None) -> int:
     return table.shape[1]
 
 
-def _check_vectors(vectors: Tensor, dimension: int) -> None:
+def _check_word_vectors(vectors: Tensor, dimension: int) -> None:
     """Raise ValueError where `vectors` do not have the shape (examples, time, dimension)."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")
 
 
-def _blank_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
+def _with_zeroed_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
     """A copy of the sequence with zeros from position `lengths` (examples,) on; the sequence itself if `lengths` is None."""
     if lengths is None:
         return sequence

@@ -16,7 +16,7 @@ from fedtail.privacy.events import (
 )
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
-from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability
+from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
 from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
@@ -25,7 +25,8 @@ __all__ = [
     "Guarantee", "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
     "NonPrivateRelease", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
     "SystemRandomness", "delta_at", "discrete_gaussian_probability", "epsilon_at", "exact_discrete_gaussian",
-    "gaussian_epsilon", "guarantee", "minimum_for", "noise_for", "reveal_probability", "rounds_affordable", "smallest_noise",
+    "gaussian_epsilon", "guarantee", "minimum_cohort_for", "noise_for", "reveal_probability", "rounds_affordable",
+    "smallest_noise",
 ]
 
 __getattr__ = old_names(__name__)

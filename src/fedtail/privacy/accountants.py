@@ -64,7 +64,7 @@ class Accountant(Protocol):
         ...
 
 
-def composed_multiplier(steps: Steps) -> float:
+def composed_noise_multiplier(steps: Steps) -> float:
     """Noise multiplier z of all `steps` composed without amplification, (sum of count / z^2)^(-1/2); infinite without steps."""
     total = math.fsum(count / step.multiplier**2 for step, count in steps)
     return total**-0.5 if total else math.inf
@@ -88,8 +88,8 @@ class PrivacyLosses:
         if self._has_closed_form:
             import dp_accounting
 
-            return float(dp_accounting.get_epsilon_gaussian(composed_multiplier(self.steps), delta))
-        return float(_compose_losses(self.steps, _grid_interval(self.steps)).get_epsilon_for_delta(delta))
+            return float(dp_accounting.get_epsilon_gaussian(composed_noise_multiplier(self.steps), delta))
+        return float(_composed_loss_distribution(self.steps, _grid_interval(self.steps)).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float) -> float:
         """The smallest delta at which privacy loss distributions show the steps (`epsilon`, delta)-private; 1 at most.
@@ -97,8 +97,8 @@ class PrivacyLosses:
         `reveal_probability` is added, except where no step is sampled and a closed form is used.
         """
         if self._has_closed_form:
-            return _gaussian_delta(composed_multiplier(self.steps), epsilon)
-        losses = _compose_losses(self.steps, _grid_interval(self.steps))
+            return _gaussian_delta(composed_noise_multiplier(self.steps), epsilon)
+        losses = _composed_loss_distribution(self.steps, _grid_interval(self.steps))
         return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) + self.reveal_probability)
 
     @property
@@ -132,12 +132,12 @@ def _grid_interval(steps: Steps) -> float:
     """
     deviations = [(count, step.rate * math.sqrt(math.expm1(min(step.multiplier**-2, 100.0)))) for step, count in steps]
     typical = sum(count * d**2 for count, d in deviations) / sum(count * d for count, d in deviations)
-    longest = max(_largest_loss(step) for step, _ in steps)
+    longest = max(_largest_privacy_loss(step) for step, _ in steps)
     wanted = max(min(FRACTION * typical, COARSEST), FINEST, longest / CELLS)
     return 2.0 ** math.floor(math.log2(wanted))
 
 
-def _largest_loss(step: Step) -> float:
+def _largest_privacy_loss(step: Step) -> float:
     """About the largest privacy loss of `step` that the grid has to hold: its loss 10.5 standard deviations from the mean."""
     shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
     full = shift**2 / 2 + 10.5 * shift
@@ -145,7 +145,7 @@ def _largest_loss(step: Step) -> float:
 
 
 @lru_cache(maxsize=16)
-def _compose_losses(steps: Steps, interval: float) -> Any:
+def _composed_loss_distribution(steps: Steps, interval: float) -> Any:
     """A dp-accounting `PrivacyLossDistribution` of all `steps` composed, each as often as its count says.
 
     `interval` is the width of the grid of losses. Cached.
@@ -154,12 +154,12 @@ def _compose_losses(steps: Steps, interval: float) -> Any:
 
     total = losses.identity(interval)
     for step, count in steps:
-        total = total.compose(_step_losses(step, interval).self_compose(count))
+        total = total.compose(_step_loss_distribution(step, interval).self_compose(count))
     return total
 
 
 @lru_cache(maxsize=64)
-def _step_losses(step: Step, interval: float) -> Any:
+def _step_loss_distribution(step: Step, interval: float) -> Any:
     """A dp-accounting `PrivacyLossDistribution` of one step under its sampling scheme, on a grid of width `interval`. Cached.
 
     Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all
@@ -171,14 +171,14 @@ def _step_losses(step: Step, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     if step.scheme == "fixed":
-        return _fixed_cohort_losses(step, interval)
+        return _fixed_cohort_loss_distribution(step, interval)
     exchange = step.scheme == "poisson-exchange"
     relation = NeighboringRelation.REPLACE_ONE if exchange else NeighboringRelation.ADD_OR_REMOVE_ONE
     return losses.from_gaussian_mechanism(step.multiplier, value_discretization_interval=interval, sampling_prob=step.rate,
                                           neighboring_relation=relation)
 
 
-def _fixed_cohort_losses(step: Step, interval: float) -> Any:
+def _fixed_cohort_loss_distribution(step: Step, interval: float) -> Any:
     """A dp-accounting `PrivacyLossDistribution` of one step with a cohort of fixed size, under replace-one adjacency.
 
     `interval` is the width of the grid of losses. The dominating pair has delta'(epsilon') = q delta(epsilon) with
@@ -208,17 +208,17 @@ class RenyiDivergences:
         """Epsilon at `delta`: the composed Rényi divergence of each order is converted, and the smallest result is returned."""
         from dp_accounting.rdp import compute_epsilon
 
-        orders, divergences = self.curve()
+        orders, divergences = self.composed_divergences()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
         """Delta at `epsilon`: the composed Rényi divergence of each order is converted, and the smallest result is returned."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
-        orders, divergences = self.curve()
+        orders, divergences = self.composed_divergences()
         return float(compute_delta(orders, divergences, epsilon)[0])
 
-    def curve(self, at: tuple[float, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def composed_divergences(self, at: tuple[float, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(orders, divergences): two arrays of one length, the Rényi divergence of all steps composed at each order.
 
         The orders are those in `at`. By default they are half-integers where a step is "poisson-exchange", few integers where one
@@ -227,19 +227,20 @@ class RenyiDivergences:
         schemes = {step.scheme for step, _ in self.steps}
         orders = at or (HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else
                         WHOLE_ORDERS if self.whole else ORDERS)
-        return np.array(orders), sum((count * _divergences(step, orders) for step, count in self.steps), np.zeros(len(orders)))
+        each = (count * _renyi_divergences(step, orders) for step, count in self.steps)
+        return np.array(orders), sum(each, np.zeros(len(orders)))
 
 
 @lru_cache(maxsize=256)
-def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+def _renyi_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     """The Rényi divergence of one step at each of `orders`: a float64 array of the length of `orders`. Cached.
 
     Where sampling amplifies the step, a small margin for rounding is added.
     """
     if step.scheme == "poisson-exchange":
-        return _exchange_divergences(step, orders)
+        return _replace_one_divergences(step, orders)
     if step.revealed:
-        return _mixed_divergences(step, orders)
+        return _partly_amplified_divergences(step, orders)
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -255,17 +256,17 @@ def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     return np.maximum(divergences, 0.0) + slack
 
 
-def _mixed_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+def _partly_amplified_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     """Rényi divergences, one for each of `orders`, of a step that is not amplified with probability `step.revealed` (not 0).
 
     Whether a round was amplified is public, so the moments of the two cases are averaged with that probability.
     """
     less = np.array(orders) - 1
-    amplified, full = _divergences(replace(step, revealed=0.0), orders), _divergences(Step(step.multiplier), orders)
+    amplified, full = _renyi_divergences(replace(step, revealed=0.0), orders), _renyi_divergences(Step(step.multiplier), orders)
     return np.logaddexp(less * amplified + math.log1p(-step.revealed), less * full + math.log(step.revealed)) / less
 
 
-def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+def _replace_one_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     """Rényi divergences of a Poisson-sampled step under replace-one adjacency, one for each of `orders` (multiples of 1/2).
 
     Exchanging a client's data is zeroing them and then filling in others, so the weak triangle inequality bounds it:
@@ -273,7 +274,7 @@ def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     """
     zeroed, half = replace(step, scheme="poisson"), np.array(orders)
     whole = tuple(int(order) for order in np.union1d(2 * half - 1, 2 * half))
-    at = dict(zip(whole, _divergences(zeroed, whole), strict=True))
+    at = dict(zip(whole, _renyi_divergences(zeroed, whole), strict=True))
     return np.array([(a - 0.5) / (a - 1) * at[int(2 * a)] + at[int(2 * a) - 1] for a in orders])
 
 
@@ -313,4 +314,4 @@ class Concentrated:
     @property
     def _rho(self) -> float:
         """The zCDP parameter rho of all steps composed: 1 / (2 z^2) for their composed noise multiplier z; 0 without steps."""
-        return composed_multiplier(self.steps) ** -2 / 2
+        return composed_noise_multiplier(self.steps) ** -2 / 2

@@ -106,8 +106,8 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
         epsilon=mechanism.epsilon(chosen, delta), delta=delta, adjacency=adjacency, sampling=mechanism.sampling,
         accountant=chosen.name,
         second_opinion=(other.name, mechanism.epsilon(other, delta, math.inf)) if other else None,
-        without_amplification=mechanism.epsilon(mechanism.without_amplification, delta, math.inf),
-        one_participation=mechanism.worst_round(delta),
+        without_amplification=mechanism.epsilon(mechanism.unamplified_accountant, delta, math.inf),
+        one_participation=mechanism.worst_round_epsilon(delta),
         non_private=mechanism.non_private, notes=mechanism.notes)
 
 
@@ -133,7 +133,8 @@ def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacen
     return mechanism.delta(mechanism.accountant(None, delta), epsilon) <= delta
 
 
-def describe_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: float, adjacency: Adjacency = "zero-out") -> str:
+def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], delta: float,
+                           adjacency: Adjacency = "zero-out") -> str:
     """Words on the model that `rounds` began with, which a guarantee for `rounds` does not cover; "" if `before` is empty.
 
     The text starts with "they began with". If the model was trained without privacy, it says what was released; if all earlier
@@ -143,7 +144,7 @@ def describe_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: fl
         return ""
     whole = join_histories(rounds, before)
     unknown = "; ".join(one.what for one in before if not one.is_known)
-    exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private))
+    exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private_releases))
     if exposed:
         return f"they began with {before[0].what}, which was trained without privacy ({'; '.join(exposed)})"
     if whole is None:
@@ -169,18 +170,19 @@ def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta
                       most: int = MOST) -> int:
     """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`; 0 if none does.
 
-    `done` are pairs of a round and its count. Results are cached, so that calling it after every round of a run is cheap.
+    `done` are pairs of a round and its count. A ValueError unless `delta` is in (0, 1). Results are cached, so that calling it
+    after every round of a run is cheap.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
     already = sum(count for event, count in done if event == following)
     enough = 1 << (most + already - 1).bit_length()       # unchanged for many rounds, so that the cache has the answer
-    return min(most, max(0, _count_affordable(others, following, epsilon, delta, adjacency, enough) - already))
+    return min(most, max(0, _count_affordable_rounds(others, following, epsilon, delta, adjacency, enough) - already))
 
 
 @lru_cache(maxsize=256)
-def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
-                      adjacency: Adjacency, most: int) -> int:
+def _count_affordable_rounds(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
+                             adjacency: Adjacency, most: int) -> int:
     """How many rounds like `following` fit in (`epsilon`, `delta`) beside `others`, up to `most`; 0 where `others` exceed it.
 
     `others` are pairs of a round and its count. Cached, so that a run which asks after every round computes it once.
@@ -192,11 +194,13 @@ def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: Rou
 
     if not fits(0):
         return 0
-    surely = _largest_fitting(lambda count: fits(count, "rdp"), 0, most) if fits(0, "rdp") else 0      # quick, and never too many
-    return _largest_fitting(fits, surely, most)
+    surely = 0                                                               # by "rdp": quick, and never too many
+    if fits(0, "rdp"):
+        surely = _largest_fitting_count(lambda count: fits(count, "rdp"), 0, most)
+    return _largest_fitting_count(fits, surely, most)
 
 
-def _largest_fitting(fits: Callable[[int], bool], low: int, most: int) -> int:
+def _largest_fitting_count(fits: Callable[[int], bool], low: int, most: int) -> int:
     """The largest count up to `most` for which `fits` holds; `fits(low)` must hold, and no count above a failing one may fit.
 
     Tries growing steps first, then bisects. `fits` is not called with `low`.

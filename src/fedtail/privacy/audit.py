@@ -67,7 +67,7 @@ class Attack:
         A threshold is chosen on every other run; Clopper and Pearson's bounds on its two error rates, from the remaining runs,
         give mu >= Phi^-1(1 - alpha) - Phi^-1(beta).
         """
-        return max(0.0, float(_apart(*self._errors(_apart))))
+        return max(0.0, float(_normal_distance(*self._bounds_at_best_threshold(_normal_distance))))
 
     def mu_if_normal(self) -> float:
         """A lower bound on mu, at least 0, if scores with and without the client are normal with one variance.
@@ -116,14 +116,14 @@ class Attack:
         if not 0 <= delta < 1:
             raise ValueError(f"delta must be in [0, 1), got {delta:g}.")
 
-        def worth(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
+        def proven_epsilon(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
             """The epsilon, elementwise and at least 0, that error rates of at most `alarms` (alpha) and `misses` (beta) prove."""
             ratio = np.maximum((1 - misses - delta) / alarms, (1 - alarms - delta) / misses)
             return np.log(np.maximum(ratio, 1.0))
 
-        return float(worth(*self._errors(worth)))
+        return float(proven_epsilon(*self._bounds_at_best_threshold(proven_epsilon)))
 
-    def _errors(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
+    def _bounds_at_best_threshold(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
         """(alpha, beta): upper bounds on the rates of false alarms and of misses at one threshold, as arrays of no dimension.
 
         Both hold at once with probability `confidence`. The threshold is chosen on every other run, as the one whose bounds there
@@ -134,8 +134,8 @@ class Attack:
         spread = np.linspace(-1, 1, THRESHOLDS) * math.log(len(pooled))
         thresholds = np.quantile(pooled, 1 / (1 + np.exp(-spread)))                      # more of them in the tails
         careful = 1 - (1 - self.confidence) / THRESHOLDS                                 # the best of many looks too good
-        best = thresholds[np.argmax(worth(*_error_bounds(*choosing, thresholds, careful)))]
-        return _error_bounds(*testing, best, self.confidence)
+        best = thresholds[np.argmax(worth(*_error_rate_bounds(*choosing, thresholds, careful)))]
+        return _error_rate_bounds(*testing, best, self.confidence)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -157,8 +157,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
-def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
-                  confidence: float) -> tuple[np.ndarray, np.ndarray]:
+def _error_rate_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
+                       confidence: float) -> tuple[np.ndarray, np.ndarray]:
     """(alpha, beta): upper bounds on the rates of false alarms and of misses, each in the shape of `threshold`.
 
     A score at or above the threshold is an alarm. At any one threshold both hold at once with probability `confidence`.
@@ -166,10 +166,10 @@ def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarra
     alarms = len(without) - np.searchsorted(np.sort(without), threshold)
     misses = np.searchsorted(np.sort(present), threshold)
     risk = (1 - confidence) / 2
-    return _at_most(alarms, len(without), risk), _at_most(misses, len(present), risk)
+    return _clopper_pearson_bound(alarms, len(without), risk), _clopper_pearson_bound(misses, len(present), risk)
 
 
-def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
+def _clopper_pearson_bound(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
     """Clopper and Pearson's upper bound on the probability of an event that `happened` so many times in `runs` independent runs.
 
     Elementwise; each bound is too small with probability `risk` at most.
@@ -180,7 +180,7 @@ def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
     return np.where(happened < runs, betaincinv(some + 1.0, runs - some, 1 - risk), 1.0)
 
 
-def _apart(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
+def _normal_distance(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
     """Phi^-1(1 - `alarms`) - Phi^-1(`misses`), elementwise.
 
     It is the distance mu of two unit normal distributions for which a threshold has these rates of false alarms and misses.

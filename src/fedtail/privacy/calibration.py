@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
 from fedtail.privacy.composed_mechanism import AccountantName, sampling_rate
-from fedtail.privacy.concentrated import check_target
-from fedtail.privacy.discrete_gaussian import as_fraction
+from fedtail.privacy.concentrated import check_epsilon_and_delta
+from fedtail.privacy.discrete_gaussian import variance_as_fraction
 from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling
 
 CLOSE = 2e-5                    # relative: how near to the smallest noise
@@ -103,7 +103,7 @@ def _integer_release(noise: float, exchange: float, what: str) -> LatticeRelease
     It has a single share on so fine a grid that the price does not depend on the number of clients. `exchange` is how many times
     further the sum moves if a client's data are exchanged than if its row is zeroed; `what` names the release.
     """
-    return LatticeRelease(LARGE, as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what, constant=True)
+    return LatticeRelease(LARGE, variance_as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what, constant=True)
 
 
 def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,
@@ -113,7 +113,7 @@ def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: f
     It is too large by a fraction of about 2e-5 at most, and never too small; 0.01 is the least that is tried. The cost of
     `event(z)` must fall as z grows. A ValueError where even z = 10^6 does not reach the budget, or an argument is out of range.
     """
-    check_target(epsilon, delta)
+    check_epsilon_and_delta(epsilon, delta)
     check_rounds(rounds)
     from scipy.optimize import brentq
 
@@ -166,7 +166,7 @@ def check_population(population: int) -> None:
                          "thousand.")
 
 
-def questionable_settings(population: int, sampling: Sampling, delta: float) -> list[str]:
+def privacy_setting_warnings(population: int, sampling: Sampling, delta: float) -> list[str]:
     """Warnings, as texts, about privacy settings that are valid but probably not meant; an empty list where there are none.
 
     They are a delta of 1 / `population` or more, and an average cohort of fewer than 25 clients.

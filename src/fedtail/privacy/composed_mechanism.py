@@ -19,7 +19,7 @@ from fedtail.privacy.accountants import (
     RenyiDivergences,
     Step,
     Steps,
-    composed_multiplier,
+    composed_noise_multiplier,
 )
 from fedtail.privacy.events import (
     Adjacency,
@@ -92,14 +92,14 @@ class ComposedMechanism:
         return None if self.whole else PrivacyLosses(self.steps)
 
     @property
-    def without_amplification(self) -> Accountant:
+    def unamplified_accountant(self) -> Accountant:
         """The accountant that prices the rounds without amplification, against an observer who knows the cohorts.
 
         zCDP where some noise is in integers, otherwise privacy loss distributions.
         """
         return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
 
-    def worst_round(self, delta: float) -> float:
+    def worst_round_epsilon(self, delta: float) -> float:
         """Epsilon at `delta` of the most expensive single round, against an observer who knows that the client participated.
 
         Infinite where something was released without noise, or where inexact draws of noise alone exceed `delta`; 0 without
@@ -107,7 +107,7 @@ class ComposedMechanism:
         """
         once = [ComposedMechanism(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
                 for (step, _), error in zip(self.full, self.errors, strict=True)]
-        epsilons = [one.epsilon(one.without_amplification, delta, math.inf) for one in once]
+        epsilons = [one.epsilon(one.unamplified_accountant, delta, math.inf) for one in once]
         return max(epsilons, default=math.inf if self.non_private else 0.0)
 
     def epsilon(self, accountant: Accountant, delta: float, if_none: float | None = None) -> float:
@@ -124,7 +124,7 @@ class ComposedMechanism:
         if not self.error:
             return accountant.epsilon(delta)
         epsilon, slack = 0.0, 1e-9
-        while (left := delta - self._delta_of_error(epsilon)) > 0:      # grows to the first epsilon that pays for its own error
+        while (left := delta - self._delta_of_inexact_draws(epsilon)) > 0:      # to the first epsilon that pays for its own error
             if (needed := accountant.epsilon(left)) <= epsilon:
                 return epsilon
             epsilon, slack = needed + slack, 2 * slack
@@ -141,9 +141,9 @@ class ComposedMechanism:
         if math.isinf(epsilon) or self.non_private:
             return 0.0 if math.isinf(epsilon) else 1.0
         exact = accountant.delta(epsilon) if accountant.steps else 0.0
-        return min(1.0, exact + self._delta_of_error(epsilon))
+        return min(1.0, exact + self._delta_of_inexact_draws(epsilon))
 
-    def _delta_of_error(self, epsilon: float) -> float:
+    def _delta_of_inexact_draws(self, epsilon: float) -> float:
         """What inexact draws of integer noise add to delta at `epsilon`: (1 + e^epsilon) times their total variation distance."""
         return (1 + math.exp(min(epsilon, 700.0))) * self.error
 
@@ -157,7 +157,7 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
     """
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
-    kept = [(event, count) for event, count in map(_check_round, rounds) if count and event.releases]
+    kept = [(event, count) for event, count in map(_checked_round, rounds) if count and event.releases]
     steps: Counter[Step] = Counter()
     full: Counter[Step] = Counter()
     errors: dict[Step, float] = {}
@@ -165,26 +165,26 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
         if any(map(_lacks_noise, event.releases)):
             continue
         steps[amplified_step(event, adjacency)] += count
-        whole_step = Step(round_multiplier(event.releases, adjacency))
+        whole_step = Step(round_noise_multiplier(event.releases, adjacency))
         full[whole_step] += count
-        errors[whole_step] = max(errors.get(whole_step, 0.0), _draw_error(event))
+        errors[whole_step] = max(errors.get(whole_step, 0.0), _noise_draw_error(event))
     releases = [release for event, _ in kept for release in event.releases]
     return ComposedMechanism(
         steps=_costly_steps(steps), full=_costly_steps(full),
         whole=any(isinstance(release, LatticeRelease) for release in releases),
-        error=math.fsum(count * _draw_error(event) for event, count in kept),
+        error=math.fsum(count * _noise_draw_error(event) for event, count in kept),
         errors=tuple(errors[step] for step, _ in _costly_steps(full)),
         sampling=" and ".join(sorted({NAMES[type(event.sampling)] for event, _ in kept})) or "none",
         non_private=tuple(dict.fromkeys(release.what for release in releases if _lacks_noise(release))),
         notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _amplification_note(event, adjacency)))))
 
 
-def round_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
+def round_noise_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
     """The noise multiplier of all `releases` of one round composed, z_eff = (sum of z^-2)^(-1/2); infinite without releases.
 
     Every release must have noise.
     """
-    return composed_multiplier(tuple((Step(_noise_multiplier(release, adjacency)), 1) for release in releases))
+    return composed_noise_multiplier(tuple((Step(_noise_multiplier(release, adjacency)), 1) for release in releases))
 
 
 def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
@@ -194,14 +194,14 @@ def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
     fixed size amplify only under replace-one adjacency with continuous noise. Any other round becomes a step with rate 1. Every
     release must have noise.
     """
-    sampling, full = event.sampling, Step(round_multiplier(event.releases, adjacency))
+    sampling, full = event.sampling, Step(round_noise_multiplier(event.releases, adjacency))
     rate = sampling_rate(sampling)
-    if rate == 1 or _why_unamplified(event):
+    if rate == 1 or _amplification_obstacle(event):
         return full
     if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
         return Step(full.multiplier, rate, "poisson", sampling.revealed)
     if isinstance(sampling, PoissonSampling):       # a sampled client sends x or x', one that is not sampled nothing
-        return Step(min(round_multiplier(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
+        return Step(min(round_noise_multiplier(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
                     sampling.revealed)
     if adjacency == "replace-one" and not _has_integer_noise(event):
         return Step(full.multiplier, rate, "fixed")
@@ -215,7 +215,7 @@ def sampling_rate(sampling: Sampling) -> float:
     return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
 
 
-def _why_unamplified(event: RoundEvent) -> str | None:
+def _amplification_obstacle(event: RoundEvent) -> str | None:
     """The reason, as a text for users, why Poisson sampling does not amplify this round; None where it does.
 
     None also for any other kind of sampling.
@@ -232,7 +232,7 @@ def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
     None where there is nothing to say.
     """
     if isinstance(event.sampling, PoissonSampling):
-        return _why_unamplified(event) if event.sampling.rate < 1 else None
+        return _amplification_obstacle(event) if event.sampling.rate < 1 else None
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
         return None
     if adjacency == "zero-out":
@@ -243,7 +243,7 @@ def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
     return "experimental: the amplification of cohorts of fixed size"
 
 
-def _check_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
+def _checked_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
     """Return `entry`, a pair of a round and its count, unchanged; a TypeError or ValueError where accountants cannot price it."""
     event, count = entry
     if not isinstance(event, RoundEvent):
@@ -292,7 +292,7 @@ def _has_integer_noise(event: RoundEvent) -> bool:
     return any(isinstance(release, LatticeRelease) for release in event.releases)
 
 
-def _draw_error(event: RoundEvent) -> float:
+def _noise_draw_error(event: RoundEvent) -> float:
     """Total variation distance of the draws from exact ones, added over the integer releases of one round; 0 if it has none."""
     return math.fsum(release.error for release in event.releases if isinstance(release, LatticeRelease))
 

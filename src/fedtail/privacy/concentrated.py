@@ -52,7 +52,7 @@ def largest_rho(epsilon: float, delta: float) -> float:
     It is a budget that unsampled Gaussian sums may share, as their rho add up. A ValueError unless `epsilon` is positive and
     finite and `delta` in (0, 1).
     """
-    check_target(epsilon, delta)
+    check_epsilon_and_delta(epsilon, delta)
     most = 1.0
     while delta_from_rho(most, epsilon) <= delta:
         most *= 2
@@ -73,7 +73,7 @@ def find_crossing(holds: Callable[[float], bool], low: float, high: float) -> tu
     return low, high
 
 
-def check_target(epsilon: float, delta: float) -> None:
+def check_epsilon_and_delta(epsilon: float, delta: float) -> None:
     """Raise a ValueError unless `epsilon` is positive and finite and `delta` is in (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon:g}. It bounds what the data of one client can "

@@ -26,7 +26,7 @@ BITS = 128                        # that are drawn, and computed, where they do 
 LONGEST = 10**10                  # variance of the largest table: some millions of entries
 
 
-def as_fraction(variance: float | Fraction) -> Fraction:
+def variance_as_fraction(variance: float | Fraction) -> Fraction:
     """A variance as an exact ratio of integers; a Fraction comes back as it is, a float is rounded up to a small ratio.
 
     For a variance from 1/2 on, rounding adds less than 2^-19 of it. A ValueError unless it is positive and finite.
@@ -42,51 +42,51 @@ def as_fraction(variance: float | Fraction) -> Fraction:
 def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
     """`count` draws, int64, of the discrete Gaussian of this variance, with exactly its probabilities, from words of `random`.
 
-    A float `variance` is first rounded up by `as_fraction`. Where int64 does not hold the products (from a standard deviation of
-    about 5800), Python's integers are used, which is a hundred times slower.
+    A float `variance` is first rounded up by `variance_as_fraction`. Where int64 does not hold the products (from a standard
+    deviation of about 5800), Python's integers are used, which is a hundred times slower.
     """
-    ratio = as_fraction(variance)
+    ratio = variance_as_fraction(variance)
     p, q = ratio.numerator, ratio.denominator
     t = math.isqrt(p // q) + 1                                    # floor(sigma) + 1
     if 2 * p * q * t * t > SMALL or (64 * t * t * q) ** 2 > 1 << 62:
-        return np.array([_draw_one(p, q, t, random) for _ in range(count)], dtype=np.int64)
+        return np.array([_draw_one_discrete_gaussian(p, q, t, random) for _ in range(count)], dtype=np.int64)
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
-        y = _discrete_laplace(t, len(todo), random)
+        y = _draw_discrete_laplace(t, len(todo), random)
         gap = np.abs(y) * (t * q) - p
-        good = _bernoulli_exp(gap * gap, 2 * p * q * t * t, random)
+        good = _draw_bernoulli_exp(gap * gap, 2 * p * q * t * t, random)
         result[todo[good]] = y[good]
         todo = todo[~good]
     return result
 
 
-def _draw_one(p: int, q: int, t: int, random: Randomness) -> int:
+def _draw_one_discrete_gaussian(p: int, q: int, t: int, random: Randomness) -> int:
     """One draw of the discrete Gaussian of variance p / q by rejection, in Python's integers of any size, from words of `random`.
 
     `t` must be floor(sigma) + 1 for the standard deviation sigma.
     """
     while True:
         low = uniform_wide_integer(t, random)
-        if not _bernoulli_exp_one(low, t, random):
+        if not _draw_one_bernoulli_exp(low, t, random):
             continue
         size = low
-        while _bernoulli_exp_one(1, 1, random):
+        while _draw_one_bernoulli_exp(1, 1, random):
             size += t
         negative = uniform_wide_integer(2, random) == 1
         if negative and size == 0:
             continue
-        if _bernoulli_exp_one((size * t * q - p) ** 2, 2 * p * q * t * t, random):
+        if _draw_one_bernoulli_exp((size * t * q - p) ** 2, 2 * p * q * t * t, random):
             return -size if negative else size
 
 
-def _bernoulli_exp_one(numerator: int, denominator: int, random: Randomness) -> bool:
+def _draw_one_bernoulli_exp(numerator: int, denominator: int, random: Randomness) -> bool:
     """True with probability exp(-numerator / denominator), one draw from words of `random`, in integers of any size."""
     whole, part = divmod(numerator, denominator)
-    return (all(_bernoulli_exp_one_small(1, 1, random) for _ in range(whole))
-            and _bernoulli_exp_one_small(part, denominator, random))
+    return (all(_draw_one_bernoulli_exp_small(1, 1, random) for _ in range(whole))
+            and _draw_one_bernoulli_exp_small(part, denominator, random))
 
 
-def _bernoulli_exp_one_small(numerator: int, denominator: int, random: Randomness) -> bool:
+def _draw_one_bernoulli_exp_small(numerator: int, denominator: int, random: Randomness) -> bool:
     """True with probability exp(-ratio), one draw from words of `random`, for ratio = numerator / denominator up to 1.
 
     Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. Integers may be of any size.
@@ -97,13 +97,13 @@ def _bernoulli_exp_one_small(numerator: int, denominator: int, random: Randomnes
     return k % 2 == 1
 
 
-def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
+def _draw_discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
     """`count` draws, int64, of integers y with probability proportional to exp(-|y| / t), from words of `random`."""
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
         low = uniform_integers(t, random, len(todo))
-        kept = _bernoulli_exp(low, t, random)
-        size = low + t * _consecutive_successes(len(todo), random)
+        kept = _draw_bernoulli_exp(low, t, random)
+        size = low + t * _draw_geometric(len(todo), random)
         negative = random.words(len(todo)) >> np.uint64(63) == 1
         good = kept & ~(negative & (size == 0))                   # zero once, not twice
         result[todo[good]] = np.where(negative, -size, size)[good]
@@ -111,33 +111,33 @@ def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
     return result
 
 
-def _consecutive_successes(count: int, random: Randomness) -> np.ndarray:
+def _draw_geometric(count: int, random: Randomness) -> np.ndarray:
     """`count` independent draws, int64, of how many times in a row an event of probability 1/e happens (a geometric variable)."""
     result, going = np.zeros(count, dtype=np.int64), np.arange(count)
     while len(going):
-        going = going[_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, random)]
+        going = going[_draw_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, random)]
         result[going] += 1
     return result
 
 
-def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
+def _draw_bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
     """One independent draw for each numerator: True with probability exp(-numerator / denominator).
 
     `numerator` (draws,) int64 has no negative entry; the result is (draws,) bool.
     """
     whole, part = np.divmod(numerator, denominator)
-    alive = _bernoulli_exp_small(part, denominator, random)
+    alive = _draw_bernoulli_exp_small(part, denominator, random)
     left = np.where(alive, whole, 0)
     going = np.flatnonzero(left)
     while len(going):                                             # exp(-whole), one factor of 1/e after the other
-        lucky = _bernoulli_exp_small(np.ones(len(going), dtype=np.int64), 1, random)
+        lucky = _draw_bernoulli_exp_small(np.ones(len(going), dtype=np.int64), 1, random)
         alive[going[~lucky]] = False
         left[going] -= 1
         going = going[lucky & (left[going] > 0)]
     return alive
 
 
-def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
+def _draw_bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
     """One independent draw for each numerator: True with probability exp(-ratio), ratio = numerator / denominator in [0, 1].
 
     Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. `numerator` is (draws,) int64,
@@ -165,11 +165,11 @@ class DiscreteGaussianTable:
 
     @classmethod
     def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
-        """The table for a variance, cached; a float is rounded up by `as_fraction`.
+        """The table for a variance, cached; a float is rounded up by `variance_as_fraction`.
 
         A ValueError where the table would be too long (variance above 10^10) or the variance is not positive.
         """
-        return _cached_table(as_fraction(variance))
+        return _cached_table(variance_as_fraction(variance))
 
     def sample(self, count: int, random: Randomness) -> np.ndarray:
         """`count` draws, int64, of the discrete Gaussian.
@@ -180,7 +180,7 @@ class DiscreteGaussianTable:
         place = np.searchsorted(self.leading, words, side="right")
         result = place - self.reach
         for tied in np.flatnonzero((place > 0) & (self.leading[place - 1] == words)):
-            result[tied] = _resolve_tie(self.variance, int(words[tied]), random)
+            result[tied] = _draw_with_further_bits(self.variance, int(words[tied]), random)
         return result
 
 
@@ -193,27 +193,27 @@ def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
     if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
     for bits in counting(BITS, BITS):
-        reach, (lower, upper) = _reach(variance, bits), _leading_bits(variance, bits)
+        reach, (lower, upper) = _largest_table_value(variance, bits), _bounds_on_leading_bits(variance, bits)
         if lower == upper:                                        # else a value is so near to a multiple of 2^-63 that
             break                                                 # more bits must tell on which side it is
     return DiscreteGaussianTable(variance, reach, np.array(lower, dtype=np.uint64))
 
 
-def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
+def _bounds_on_leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
     """(lower, upper): lists of bounds on floor(2^63 P(X <= x)) for x = -reach, ..., reach, from a computation to `bits` bits.
 
-    `reach` is `_reach(variance, bits)`. Where the two lists agree, the values are exact.
+    `reach` is `_largest_table_value(variance, bits)`. Where the two lists agree, the values are exact.
     """
-    reach, last = _reach(variance, bits), (1 << WORD) - 1
+    reach, last = _largest_table_value(variance, bits), (1 << WORD) - 1
     with localcontext() as context:
         context.prec = _decimal_digits(bits)
-        values, unsure = _cumulative_probabilities(variance, reach), _error_bound(bits, reach)
+        values, unsure = _cumulative_probabilities(variance, reach), _cumulative_error_bound(bits, reach)
         lower = [max(0, int((value - unsure) * (1 << WORD))) for value in values]
         upper = [min(last, int((value + unsure) * (1 << WORD))) for value in values]
     return lower, upper
 
 
-def _resolve_tie(variance: Fraction, word: int, random: Randomness) -> int:
+def _draw_with_further_bits(variance: Fraction, word: int, random: Randomness) -> int:
     """The draw, by inversion, for a uniform number whose first 63 bits are `word`, where these do not decide it.
 
     Further bits are drawn from `random`, 128 at a time, until they do.
@@ -231,10 +231,10 @@ def _draw_from_bits(variance: Fraction, number: int, bits: int) -> int | None:
 
     It is the x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits; None where these bits do not decide it.
     """
-    reach = _reach(variance, bits)
+    reach = _largest_table_value(variance, bits)
     with localcontext() as context:
         context.prec = _decimal_digits(bits)
-        unsure = _error_bound(bits, reach)
+        unsure = _cumulative_error_bound(bits, reach)
         low, high = Decimal(number) / (1 << bits), Decimal(number + 1) / (1 << bits)
         cumulative = _cumulative_probabilities(variance, reach)
         place = bisect_right(cumulative, low)
@@ -249,12 +249,12 @@ def _decimal_digits(bits: int) -> int:
     return bits // 3 + 30
 
 
-def _error_bound(bits: int, reach: int) -> Decimal:
+def _cumulative_error_bound(bits: int, reach: int) -> Decimal:
     """A bound on the absolute error of a computed P(X <= x): the tail beyond `reach`, at most 2^-bits, and rounding."""
     return Decimal(2) ** -bits + (2 * reach + 3) * Decimal(10) ** (5 - _decimal_digits(bits))
 
 
-def _reach(variance: Fraction, bits: int) -> int:
+def _largest_table_value(variance: Fraction, bits: int) -> int:
     """The largest absolute value that a table tells apart: |X| is larger with probability 2^-bits at most."""
     return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
 
@@ -264,7 +264,7 @@ def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
 
     Computed in the precision of the current decimal context.
     """
-    weights = _weights(variance, reach)
+    weights = _unnormalised_probabilities(variance, reach)
     total, running, result = weights[0] + 2 * sum(weights[1:]), Decimal(0), []
     for x in range(-reach, reach + 1):
         running += weights[abs(x)]
@@ -272,7 +272,7 @@ def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
     return result
 
 
-def _weights(variance: Fraction, reach: int) -> list[Decimal]:
+def _unnormalised_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
     """[exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach], each computed from the one before, in the current decimal context."""
     inverse = Decimal(variance.denominator) / Decimal(variance.numerator)
     step, ratio = (-inverse / 2).exp(), (-inverse).exp()
@@ -286,11 +286,11 @@ def _weights(variance: Fraction, reach: int) -> list[Decimal]:
 def discrete_gaussian_probability(x: int, variance: float | Fraction) -> float:
     """P(X = x) for the discrete Gaussian X of this variance, to float64 precision; a ValueError for a variance above 10^10.
 
-    A float variance is first rounded up by `as_fraction`.
+    A float variance is first rounded up by `variance_as_fraction`.
     """
-    ratio = as_fraction(variance)
+    ratio = variance_as_fraction(variance)
     reach = max(abs(x), _cached_table(ratio).reach)
     with localcontext() as context:
         context.prec = DIGITS
-        weights = _weights(ratio, reach)
+        weights = _unnormalised_probabilities(ratio, reach)
         return float(weights[abs(x)] / (weights[0] + 2 * sum(weights[1:])))

@@ -34,7 +34,7 @@ class EarlierHistory:
         return self.rounds is not None
 
     @property
-    def non_private(self) -> tuple[str, ...]:
+    def non_private_releases(self) -> tuple[str, ...]:
         """Names of what the known rounds released without a mechanism, each once, in order of release; empty if unknown."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds or () for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
@@ -55,7 +55,7 @@ def join_histories(rounds: Iterable[tuple[RoundEvent, int]],
     return tuple(total.items())
 
 
-def history_of(module: Any) -> EarlierHistory | None:
+def attached_history(module: Any) -> EarlierHistory | None:
     """The `EarlierHistory` that a run attached to a module it trained (attribute `fedtail_history`); None where there is none."""
     found = getattr(module, ATTRIBUTE, None)
     return found if isinstance(found, EarlierHistory) else None

@@ -64,8 +64,9 @@ class Ledger:
 
     A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `budget`) nothing is released
     that would exceed it, and nothing without a mechanism. Its guarantee is about its own rounds: what the model was before them
-    is kept in words and, where it is known, in rounds (`before`). A file is read as it is, and changes only when it is written.
-    Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where it is known.
+    is kept in words and, where it is known, in rounds (`earlier_histories`). A file is read as it is, and changes only when it
+    is written. Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where
+    it is known.
     """
 
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
@@ -89,10 +90,10 @@ class Ledger:
         twin = Ledger(self.budget)
         twin._record = self._record.copy()
         if self._planned:
-            twin._record.add(self._current_event(), self.budget.randomness)
+            twin._record.add_round(self._current_event(), self.budget.randomness)
         return twin
 
-    def as_of(self, size: int) -> Ledger:
+    def copy_of_first_bytes(self, size: int) -> Ledger:
         """A ledger in memory with what the file of this one held in its first `size` bytes, and this budget.
 
         A ledger without a file is copied as it is now, whatever `size` is.
@@ -109,13 +110,13 @@ class Ledger:
         return tuple((self._record.rounds + under_way).items())
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def randomness_sources(self) -> tuple[str, ...]:
         """Where the randomness of the rounds came from, each once: "seed", "os", or "" where that was not recorded."""
         under_way = [self.budget.randomness] if self._planned and self._asked else []
         return tuple(dict.fromkeys([*self._record.sources, *under_way]))
 
     @property
-    def numbers(self) -> frozenset[int]:
+    def round_numbers(self) -> frozenset[int]:
         """The round numbers of all rounds that were opened or skipped, the open one included."""
         return frozenset(self._record.numbers)
 
@@ -125,12 +126,12 @@ class Ledger:
         return self._record.channels
 
     @property
-    def before(self) -> tuple[EarlierHistory, ...]:
+    def earlier_histories(self) -> tuple[EarlierHistory, ...]:
         """The histories of models trained elsewhere with which these rounds began; empty where there were none."""
         return self._record.before
 
     @property
-    def non_private(self) -> tuple[str, ...]:
+    def non_private_releases(self) -> tuple[str, ...]:
         """Names of what these rounds released without a mechanism, each once, in the order of release; empty if nothing was."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
@@ -149,7 +150,7 @@ class Ledger:
                                   f"at delta = {self.budget.delta:g}")
             self._proven = (self.budget, planned, left - 1)
         if self._file:
-            self._file.open(round, planned.sampling, channel, self.budget.randomness)
+            self._file.append_round(round, planned.sampling, channel, self.budget.randomness)
         self._planned = planned
         self._record.add_channel(channel)
         self._record.numbers.add(round)
@@ -161,7 +162,7 @@ class Ledger:
         """
         self.close()
         if self._file:
-            self._file.skip(round)
+            self._file.append_skipped_round(round)
         self._record.numbers.add(round)
 
     def charge(self, releases: Sequence[Release]) -> None:
@@ -173,9 +174,9 @@ class Ledger:
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
         if self.budget.epsilon is not None:
-            self._refuse_unplanned(releases)
+            self._refuse_unplanned_releases(releases)
         if self._file:
-            self._file.charge(releases)
+            self._file.append_releases(releases)
         self._asked += tuple(releases)
         if self._proven is not None and self._unplanned_releases(self._asked):
             self._proven = None                        # how many rounds still fit is to be found anew
@@ -183,26 +184,26 @@ class Ledger:
     def close(self) -> None:
         """End the open round, whether it succeeded or not: what was charged stays charged. Does nothing if no round is open."""
         if self._planned:
-            self._record.add(self._current_event(), self.budget.randomness)
+            self._record.add_round(self._current_event(), self.budget.randomness)
         self._planned, self._asked = None, ()
 
-    def record_earlier(self, earlier: EarlierHistory) -> None:
+    def record_earlier_history(self, earlier: EarlierHistory) -> None:
         """Record, in the file too, the history of the model that the following rounds begin with.
 
         Nothing is recorded where all rounds of that history are on this ledger already, or the history itself is.
         """
         here = earlier.is_known and not Counter(dict(earlier.rounds or ())) - Counter(dict(self.rounds))
-        if not here and earlier not in self.before:
+        if not here and earlier not in self.earlier_histories:
             if self._file:
-                self._file.record_earlier(earlier)
+                self._file.append_earlier_history(earlier)
             self._record.before += (earlier,)
 
-    def vouches_for(self, rounds: int) -> bool:
+    def covers_rounds(self, rounds: int) -> bool:
         """Whether each of the rounds 0 to `rounds` - 1 is recorded here, or is covered by the history of an earlier model.
 
         An earlier history covers the rounds before its number `round`.
         """
-        told = max((earlier.round for earlier in self.before), default=0)
+        told = max((earlier.round for earlier in self.earlier_histories), default=0)
         return self._record.numbers.issuperset(range(told, rounds))
 
     def history(self, what: str, rounds: int) -> EarlierHistory:
@@ -210,23 +211,23 @@ class Ledger:
 
         It includes earlier histories. Its `rounds` are None where some rounds are neither on this ledger nor in a known history.
         """
-        whole = join_histories(self.rounds, self.before) if self.vouches_for(rounds) else None
-        sources = dict.fromkeys([*self.sources, *(source for one in self.before for source in one.sources)])
+        whole = join_histories(self.rounds, self.earlier_histories) if self.covers_rounds(rounds) else None
+        sources = dict.fromkeys([*self.randomness_sources, *(source for one in self.earlier_histories for source in one.sources)])
         return EarlierHistory(what, 0, whole, tuple(sources))
 
-    def mark(self, safely: bool = False) -> LedgerMark | None:
+    def file_mark(self, safely: bool = False) -> LedgerMark | None:
         """Size and digest of the file as written so far, and how many rounds it is about, for a checkpoint.
 
         None for a ledger in memory. With `safely` the file is forced to disk first.
         """
-        return self._file.mark(len(self.numbers), safely) if self._file else None
+        return self._file.make_mark(len(self.round_numbers), safely) if self._file else None
 
-    def check(self, mark: LedgerMark, round: int) -> None:
+    def check_against_mark(self, mark: LedgerMark, round: int) -> None:
         """Raise a `LedgerError` unless the file still begins with what it held at `mark` and records the first `round` rounds.
 
         The file may have grown since. A ledger in memory always fails.
         """
-        if self._file is None or not self._file.agrees(mark) or not self.vouches_for(round):
+        if self._file is None or not self._file.matches_mark(mark) or not self.covers_rounds(round):
             raise LedgerError(f"{self._file.path if self._file else 'the ledger'} does not hold what it held when the checkpoint "
                               f"of round {round} was written ({mark.size} bytes about {mark.rounds} rounds): it was deleted, cut "
                               f"or changed. {LOST}")
@@ -242,16 +243,16 @@ class Ledger:
         if chosen is None:
             raise ValueError("at which delta? Write guarantee(delta=...), below one over the number of clients, or give the run "
                              "PrivacyBudget(delta=...).")
-        return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.limits(chosen))
+        return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.describe_earlier_model(chosen))
 
-    def limits(self, delta: float) -> str:
+    def describe_earlier_model(self, delta: float) -> str:
         """A text on the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
 
         If the model's own rounds are known and private, it gives epsilon at `delta` of those and these together.
         """
-        from fedtail.privacy.accounting import describe_earlier
+        from fedtail.privacy.accounting import describe_earlier_model
 
-        return describe_earlier(self.rounds, self.before, delta, self.budget.adjacency)
+        return describe_earlier_model(self.rounds, self.earlier_histories, delta, self.budget.adjacency)
 
     def affordable_rounds(self, planned: RoundEvent) -> int:
         """How many more rounds like `planned` the privacy budget allows, up to a million; a ValueError if it has no epsilon."""
@@ -276,7 +277,7 @@ class Ledger:
             ahead //= 2
         return ahead
 
-    def _refuse_unplanned(self, releases: Sequence[Release]) -> None:
+    def _refuse_unplanned_releases(self, releases: Sequence[Release]) -> None:
         """Raise a ValueError if one of `releases` has no mechanism, `BudgetSpent` if unplanned ones would exceed the budget."""
         for release in releases:
             if isinstance(release, NonPrivateRelease):

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtail.deprecated import new_fields
+from fedtail.deprecated import fields_with_new_names
 from fedtail.privacy.events import (
     FixedSampling,
     GaussianRelease,
@@ -25,7 +25,7 @@ from fedtail.privacy.events import (
     Sampling,
 )
 from fedtail.privacy.history import UNRECORDED, EarlierHistory
-from fedtail.reading import shorten
+from fedtail.reading import short_text
 
 HEAD = {"format": "fedtail ledger 1"}
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (
@@ -56,7 +56,7 @@ class Record:
     channels: tuple[str, ...] = ()                                      # what the server saw, in words
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
 
-    def add(self, event: RoundEvent, source: str) -> None:
+    def add_round(self, event: RoundEvent, source: str) -> None:
         """Add a round and the `source` of its randomness ("seed", "os" or ""); a round that released nothing is ignored."""
         if event.releases:
             self.rounds[event] += 1
@@ -106,45 +106,47 @@ class LedgerFile:
             lines = [json.loads(line) for line in whole.splitlines()]
             if lines and lines[0] != HEAD:
                 raise LedgerError(f"{self.path} is not a ledger of this version.")
-            known, record = _read_lines(lines[1:], unrecorded)
+            known, record = _parse_lines(lines[1:], unrecorded)
             numbers = {release: number for number, release in enumerate(known)}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as reason:
-            raise LedgerError(f"{self.path} is damaged ({shorten(reason)}). {LOST}") from reason
+            raise LedgerError(f"{self.path} is damaged ({short_text(reason)}). {LOST}") from reason
         self._numbers = numbers
         return record
 
-    def open(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
+    def append_round(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
         """Append that round `round` begins: how its cohort is sampled, what the server sees, and the source of its randomness.
 
         `channel` is a text; `source` is "seed" or "os". Not forced to disk.
         """
-        self._append_line({"open": round, "sampling": _to_json(sampling), "channel": channel, "randomness": source}, safely=False)
+        line = {"open": round, "sampling": _to_json_dict(sampling), "channel": channel, "randomness": source}
+        self._append_line(line, safely=False)
 
-    def charge(self, releases: Sequence[Release]) -> None:
+    def append_releases(self, releases: Sequence[Release]) -> None:
         """Append the releases of the open round; a release that the file has not described yet is described first.
 
         Forced to disk when this returns, unless all are non-private and were described before: epsilon is infinite then anyway.
         """
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]
         for release in new:
-            self._append_line({"release": _to_json(release)}, safely=False)
+            self._append_line({"release": _to_json_dict(release)}, safely=False)
             self._numbers[release] = len(self._numbers)
         costly = bool(new) or not all(isinstance(release, NonPrivateRelease) for release in releases)
         self._append_line({"ask": [self._numbers[release] for release in releases]}, safely=costly)
 
-    def skip(self, round: int) -> None:
+    def append_skipped_round(self, round: int) -> None:
         """Append that round number `round` was skipped, with nothing released. Not forced to disk."""
         self._append_line({"skip": round}, safely=False)
 
-    def record_earlier(self, earlier: EarlierHistory) -> None:
+    def append_earlier_history(self, earlier: EarlierHistory) -> None:
         """Append the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
-            {"releases": [_to_json(release) for release in event.releases], "sampling": _to_json(event.sampling), "count": count}
+            {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling),
+             "count": count}
             for event, count in earlier.rounds]
         self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
 
-    def mark(self, rounds: int, safely: bool) -> LedgerMark:
+    def make_mark(self, rounds: int, safely: bool) -> LedgerMark:
         """Size and digest of the whole lines written so far, with `rounds`, the number of rounds that the caller says they hold.
 
         With `safely` the file is forced to disk first, unless it is empty.
@@ -155,7 +157,7 @@ class LedgerFile:
                 os.fsync(file.fileno())
         return LedgerMark(self._size, self._digest.hexdigest(), rounds)
 
-    def agrees(self, mark: LedgerMark) -> bool:
+    def matches_mark(self, mark: LedgerMark) -> bool:
         """Whether the first `mark.size` bytes of the file have the digest of `mark`; the file may have grown since.
 
         A missing file is like an empty one.
@@ -202,7 +204,7 @@ class LedgerFile:
             self._settled = True
 
 
-def _read_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
+def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
     """(releases, record): all releases that the lines describe, in order of their numbers, and the record of the rounds.
 
     `lines` come without the format line. `unrecorded` is the source of randomness of rounds that do not name one. A KeyError,
@@ -212,38 +214,38 @@ def _read_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Rele
     record, under_way = Record(), _NOTHING
     for line in lines:
         if "release" in line:
-            known.append(_from_json(line["release"]))
+            known.append(_from_json_dict(line["release"]))
         elif "open" in line:
-            record.add(*under_way)
-            under_way = RoundEvent((), _from_json(line["sampling"])), line.get("randomness", unrecorded)
+            record.add_round(*under_way)
+            under_way = RoundEvent((), _from_json_dict(line["sampling"])), line.get("randomness", unrecorded)
             record.numbers.add(int(line["open"]))
             record.add_channel(line.get("channel", ""))
         elif "skip" in line:
             record.numbers.add(int(line["skip"]))
         elif "before" in line:
-            record.before += (_earlier_history(line["before"]),)
+            record.before += (_parse_earlier_history(line["before"]),)
         else:
             event, source = under_way
             asked = tuple(known[number] for number in line["ask"])
             if event is _NOTHING[0]:
                 raise ValueError("something was asked before a round was opened")
             under_way = RoundEvent(event.releases + asked, event.sampling), source
-    record.add(*under_way)
+    record.add_round(*under_way)
     return known, record
 
 
 _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
-def _earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.record_earlier` wrote."""
+def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
+    """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.append_earlier_history` wrote."""
     rounds = None if plain["rounds"] is None else tuple(
-        (RoundEvent(tuple(_from_json(release) for release in one["releases"]), _from_json(one["sampling"])), int(one["count"]))
+        (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])
     return EarlierHistory(str(plain["what"]), int(plain["round"]), rounds, tuple(plain["sources"]))
 
 
-def _to_json(value: Release | Sampling) -> dict[str, Any]:
+def _to_json_dict(value: Release | Sampling) -> dict[str, Any]:
     """A release or kind of sampling as a dictionary for JSON: its fields, and its class name under "kind".
 
     A Fraction becomes [numerator, denominator].
@@ -253,11 +255,11 @@ def _to_json(value: Release | Sampling) -> dict[str, Any]:
     return {"kind": type(value).__name__, **numbers}
 
 
-def _from_json(plain: dict[str, Any]) -> Any:
-    """The release or kind of sampling that `_to_json` wrote as `plain`; field names of earlier versions are accepted.
+def _from_json_dict(plain: dict[str, Any]) -> Any:
+    """The release or kind of sampling that `_to_json_dict` wrote as `plain`; field names of earlier versions are accepted.
 
     A KeyError for an unknown kind, a TypeError for fields that do not fit.
     """
     numbers = {name: Fraction(*entry) if isinstance(entry, list) else entry for name, entry in plain.items() if name != "kind"}
-    return KINDS[plain["kind"]](**new_fields(plain["kind"], numbers))
+    return KINDS[plain["kind"]](**fields_with_new_names(plain["kind"], numbers))
 

@@ -41,12 +41,12 @@ def skip_probability(rate: float, population: int, minimum: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
+def minimum_cohort_for(rate: float, population: int, failure: float = 1e-5) -> int:
     """The largest minimum cohort for which a round is skipped with a probability below `failure`, under Poisson sampling.
 
     A ValueError where even a minimum of one is missed more often, or an argument is out of range. Cached.
 
-    >>> minimum_for(0.04, 2500)
+    >>> minimum_cohort_for(0.04, 2500)
     61
     """
     _check_sampling(rate, population)

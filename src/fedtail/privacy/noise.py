@@ -81,7 +81,7 @@ class GaussianNoise(Part):
 
     def __post_init__(self) -> None:
         """Raise a ValueError unless the noise multiplier is positive and finite."""
-        check_multiplier(self.noise_multiplier)
+        check_noise_multiplier(self.noise_multiplier)
 
     @property
     def minimum(self) -> int:
@@ -132,7 +132,7 @@ class DiscreteNoise(Part):
 
         `planned_clients` must be at least 1, `colluders` at least 0, and `scale` positive where it is given.
         """
-        check_multiplier(self.noise_multiplier)
+        check_noise_multiplier(self.noise_multiplier)
         if self.planned_clients < 1 or self.colluders < 0:
             raise ValueError(f"planned_clients must be at least 1 and colluders at least 0, got {self.planned_clients} and "
                              f"{self.colluders}.")
@@ -217,7 +217,7 @@ def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
     return 2.0 ** math.ceil(math.log2(enough / clip_norm))
 
 
-def check_multiplier(noise_multiplier: float) -> None:
+def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raise a ValueError unless `noise_multiplier` (z) is positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "

@@ -72,8 +72,8 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
                    for rounds in (trial, score))
     mechanism, other = compose_rounds(tuple(trial), adjacency), compose_rounds(tuple(score), adjacency)
     whole = mechanism.whole or other.whole
-    orders, ours = RenyiDivergences(mechanism.steps, whole).curve()
-    _, theirs = RenyiDivergences(other.steps, whole).curve(tuple(orders))
+    orders, ours = RenyiDivergences(mechanism.steps, whole).composed_divergences()
+    _, theirs = RenyiDivergences(other.steps, whole).composed_divergences(tuple(orders))
     worse = np.maximum(ours, theirs)
     best = BestOf(mechanism.steps + other.steps, orders, best_trial_divergences(orders, worse, stopping, trials))
     draws = replace(mechanism, error=trials * max(mechanism.error, other.error),
@@ -96,18 +96,18 @@ def best_trial_divergences(orders: np.ndarray, divergences: np.ndarray, stopping
         deltas = np.array([compute_delta(orders, divergences, math.log1p(1 / (order - 1)))[0] for order in orders])
         return divergences + mean * deltas + extra
     shape = SHAPES[stopping]
-    constant = np.min((1 - 1 / orders) * divergences - math.log(gamma_for(shape, mean)) / orders)
+    constant = np.min((1 - 1 / orders) * divergences - math.log(negative_binomial_gamma(shape, mean)) / orders)
     bounds = divergences + (1 + shape) * constant + extra
     return np.minimum.accumulate(bounds[::-1])[::-1]        # divergences grow with the order
 
 
-def gamma_for(shape: float, mean: float) -> float:
+def negative_binomial_gamma(shape: float, mean: float) -> float:
     """The gamma at which the truncated negative binomial distribution of `shape` (eta) 0 or 1 has this `mean`.
 
     For eta = 1 it is 1 / mean. For eta = 0, the logarithmic distribution, it is found by bisection and rounded to the side that
     costs more privacy.
 
-    >>> gamma_for(1.0, 4.0)
+    >>> negative_binomial_gamma(1.0, 4.0)
     0.25
     """
     if shape == 1:
@@ -145,7 +145,7 @@ def _trial_count_probabilities(stopping: Stopping, mean: float) -> Iterator[tupl
             trials += 1
             probability *= mean / trials
     shape = SHAPES[stopping]
-    gamma = gamma_for(shape, mean)
+    gamma = negative_binomial_gamma(shape, mean)
     probability, trials = (gamma if shape == 1 else 1.0 if gamma == 1 else (1 - gamma) / -math.log(gamma)), 1
     while True:
         yield trials, probability

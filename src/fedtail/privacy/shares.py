@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtail.privacy.discrete_gaussian import as_fraction
+from fedtail.privacy.discrete_gaussian import variance_as_fraction
 
 SMALLEST = 2            # variance of a share: from here the sum of shares is a discrete Gaussian for all that matters
 
@@ -40,15 +40,15 @@ class NoiseShares:
 
         The variance of a share is rounded up to a ratio of small integers. A ValueError where it is below 2.
         """
-        return cls(as_fraction(deviation**2 / honest), honest, width)
+        return cls(variance_as_fraction(deviation**2 / honest), honest, width)
 
     @property
-    def deviation(self) -> float:
+    def total_deviation(self) -> float:
         """Standard deviation of the noise in each coordinate of the sum, from `honest` shares: sqrt(n) sigma."""
         return math.sqrt(self.honest * self.variance)
 
     @property
-    def excess(self) -> float:
+    def log_ratio_bound(self) -> float:
         """psi of [PLMH22q, Theorem 1]: bounds the log-ratio of the probabilities of the summed shares and of a discrete Gaussian.
 
         10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), evaluated term by term; the closed bound printed there has the wrong
@@ -63,10 +63,10 @@ class NoiseShares:
         `sensitivity` (S) is by how much the sums of neighbouring data differ in L2 norm.
         min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ).
         """
-        ratio, psi = sensitivity / self.deviation, self.excess
+        ratio, psi = sensitivity / self.total_deviation, self.log_ratio_bound
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
 
-    def reach(self, clients: int, failure: float) -> int:
+    def largest_noise(self, clients: int, failure: float) -> int:
         """A bound on the absolute noise in every coordinate of a sum over `clients` clients.
 
         It is exceeded in some coordinate with probability `failure` at most.
@@ -98,7 +98,7 @@ class Ring:
 
         `low` and `high` bound every entry of the sum before noise. A sum is decoded wrongly with probability `failure` at most.
         """
-        reach = shares.reach(clients, failure)
+        reach = shares.largest_noise(clients, failure)
         return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:

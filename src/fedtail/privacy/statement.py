@@ -22,7 +22,7 @@ SEARCHED = "the choice of settings by earlier runs on the same clients is not co
 CLOSE = 1e-4                # two prices of the same rounds that differ by less are one
 
 
-def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
+def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
     """The privacy statement of a run as plain values, for privacy.json; infinite numbers are the word "infinity".
 
     Where nothing was released yet, or something without a mechanism, `private` is False and `why` says so. Otherwise `statement`
@@ -32,7 +32,7 @@ def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charg
     and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
     where neither `delta` nor the budget gives one.
     """
-    exposed, mark = ledger.non_private, ledger.mark()
+    exposed, mark = ledger.non_private_releases, ledger.file_mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
              "observer": OBSERVER}
     priced = {"fedtail": __version__, "ledger": list(mark) if mark else None}
@@ -72,11 +72,12 @@ def release_obstacles(ledger: Ledger) -> list[str]:
     The reasons are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed
     or of unrecorded source, and floating-point noise.
     """
-    everything = [*ledger.rounds, *(one for earlier in ledger.before for one in earlier.rounds or ())]
+    everything = [*ledger.rounds, *(one for earlier in ledger.earlier_histories for one in earlier.rounds or ())]
     floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
-    sources = {*_randomness_sources(ledger), *(source for earlier in ledger.before for source in earlier.sources)}
-    partial = [earlier for earlier in ledger.before if not earlier.is_known or earlier.non_private]
-    found = [f"epsilon is infinite: released without a mechanism: {'; '.join(ledger.non_private)}"] if ledger.non_private else []
+    sources = {*_randomness_sources(ledger), *(source for earlier in ledger.earlier_histories for source in earlier.sources)}
+    partial = [earlier for earlier in ledger.earlier_histories if not earlier.is_known or earlier.non_private_releases]
+    exposed = ledger.non_private_releases
+    found = [f"epsilon is infinite: released without a mechanism: {'; '.join(exposed)}"] if exposed else []
     found += [f"{ONLY}: they began with {partial[0].what}"] if partial else []
     return found + [text for source, text in ((SEEDED, SIMULATED), (UNRECORDED, UNTOLD)) if source in sources] + \
         ([FLOATING] if floating else [])
@@ -91,7 +92,7 @@ def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | No
     """
     if not earlier.get("private"):
         return None
-    then = ledger.as_of(earlier["ledger"][0]) if earlier.get("ledger") else ledger
+    then = ledger.copy_of_first_bytes(earlier["ledger"][0]) if earlier.get("ledger") else ledger
     if release_counts(then) != earlier["releases"]:
         return None
     now = then.guarantee(earlier["delta"])
@@ -121,7 +122,7 @@ def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
 
     Without rounds, where the budget says it will come from.
     """
-    return ledger.sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
+    return ledger.randomness_sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
 
 
 def _nearly_equal(one: float | str, other: float | str) -> bool:

@@ -1,7 +1,7 @@
 """Quantiles of one number per client, through sums only."""
 
 from fedtail.deprecated import old_names
-from fedtail.quantiles.base import Quantile, boundary, check_quantile, empty_tail
+from fedtail.quantiles.base import Quantile, boundary_dual, check_quantile, empty_tail
 from fedtail.quantiles.histogram import Edges, tail_boundary
 from fedtail.quantiles.majorise import MajoriseMinimise
 from fedtail.quantiles.noisy_histogram import NoisyHistogram
@@ -12,7 +12,7 @@ from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strate
 
 __all__ = [
     "Edges", "ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "Quantile", "QuantilePlan", "QuantileRelease", "Strategy",
-    "boundary", "check_quantile", "empty_tail", "extreme_loss", "flat_strategy", "loss_range", "optimal_strategy",
+    "boundary_dual", "check_quantile", "empty_tail", "extreme_loss", "flat_strategy", "loss_range", "optimal_strategy",
     "plan_quantiles", "private_quantiles", "tail_boundary", "tree_strategy",
 ]
 

@@ -31,7 +31,7 @@ class Quantile(Protocol):
         ...
 
 
-def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
+def boundary_dual(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
     """The dual (low, high, share, tail mass), (4,) float64, for a tail whose boundary is [low, high).
 
     `above` is the mass at or above `high`, `inside` the mass in the boundary. The share, in [0, 1], is chosen so that `tail_mass`

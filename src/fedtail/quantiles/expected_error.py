@@ -26,11 +26,10 @@ def expected_error(strategy: Strategy, deviation: float, clients: int, level: fl
 def binning_error(bins: int, clients: int) -> float:
     """Typical error of the distribution function F read by interpolation inside a bin: a standard deviation, a share of clients.
 
-    There are `bins` (b) bins over `clients` (n).
-    Assumes bins of about equal mass: n / b values at random in a bin stray from a straight line by sqrt(1 / (6 b n)) of all
-    clients, and a density that changes e-fold in a quarter of the range bends it by 1 / (2 b^2). It is not a bound: values that
-    bunch at one place in a bin can make F wrong by the whole mass of the bin, 1 / b on average, which the released histogram
-    shows.
+    There are `bins` (b) bins over `clients` (n), taken to be of about equal mass: n / b values at random in a bin stray from a
+    straight line by sqrt(1 / (6 b n)) of all clients, and a density that changes e-fold in a quarter of the range bends it by
+    1 / (2 b^2). It is not a bound: values that bunch at one place in a bin can make F wrong by the whole mass of the bin, 1 / b
+    on average, which the released histogram shows.
     """
     return math.hypot(1 / math.sqrt(6 * bins * clients), 1 / (2 * bins**2))
 

@@ -10,9 +10,11 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from fedtail.quantiles.base import ROUNDING, boundary, empty_tail
+from fedtail.deprecated import with_old_names
+from fedtail.quantiles.base import ROUNDING, boundary_dual, empty_tail
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Edges:
     """Edges l_0 < l_1 < ... < l_b of `bins` (b) bins: bin j is [l_j, l_{j+1}), the last one closed at the top.
@@ -20,7 +22,7 @@ class Edges:
     Values outside are clipped to the ends, so every client is in exactly one bin. [PLMH22q, Algorithm 1] leaves a value that
     was clipped to the top in no bin.
 
-    >>> Edges.equal(0.0, 10.0, 4).place(np.array([-3.0, 0.0, 2.5, 10.0, 99.0]))
+    >>> Edges.of_equal_width(0.0, 10.0, 4).bin_indices(np.array([-3.0, 0.0, 2.5, 10.0, 99.0]))
     array([0, 0, 1, 3, 3])
     """
 
@@ -38,7 +40,7 @@ class Edges:
                                  "twice.")
 
     @classmethod
-    def equal(cls, low: float, high: float, bins: int) -> Edges:
+    def of_equal_width(cls, low: float, high: float, bins: int) -> Edges:
         """Edges of `bins` bins of equal width from `low` to `high`.
 
         A ValueError unless both are finite, `low` is below `high`, and there are at least two bins.
@@ -51,7 +53,7 @@ class Edges:
         return cls(tuple(np.linspace(low, high, bins + 1).tolist()))
 
     @classmethod
-    def given(cls, values: Iterable[float]) -> Edges:
+    def from_values(cls, values: Iterable[float]) -> Edges:
         """Edges at these values, as floats; a ValueError for fewer than three, or where they are not finite or increasing."""
         return cls(tuple(float(value) for value in values))
 
@@ -70,7 +72,7 @@ class Edges:
         """The midpoint of each bin, (bins,) float64. Cached."""
         return (self.array[:-1] + self.array[1:]) / 2
 
-    def place(self, values: np.ndarray) -> np.ndarray:
+    def bin_indices(self, values: np.ndarray) -> np.ndarray:
         """The index of the bin of each value, int64 in the shape of `values`; values outside go to the first or the last bin."""
         return np.clip(np.searchsorted(self.array, values, side="right") - 1, 0, self.bins - 1)
 
@@ -89,7 +91,7 @@ def quantiles(histogram: np.ndarray, edges: Edges, levels: np.ndarray) -> np.nda
 
     The distribution function is linear within bins. `histogram`, (bins,), are the counts of the bins of `edges`.
 
-    >>> quantiles(np.array([2.0, 0.0, 2.0]), Edges.equal(0.0, 3.0, 3), np.array([0.25, 0.5, 0.75]))
+    >>> quantiles(np.array([2.0, 0.0, 2.0]), Edges.of_equal_width(0.0, 3.0, 3), np.array([0.25, 0.5, 0.75]))
     array([0.5, 1. , 2.5])
     """
     heights = np.append(0.0, np.cumsum(histogram))
@@ -137,5 +139,5 @@ def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> 
     low = edges.values[place] if place else -math.inf
     high = edges.values[place + 1] if place + 1 < edges.bins else math.inf
     if not len(over):                                              # theta = 1: every client, also where there is no mass
-        return boundary(low, high, 0.0, total, total)
-    return boundary(low, high, float(from_top[place] - histogram[place]), float(histogram[place]), tail)
+        return boundary_dual(low, high, 0.0, total, total)
+    return boundary_dual(low, high, float(from_top[place] - histogram[place]), float(histogram[place]), tail)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
-from fedtail.quantiles.base import boundary, empty_tail
+from fedtail.quantiles.base import boundary_dual, empty_tail
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
@@ -95,5 +95,5 @@ class MajoriseMinimise(Part):
         ladder = torch.cat([middle - steps.flip(0), middle + steps])
         over = yield Statistic(MassAbove(), ladder)
         place = min(max(int((over > tail_mass).sum()) - 1, 0), len(ladder) - 2)      # the last, where the largest came late
-        return boundary(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
-                        float(over[place] - over[place + 1]), tail_mass)
+        return boundary_dual(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
+                             float(over[place] - over[place + 1]), tail_mass)

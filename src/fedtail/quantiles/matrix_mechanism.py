@@ -54,14 +54,15 @@ def optimal_factor(bins: int, level: float | None = None, public_total: bool = F
     gram, v = rows.T @ rows, np.ones(bins)
     for _ in range(STEPS):
         root = np.sqrt(v)
-        square = _square_root(_project_out(root[:, None] * gram * root, root) if public_total else root[:, None] * gram * root)
+        scaled = root[:, None] * gram * root
+        square = _matrix_square_root(_project_out(scaled, root) if public_total else scaled)
         diagonal = np.diag(square).copy()
         size, largest = diagonal.sum(), (diagonal / v).max()
         error, least = size * largest, size**2 / v.sum()
         if error <= least * (1 + GAP):
             break
         v = diagonal
-    matrix = _square_root(square / np.outer(root, root) / largest)
+    matrix = _matrix_square_root(square / np.outer(root, root) / largest)
     matrix.flags.writeable = False                                 # it is shared
     return Factor(matrix, float(error), float(least))
 
@@ -73,7 +74,7 @@ def _project_out(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
     return matrix - np.outer(unit, along) - np.outer(along, unit) + (unit @ along) * np.outer(unit, unit)
 
 
-def _square_root(matrix: np.ndarray) -> np.ndarray:
+def _matrix_square_root(matrix: np.ndarray) -> np.ndarray:
     """The symmetric square root of a positive semi-definite `matrix`; negative eigenvalues, from rounding, are taken as zero."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
@@ -108,9 +109,9 @@ def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float
     imposed exactly.
     """
     if total is None:
-        return _pivot_blocks(gram, image)[0]
+        return _block_principal_pivoting(gram, image)[0]
     weight = HEAVY * float(np.trace(gram)) / len(gram)
-    found, free = _pivot_blocks(gram + weight, image + weight * total)
+    found, free = _block_principal_pivoting(gram + weight, image + weight * total)
     if not free.any():
         return np.full(len(gram), total / len(gram))
     inside, result = np.flatnonzero(free), np.zeros(len(gram))
@@ -120,7 +121,7 @@ def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float
     return result * (total / result.sum())
 
 
-def _pivot_blocks(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _block_principal_pivoting(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(h, free): the minimiser of h'Gh / 2 - f'h over h >= 0, for `gram` (G) and `image` (f), by block principal pivoting.
 
     `free`, (bins,) bool, is False for the bins held at zero.

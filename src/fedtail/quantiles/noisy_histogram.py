@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, Noise
 from fedtail.quantiles.histogram import Edges
-from fedtail.quantiles.strategies import SCALE, Strategy, flat_strategy, optimal_strategy, scale_for, tree_strategy
+from fedtail.quantiles.strategies import SCALE, Strategy, flat_strategy, optimal_strategy, scale_for_noise, tree_strategy
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
 Method = Literal["flat", "tree", "optimal"]
@@ -22,6 +23,7 @@ METHODS = ("flat", "tree", "optimal")
 TOLD_APART = 2.0      # times the noise of a count: less mass than that, at either end, may be noise alone
 
 
+@with_old_names
 @dataclass(frozen=True)
 class NoisyHistogram(StatisticPart):
     """How many clients have a loss in each of `bins` equal bins over [0, `loss_bound`], with noise.
@@ -60,19 +62,19 @@ class NoisyHistogram(StatisticPart):
     def strategy(self) -> Strategy:
         """The strategy of `method`: which integer row a client sends for its bin, at a scale fine enough for discrete noise."""
         honest = self.noise.planned_clients if isinstance(self.noise, DiscreteNoise) else 0
-        scale = scale_for(self.noise.noise_multiplier, honest) if honest else SCALE
+        scale = scale_for_noise(self.noise.noise_multiplier, honest) if honest else SCALE
         return _build_strategy(self.method, self.bins, scale, self.level)
 
     @property
     def mechanism(self) -> NoisySum:
         """The mechanism that adds `noise` to the sum of the clients' rows; rows are integers of norm within its clip norm."""
-        return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
+        return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange_factor, whole=True)
 
     def row_width(self, trial: Tensor) -> int:
         """The number of entries of a row: the width of the strategy; `trial` is not used."""
         return self.strategy.width
 
-    def ask(self) -> Conversation[ClientStatistics]:
+    def ask_histogram(self) -> Conversation[ClientStatistics]:
         """Server: a generator that asks one question and returns the noisy histogram as the statistics of one client per bin.
 
         The loss of such a client is the middle of its bin, and its mass the estimated count, not negative. Counts at either end
@@ -80,19 +82,20 @@ class NoisyHistogram(StatisticPart):
         """
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
         counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
-        return ClientStatistics(self._bin_values, torch.from_numpy(trim_ends(counts, TOLD_APART * self.noise.noise_multiplier)))
+        mass = merge_sparse_ends(counts, TOLD_APART * self.noise.noise_multiplier)
+        return ClientStatistics(self._bin_middles, torch.from_numpy(mass))
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros for a client without mass.
 
         `trial` is not used.
         """
-        rows = self.strategy.rows(self._edges.place(clients.losses.numpy()))
+        rows = self.strategy.rows(self._edges.bin_indices(clients.losses.numpy()))
         return torch.from_numpy(rows).double() * (clients.mass > 0)[:, None]
 
-    def binned(self, losses: Tensor) -> Tensor:
+    def binned_losses(self, losses: Tensor) -> Tensor:
         """Client: the middle of the bin of each loss, float64 in the shape of `losses`, rounded to float32 as losses are."""
-        return self._bin_values[torch.from_numpy(self._edges.place(losses.numpy()))]
+        return self._bin_middles[torch.from_numpy(self._edges.bin_indices(losses.numpy()))]
 
     @property
     def _edges(self) -> Edges:
@@ -100,12 +103,12 @@ class NoisyHistogram(StatisticPart):
         return _equal_edges(self.loss_bound, self.bins)
 
     @property
-    def _bin_values(self) -> Tensor:
+    def _bin_middles(self) -> Tensor:
         """The middle of each bin, rounded to float32 as losses are; (bins,) float64."""
         return torch.from_numpy(self._edges.middles).float().double()
 
 
-def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
+def merge_sparse_ends(counts: np.ndarray, least: float) -> np.ndarray:
     """A copy of `counts` in which the outermost counts, where they may be noise alone, are moved inwards; the sum is the same.
 
     At each end, counts are added up from outside until they reach `least` (or half of all); their sum is put into the bin where
@@ -135,4 +138,4 @@ def _build_strategy(method: Method, bins: int, scale: int, level: float | None) 
 @lru_cache(maxsize=64)
 def _equal_edges(loss_bound: float, bins: int) -> Edges:
     """Edges of `bins` equal bins over [0, loss_bound]. Cached."""
-    return Edges.equal(0.0, loss_bound, bins)
+    return Edges.of_equal_width(0.0, loss_bound, bins)

@@ -10,14 +10,15 @@ from typing import cast, get_args
 
 import numpy as np
 
-from fedtail.privacy.concentrated import check_target, epsilon_from_rho, largest_rho
+from fedtail.deprecated import with_old_names
+from fedtail.privacy.concentrated import check_epsilon_and_delta, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles.expected_error import bins_needed, clients_needed, expected_error, noise_reduction_needed
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.matrix_mechanism import LARGEST
-from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, scale_for, tree_strategy
+from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, scale_for_noise, tree_strategy
 
 METHODS = ("auto", "flat", "tree", "optimal")
 FEW = 100                   # clients: with fewer, the noise that hides one client hides the sum over all
@@ -26,6 +27,7 @@ FAILURE = 2.0**-40          # probability of a wrap-around that a chosen modulus
 WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays within int64
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class QuantilePlan:
     """Strategy, noise, modulus and expected error of one release over `clients` clients; `release` carries it out."""
@@ -48,7 +50,7 @@ class QuantilePlan:
         return self.strategy.name
 
     @cached_property
-    def table(self) -> DiscreteGaussianTable:
+    def noise_table(self) -> DiscreteGaussianTable:
         """The table from which one client's share of the noise is drawn, with exact probabilities. Cached."""
         return DiscreteGaussianTable.of(self.shares.variance)
 
@@ -56,7 +58,7 @@ class QuantilePlan:
     def event(self) -> LatticeRelease:
         """The release, with the noise of the honest clients only, as an event for accountants. Cached."""
         return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
-                              exchange=self.strategy.exchange, what=f"a histogram ({self.method})")
+                              exchange=self.strategy.exchange_factor, what=f"a histogram ({self.method})")
 
     @property
     def deviation(self) -> float:
@@ -88,10 +90,10 @@ def plan_quantiles(
     modulus that is too small. A ValueError for an argument out of range, for fewer than 100 clients without `allow_few`, and for
     an expected error above `max_error`; its text says what would be enough.
     """
-    wanted, minimum = _check_levels(levels), clients if minimum is None else minimum
+    wanted, minimum = _checked_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
     neighbours = cast(Adjacency, adjacency)
-    check_target(epsilon, delta)
+    check_epsilon_and_delta(epsilon, delta)
     _check_clients(clients, minimum, colluders)
     level = wanted[0] if len(wanted) == 1 else None
     plans = []
@@ -102,9 +104,9 @@ def plan_quantiles(
                                   public_total))
     best = min(plans, key=lambda plan: max(plan.expected_error))
     if clients < FEW and not allow_few:
-        raise ValueError(_too_few_text(best))
+        raise ValueError(_too_few_clients_text(best))
     if max_error is not None and max(best.expected_error) > max_error:
-        raise ValueError(_too_large_text(best, max_error))
+        raise ValueError(_too_large_error_text(best, max_error))
     return best
 
 
@@ -132,12 +134,12 @@ def strategy_with_noise(
     The noise is shared by `honest` clients. Without `scale`, one is chosen at which a share of the noise is large enough.
     """
     rho = largest_rho(epsilon, delta)
-    strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
-    moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
-    return strategy, shares_for(moves, rho, honest, strategy.width)
+    strategy = build(scale_for_noise(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
+    moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange_factor)
+    return strategy, smallest_noise_shares(moves, rho, honest, strategy.width)
 
 
-def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
+def smallest_noise_shares(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
     """The smallest noise shares of `honest` clients whose sum gives rho-zCDP, in each of `width` coordinates.
 
     `sensitivity` is how far one client moves the sum in L2 norm. That the sum of shares is not quite a discrete Gaussian is
@@ -163,7 +165,7 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
     enough = Ring.for_sums(shares, clients, low, high, FAILURE)
     if modulus is None:
         ring = enough
-    elif modulus >= high - low + 2 * shares.reach(clients, FAILURE) + 1:
+    elif modulus >= high - low + 2 * shares.largest_noise(clients, FAILURE) + 1:
         ring = Ring(modulus, low - (modulus - (high - low)) // 2)
     elif allow_wrap and modulus > 1:
         ring = Ring(modulus, 1 - modulus // 2)                     # the papers' symmetric ring
@@ -176,7 +178,7 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
     return ring, shares.wrap_probability(clients, low, high, ring.modulus)
 
 
-def _check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
     """`levels` as a tuple of floats; a ValueError where there is none, or one is outside (0, 1)."""
     if not len(levels):
         raise ValueError("no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9).")
@@ -208,7 +210,7 @@ def _check_clients(clients: int, minimum: int, colluders: int) -> None:
         raise ValueError(f"colluders must be from 0 to {minimum - 1}, got {colluders}: somebody's noise must be unknown to them.")
 
 
-def _too_few_text(plan: QuantilePlan) -> str:
+def _too_few_clients_text(plan: QuantilePlan) -> str:
     """The error text for a plan with too few clients: the expected error, what it does to a median, how to release anyway."""
     error = max(plan.expected_error)
     away = 100 * min(error, 0.5)
@@ -218,7 +220,7 @@ def _too_few_text(plan: QuantilePlan) -> str:
             "allow_few=True (--allow-few) to have it anyway.")
 
 
-def _too_large_text(plan: QuantilePlan, max_error: float) -> str:
+def _too_large_error_text(plan: QuantilePlan, max_error: float) -> str:
     """The error text for a plan whose expected error is above `max_error`: how many bins or clients would do, or what epsilon.
 
     Epsilon is suggested only where less than 20 would do.

@@ -58,7 +58,7 @@ class QuantileRelease:
 
         F at the estimate can be wrong by as much where values bunch inside the bin.
         """
-        places = self.plan.edges.place(np.array(self.estimates))
+        places = self.plan.edges.bin_indices(np.array(self.estimates))
         return tuple((self.histogram[places] / self.histogram.sum()).tolist())
 
     @property
@@ -129,7 +129,7 @@ def private_quantiles(
     >>> [round(estimate, 1) for estimate in release.estimates], release.method
     ([5.0, 9.0], 'optimal')
     """
-    numbers = check_values(values)
+    numbers = checked_values(values)
     plan = plan_quantiles(
         len(numbers), levels, build_edges(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
         colluders=colluders, minimum=minimum, public_total=public_total, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
@@ -155,13 +155,13 @@ def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) ->
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
     for start in range(0, len(values), step):
-        rows = plan.strategy.rows(plan.edges.place(values[start:start + step]))        # (clients, width)
-        share = plan.table.sample(rows.size, randomness).reshape(rows.shape)
+        rows = plan.strategy.rows(plan.edges.bin_indices(values[start:start + step]))        # (clients, width)
+        share = plan.noise_table.sample(rows.size, randomness).reshape(rows.shape)
         total = plan.ring.encode(total + plan.ring.encode(rows + share).sum(0))
     return plan.ring.decode(total)
 
 
-def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
+def checked_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
     """`values` as a (clients,) float64 array; a ValueError unless they are one number per client, none of them NaN."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1:
@@ -179,4 +179,4 @@ def build_edges(range: tuple[float, float] | None, bins: int, edges: Sequence[fl
     if (range is None) == (edges is None):
         raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
                          "--edges).")
-    return Edges.given(edges) if range is None else Edges.equal(float(range[0]), float(range[1]), bins)  # type: ignore[arg-type]
+    return Edges.from_values(edges) if range is None else Edges.of_equal_width(float(range[0]), float(range[1]), bins)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
-from fedtail.quantiles.base import ROUNDING, boundary, empty_tail
+from fedtail.quantiles.base import ROUNDING, boundary_dual, empty_tail
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
 BITS = 32
@@ -83,8 +83,8 @@ class ExactQuantile(Part):
             inside, prefix = float(mass[digit]), (prefix << width) | digit
         if not total:
             return empty_tail()
-        low, high = from_ordered_bits(prefix << shift), from_ordered_bits((prefix + 1) << shift)
-        return boundary(low, high, above, inside, tail_fraction * total)
+        low, high = float_from_ordered_bits(prefix << shift), float_from_ordered_bits((prefix + 1) << shift)
+        return boundary_dual(low, high, above, inside, tail_fraction * total)
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
@@ -99,7 +99,7 @@ def extreme_loss(largest: bool = True) -> Conversation[float | None]:
         if len(present) == 0:
             return None
         prefix = (prefix << width) | int(present[-1 if largest else 0])
-    return from_ordered_bits(prefix)
+    return float_from_ordered_bits(prefix)
 
 
 class LossRange(NamedTuple):
@@ -120,7 +120,7 @@ def loss_range() -> Conversation[LossRange | None]:
     if len(present) == 0:
         return None
     low, high = int(present[0]) << (BITS - COARSE), (int(present[-1]) + 1) << (BITS - COARSE)
-    return LossRange(from_ordered_bits(low), min(from_ordered_bits(high), LARGEST), float(mass.sum()))
+    return LossRange(float_from_ordered_bits(low), min(float_from_ordered_bits(high), LARGEST), float(mass.sum()))
 
 
 def ordered_bits(values: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def ordered_bits(values: Tensor) -> Tensor:
     return torch.where(bits >> 31 == 1, 0xFFFFFFFF - bits, bits | 0x80000000)
 
 
-def from_ordered_bits(key: int) -> float:
+def float_from_ordered_bits(key: int) -> float:
     """The float32 number whose `ordered_bits` is `key`, as a float.
 
     Infinite where `key` is above that of the largest float32, minus infinity where it is below that of the lowest.

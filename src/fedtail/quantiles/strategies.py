@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.quantiles import matrix_mechanism
 
 SCALE = 256              # c: of a row of norm one. Rounding the optimal rows of 64 bins then costs a 400th of the accuracy
@@ -15,6 +16,7 @@ SHARE = 4.0              # variance of a share aimed at: there the sum of shares
 BLOCK = 256              # columns compared at once
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Strategy:
     """A client whose value is in bin j sends column j of `matrix` (V), plus a share of noise; the sum is V h + noise.
@@ -48,7 +50,7 @@ class Strategy:
         return self.printed or math.sqrt(int((self.matrix**2).sum(0).max()))
 
     @cached_property
-    def exchange(self) -> float:
+    def exchange_factor(self) -> float:
         """How many times further than `sensitivity` the sum moves at most under replace-one adjacency. Cached.
 
         A client then changes its bin. It is the largest distance between two columns over `sensitivity`, and at least sqrt(2)
@@ -73,16 +75,16 @@ class Strategy:
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
         """The non-negative histogram, (bins,) float64, nearest by least squares to a `noisy` sum; it sums to `total` if given.
 
-        Without `total`, a sum of counts of at most half of the `planned` number of clients is raised to that half, so that shares
-        of clients can be computed from it; where `planned` is None, nothing is raised. `total` may be None unless
-        `needs_total`: rows that leave out the number of clients need it. A ValueError where it is missing then or not positive,
-        and for a `noisy` of another width.
+        Without `total`, counts that add up to at most half of the `planned` number of clients are fitted again under the
+        constraint that they add up to that half, so that shares of clients can be computed; `planned` None leaves them as they
+        are. Raises ValueError where `total` is None although `needs_total` is set (rows that leave out the number of clients), or
+        is not positive, and for a `noisy` of another width.
         """
         self._check_sum(noisy, total)
         image = self._float_matrix.T @ noisy
-        result = matrix_mechanism.non_negative_least_squares(self._gram, image, total)
+        result = matrix_mechanism.non_negative_least_squares(self._gram_matrix, image, total)
         if total is None and planned is not None and result.sum() <= planned / 2:
-            return matrix_mechanism.non_negative_least_squares(self._gram, image, planned / 2)
+            return matrix_mechanism.non_negative_least_squares(self._gram_matrix, image, planned / 2)
         return result
 
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
@@ -124,7 +126,7 @@ class Strategy:
         return self.matrix.astype(np.float64)
 
     @cached_property
-    def _gram(self) -> np.ndarray:
+    def _gram_matrix(self) -> np.ndarray:
         """V'V of the strategy matrix V, (bins, bins) float64. Cached."""
         return self._float_matrix.T @ self._float_matrix
 
@@ -172,7 +174,7 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
     return Strategy("optimal", matrix, scale, needs_total=public_total)
 
 
-def scale_for(noise_multiplier: float, honest: int) -> int:
+def scale_for_noise(noise_multiplier: float, honest: int) -> int:
     """The integer scale c, at least 256, at which a share of the noise of `honest` clients has variance 4 or more.
 
     `noise_multiplier` is that of the sum of their shares, for rows of norm c.
@@ -180,7 +182,7 @@ def scale_for(noise_multiplier: float, honest: int) -> int:
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
 
-def printed_cumulative(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
+def published_cumulative_counts(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
     """Cumulative counts at the upper edges as the papers compute them from a `noisy` sum, (bins,) float64.
 
     [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", sums of the fewest nodes for "tree", whose last entry is

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bin_edges, bin_shares, distribution_function, mean_of_rows, page_numbers, thinned_positions
+from fedtail.report.statistics import bin_edges, bin_shares, distribution_function, json_numbers, mean_of_rows, thinned_positions
 from fedtail.runs import RunFolder
 
 POINTS = 1500                                # in a scatter plot; more would hide each other and slow the page
@@ -38,7 +38,7 @@ class PageClients:
         return len(self.names)
 
     @property
-    def same_in_all_seeds(self) -> bool:
+    def are_same_in_all_seeds(self) -> bool:
         """Whether all seeds share their rows: they have the same clients, so that a row is one client in all of them."""
         return not any(self.first.values())
 
@@ -153,7 +153,7 @@ def error_distributions(methods: Sequence[Method], clients: PageClients | None) 
     if not any(map(len, values)):
         return None
     edges = bin_edges(np.concatenate(values))
-    return {"edges": page_numbers(edges), "shares": [page_numbers(bin_shares(v, edges)) for v in values],
+    return {"edges": json_numbers(edges), "shares": [json_numbers(bin_shares(v, edges)) for v in values],
             "functions": [distribution_function(v) for v in values], "clients": [len(v) for v in values]}
 
 
@@ -180,10 +180,10 @@ def client_comparison(methods: Sequence[Method], baseline: int, clients: PageCli
     gains = [differences_to_baseline(mine, errors[baseline], clients) for mine in errors]
     kept, points = _listed_clients(gains, len(clients))
     return {
-        "total": len(clients), "averaged": clients.same_in_all_seeds and len(clients.first) > 1,
+        "total": len(clients), "averaged": clients.are_same_in_all_seeds and len(clients.first) > 1,
         "names": clients.names[kept].tolist(), "sizes": clients.sizes[kept].tolist(),
         "points": np.flatnonzero(np.isin(kept, points)).tolist(), "log": spans_decades(clients.sizes),
-        "errors": [page_numbers(mine[kept]) for mine in means], "differences": [page_numbers(mine[kept]) for mine in gains],
+        "errors": [json_numbers(mine[kept]) for mine in means], "differences": [json_numbers(mine[kept]) for mine in gains],
         "changes": [_change_summary(mine, means[baseline]) for mine in gains],
     }
 
@@ -240,4 +240,4 @@ def _change_summary(difference: np.ndarray, baseline: np.ndarray) -> dict[str, A
     ranked = np.sort(values)
     kept = thinned_positions(len(ranked), 400)
     return {"improved": int((~same & (values < 0)).sum()), "same": int(same.sum()), "worse": int((~same & (values > 0)).sum()),
-            "x": page_numbers((kept + 0.5) / max(len(ranked), 1)), "y": page_numbers(ranked[kept])}
+            "x": json_numbers((kept + 0.5) / max(len(ranked), 1)), "y": json_numbers(ranked[kept])}

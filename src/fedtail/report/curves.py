@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.report.methods import Method
-from fedtail.report.statistics import mean_of_rows, page_numbers, thinned_positions
+from fedtail.report.statistics import json_numbers, mean_of_rows, thinned_positions
 from fedtail.runs import RunFolder
 
 SHOWN = ("mean", "p10", "p50", "p90", "worst10")
@@ -76,7 +76,7 @@ def _window_means(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str
     """
     window = math.ceil(len(rounds) / POINTS)
     starts = range(0, len(rounds), window)
-    means = {name: page_numbers([mean_of_rows(list(v[s:s + window, None]))[0] for s in starts]) for name, v in values.items()}
+    means = {name: json_numbers([mean_of_rows(list(v[s:s + window, None]))[0] for s in starts]) for name, v in values.items()}
     return {"rounds": [int(rounds[min(s + window, len(rounds)) - 1]) for s in starts], "window": window, **means}
 
 
@@ -100,4 +100,4 @@ def _mean_over_seeds(lines: Sequence[dict[int, Any]], rounds: Iterable[int], nam
     `lines` has, for each seed, a dict of numbers by round. An empty list without seeds.
     """
     rows = [np.array([math.nan if (value := line[n].get(name)) is None else value for n in rounds], float) for line in lines]
-    return page_numbers(mean_of_rows(rows)) if rows else []
+    return json_numbers(mean_of_rows(rows)) if rows else []

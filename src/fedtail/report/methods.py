@@ -52,7 +52,7 @@ def is_finished(run: RunFolder) -> bool:
     return run.is_finished and (run.has_client_table or run.is_deployed)
 
 
-def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
+def methods_in_runs(runs: Sequence[RunFolder]) -> list[Method]:
     """The methods that the page compares: one for each distinct name among the runs, for a family one for each of its models.
 
     They keep the order of the runs. Raises ValueError where there are no runs, where two have the same name and seed, where
@@ -63,12 +63,12 @@ def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
     by_name: dict[str, list[RunFolder]] = {}
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
-    _check_comparable(runs)
+    _check_runs_comparable(runs)
     several = len(by_name) > 1
     return [method for name, own in by_name.items() for method in _methods_of_name(name, own, several)]
 
 
-def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
+def method_families(methods: Sequence[Method]) -> list[MethodFamily]:
     """The families among the methods, each with the positions of its members.
 
     Members are ordered by rising value of the field that they differ in, where all values are numbers.
@@ -77,7 +77,7 @@ def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
     return [_ordered_family(name, methods) for name in names]
 
 
-def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
+def baseline_position(methods: Sequence[Method], name: str | None = None) -> int:
     """The position of the baseline among the methods: the one with this name or label, by default that of the first method.
 
     Of a family that differs in its tail fraction, it is the member with the largest one; of another family, the first. Raises
@@ -150,7 +150,7 @@ def _check_seeds(name: str, runs: list[RunFolder]) -> None:
         by_seed[run.seed] = run
 
 
-def _check_comparable(runs: Sequence[RunFolder]) -> None:
+def _check_runs_comparable(runs: Sequence[RunFolder]) -> None:
     """Raise ValueError where runs are tested on different splits, or where some errors are rates and others are not."""
     first = runs[0]
     for run in runs[1:]:

@@ -12,8 +12,8 @@ from fedtail.report.client_errors import PageClients, client_column, column_by_s
 from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick_label
 from fedtail.report.statistics import (
     STATISTICS,
+    json_numbers,
     mean_and_std_over_seeds,
-    page_numbers,
     paired_difference,
     quantile_classes,
     summary_statistics,
@@ -29,13 +29,13 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     Where runs differ, their texts are joined by semicolons. Privacy is left out where no run has a guarantee.
     """
     splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
-    sizes = _join_distinct(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
-    versions = _join_distinct(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Data": _join_distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
-            "Rounds": _join_distinct(str(run.about["rounds"]) for run in runs),
+    sizes = _join_distinct_texts(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
+    versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
+    return {"Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
+            "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
-            **({"Privacy": promised} if (promised := _join_distinct(_privacy_line(run) for run in runs)) else {}),
-            "Device": _join_distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
+            **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
+            "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs), "Versions": versions}
 
 
 def _privacy_line(run: RunFolder) -> str:
@@ -52,7 +52,7 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
     found += [text for run in runs if run.is_deployed and (text := _deployed_note(run))]
     if clients is None and not any(run.is_deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
-    elif clients is not None and not clients.same_in_all_seeds:
+    elif clients is not None and not clients.are_same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
     return found
@@ -65,7 +65,7 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
     baseline (paired by seed, or None) and `best`, which marks the smallest mean among two or more finished methods.
     `baseline` is a position.
     """
-    by_seed = [{run.seed: last_summary(run, m.member) for run in m.averaged_runs} for m in methods]
+    by_seed = [{run.seed: last_error_summary(run, m.member) for run in m.averaged_runs} for m in methods]
     rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
     for name in STATISTICS:
         whole = [row["statistics"][name]["mean"] for row in rows if row["finished"]]
@@ -75,7 +75,7 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
     return rows
 
 
-def last_summary(run: RunFolder, member: int) -> dict[str, float]:
+def last_error_summary(run: RunFolder, member: int) -> dict[str, float]:
     """The statistics of the error over the tested clients at a run's last evaluated round, for the model at position `member`.
 
     They are read from `metrics.jsonl`, or computed from the table over clients where it has none. All NaN where there is
@@ -123,7 +123,7 @@ def _deployed_note(run: RunFolder) -> str:
             f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested_split]} clients.")
 
 
-def _join_distinct(texts: Iterable[str]) -> str:
+def _join_distinct_texts(texts: Iterable[str]) -> str:
     """The distinct non-empty texts, in the order they first occur, joined by semicolons; "" where there is none."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
@@ -188,4 +188,4 @@ def _shares_by_class(which: np.ndarray, by: np.ndarray, parts: int, members: int
     counts = np.zeros((len(labels), members))
     np.add.at(counts, (of_class, which), 1)
     return {"labels": labels, "clients": counts.sum(1).astype(int).tolist(),
-            "shares": [page_numbers(column) for column in (counts / counts.sum(1, keepdims=True)).T]}
+            "shares": [json_numbers(column) for column in (counts / counts.sum(1, keepdims=True)).T]}

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtail.report.client_errors import PageClients, client_comparison, error_distributions, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
-from fedtail.report.methods import Method, MethodFamily, baseline_of, families_of, methods_of
+from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
 from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
 from fedtail.report.tail import tail_membership
 from fedtail.runs import RunFolder
@@ -54,9 +54,9 @@ def render_page(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return rules.from_string(_page_file(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(script_safe_json(data)), style=Markup(_page_file(STYLE)),
-        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_page_file, SCRIPTS))))
+    return rules.from_string(_read_page_file(TEMPLATE)).render(
+        title=title, data=data, embedded=Markup(script_safe_json(data)), style=Markup(_read_page_file(STYLE)),
+        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_read_page_file, SCRIPTS))))
 
 
 def script_safe_json(data: Any) -> str:
@@ -68,7 +68,7 @@ def script_safe_json(data: Any) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _page_file(name: str) -> str:
+def _read_page_file(name: str) -> str:
     """The text of a file of the package `fedtail.report`, such as "page.css": a style, a script or the template."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
@@ -79,16 +79,16 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     `baseline` names the method that the others are compared with, by default the first. Raises ValueError where there are no
     runs, where they cannot be on one page, or where no method has that name.
     """
-    methods = methods_of(runs)
-    first, families = baseline_of(methods, baseline), families_of(methods)
+    methods = methods_in_runs(runs)
+    first, families = baseline_position(methods, baseline), method_families(methods)
     tested = runs[0].tested_split
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
     percent, rounds = bool(runs[0].about["rates"]), [contributors_by_round(m) for m in methods]
     return {
         "deployed": any(run.is_deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
         "tested": tested, "percent": percent,
-        "methods": _method_entries(methods, families), "baseline": first, "focus": _initial_focus(methods, first, families),
-        "table": methods_table(methods, first),
+        "methods": _method_entries(methods, families), "baseline": first,
+        "focus": _first_compared_method(methods, first, families), "table": methods_table(methods, first),
         "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods, clients, percent) for f in families],
@@ -123,7 +123,7 @@ def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily])
              "seeds": [run.seed for run in m.averaged_runs]} for k, m in enumerate(methods)]
 
 
-def _initial_focus(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
+def _first_compared_method(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
     """The position of the method that the page first compares with the baseline.
 
     It is the middle one of the other members of the baseline's family; without a family the first other method, and the

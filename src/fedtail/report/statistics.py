@@ -78,7 +78,7 @@ def bin_edges(values: np.ndarray, most: int = 40) -> np.ndarray:
     low = 0.0 if 0 <= low < 0.5 * high else low
     wanted = min(most, max(8, round(2 * len(values) ** 0.5)))
     largest = max(abs(low), abs(high))
-    step = _nice_step((high - low) / wanted if high - low > 1e-9 * largest else largest)      # equal values: one bin
+    step = _rounded_up_step((high - low) / wanted if high - low > 1e-9 * largest else largest)      # equal values: one bin
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return np.array([float(f"{step * k:.10g}") for k in range(first, last + 1)])            # 0.15, not 3 * 0.05
@@ -94,7 +94,7 @@ def distribution_function(values: np.ndarray, most: int = 400) -> dict[str, Any]
     """The empirical distribution function, thinned evenly to at most `most` points, as {"x": values, "y": shares at or below}."""
     ranked = np.sort(values)
     kept = thinned_positions(len(ranked), most)
-    return {"x": page_numbers(ranked[kept]), "y": page_numbers((kept + 1) / max(len(ranked), 1))}
+    return {"x": json_numbers(ranked[kept]), "y": json_numbers((kept + 1) / max(len(ranked), 1))}
 
 
 def thinned_positions(count: int, most: int) -> np.ndarray:
@@ -120,7 +120,7 @@ def quantile_classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: 
     return [_range_text(*(show.format(end) for end in pair)) for pair in ends], which
 
 
-def page_numbers(values: Any) -> list[float | None]:
+def json_numbers(values: Any) -> list[float | None]:
     """Numbers as a list for the page's JSON, rounded to 5 significant digits; None for those that are not finite."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
@@ -130,7 +130,7 @@ def _range_text(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _nice_step(step: float) -> float:
+def _rounded_up_step(step: float) -> float:
     """The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `step`, up to rounding.
 
     For a step of zero it is 1.

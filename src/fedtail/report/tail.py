@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtail.report.client_errors import PageClients, column_by_seed, plotted_clients, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bin_edges, bin_shares, page_numbers, quantile_classes
+from fedtail.report.statistics import bin_edges, bin_shares, json_numbers, quantile_classes
 from fedtail.runs import RunFolder
 
 WINDOWS = 24                                 # of rounds
@@ -39,7 +39,7 @@ def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
     drawn_ids = plotted_clients(len(clients))
-    each = [_tail_of_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
+    each = [_method_tail_data(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
@@ -90,7 +90,7 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
         np.add.at(contributed[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
-def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
     """The tail section's data for one method; None where its runs did not record participation.
 
     A dict with a histogram over clients of their tail shares, the shares of the plotted clients (`points` are their rows),
@@ -103,8 +103,8 @@ def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, ki
         return None
     edges = bin_edges(np.array([0.0, 1.0] * 100), 20)
     found = participation(method, clients)
-    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(bin_shares(known, edges)),
-            "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
+    return {"everybody": bool((known == 1).all()), "edges": json_numbers(edges), "shares": json_numbers(bin_shares(known, edges)),
+            "points": json_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
             "composition": {kind: _tail_composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
             "ends": found.ends.tolist() if found else [],
             "frequent": _most_frequent_contributors(found, clients) if found else None}
@@ -135,7 +135,7 @@ def _tail_composition(found: Participation, labels: list[str], which: np.ndarray
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
     total = contributed.sum(1, keepdims=True)
     part = np.divide(contributed, total, out=np.full(contributed.shape, np.nan), where=total > 0)
-    return {"contributed": [page_numbers(row) for row in part.T], "sampled": page_numbers(sampled / max(sampled.sum(), 1))}
+    return {"contributed": [json_numbers(row) for row in part.T], "sampled": json_numbers(sampled / max(sampled.sum(), 1))}
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
@@ -148,5 +148,5 @@ def _most_frequent_contributors(found: Participation, clients: PageClients) -> d
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]
     part = np.divide(contributed, sampled, out=np.full(contributed.shape, np.nan), where=sampled > 0)
     return {"names": clients.names[often].tolist(), "sizes": clients.sizes[often].tolist(),
-            "share": [page_numbers(row) for row in part.T],
+            "share": [json_numbers(row) for row in part.T],
             "contributed": contributed.sum(0).astype(int).tolist(), "sampled": sampled.sum(0).astype(int).tolist()}

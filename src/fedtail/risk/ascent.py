@@ -15,14 +15,13 @@ from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation, Statistic, StatisticPart
-from fedtail.risk.base import Present, Risk, check_positive
+from fedtail.risk.base import Present, Risk, check_positive, client_groups
 from fedtail.types import Density, Losses, Mass, Weights
 
 NOT_BATCHED = "its weights live on from round to round, and those of several sets of clients have no one past"
 NOT_PRIVATE = "its weights live on from round to round, and nothing bounds what one client moves"
 LOST = ("a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
         "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
-NEEDS_GROUP = "GroupAscent needs a group for each client: Population.from_arrays(..., group=...)."
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class GroupAscent(Risk):
 
         The rows are (clients, 2 * groups), zero elsewhere. Raises a ValueError where clients have no group.
         """
-        mine = torch.nn.functional.one_hot(_client_groups(clients), self.groups)                # (clients, groups)
+        mine = torch.nn.functional.one_hot(client_groups(clients, "GroupAscent"), self.groups)                # (clients, groups)
         return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)
 
     def row_bound(self, clients: int, mass: float) -> float:
@@ -186,7 +185,7 @@ class GroupAscent(Risk):
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: the density of its group, from the first half of the dual; (clients,)."""
-        return dual[_client_groups(clients)]
+        return dual[client_groups(clients, "GroupAscent")]
 
 
 def largest_loss(present: Present) -> Tensor:
@@ -199,7 +198,7 @@ def one_step_weights(present: Present, step: float) -> Weights:
 
     n is the number of clients with mass; whoever has no mass has weight zero. For one set of clients.
     """
-    return present.spread(project_to_simplex(1 / len(present.losses) + step * present.losses))
+    return present.weights_of_all(project_to_simplex(1 / len(present.losses) + step * present.losses))
 
 
 def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
@@ -220,10 +219,3 @@ def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
 def _client_lambda(clients: ClientStatistics) -> Tensor:
     """Each client's lambda as it keeps it, relative to equal weights, (clients,); one for a client that keeps none yet."""
     return torch.ones_like(clients.mass) if clients.memory is None else clients.memory.nan_to_num(nan=1.0)
-
-
-def _client_groups(clients: ClientStatistics) -> Tensor:
-    """The group number of each client, (clients,); raises a ValueError where the clients have none."""
-    if clients.group is None:
-        raise ValueError(NEEDS_GROUP)
-    return clients.group

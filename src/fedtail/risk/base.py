@@ -87,7 +87,7 @@ class Risk(StatisticPart):
         present = self.present(losses, mass, self.declares.not_batched or NO_WEIGHTS)
         clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
         weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
-        return present.spread(weights / weights.sum())
+        return present.weights_of_all(weights / weights.sum())
 
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
         """The losses and masses of the clients with positive mass, checked and in float64, for `value` and `weights`.
@@ -101,7 +101,7 @@ class Risk(StatisticPart):
             if reason:
                 raise ValueError(f"{type(self).__name__} takes the losses of one set of clients, (clients,), got shape "
                                  f"{tuple(losses.shape)}: {reason}. Call it for each set.")
-        return Present.of(losses, mass, batched=True)
+        return Present.from_losses(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that yields questions about the losses, is sent their sums, and returns the dual (flat, float64).
@@ -220,7 +220,7 @@ class WeightedMeanRisk(Risk):
         Without a gradient. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return present.spread(self.weights_of(present))
+        return present.weights_of_all(self.weights_of(present))
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
         """Client: density times loss, (clients,)."""
@@ -341,7 +341,7 @@ class Present:
     dtype: torch.dtype                  # of the losses as they came
 
     @classmethod
-    def of(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
+    def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
         """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
         Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay with the smallest loss of
@@ -350,7 +350,7 @@ class Present:
         """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
-                             "along the last axis write Present.of(losses, mass, batched=True).")
+                             "along the last axis write Present.from_losses(losses, mass, batched=True).")
         share, wide = _mass_shares(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):
@@ -360,7 +360,7 @@ class Present:
         smallest = wide.detach().masked_fill(~here, float("inf")).amin(-1, keepdim=True)
         return cls(torch.where(here, wide, smallest), share, here, losses.dtype)
 
-    def spread(self, weights: Tensor) -> Weights:
+    def weights_of_all(self, weights: Tensor) -> Weights:
         """The weights of all clients, in the shape and dtype of the losses, from `weights` of those present; zero for the others.
 
         All weights of a set are NaN where the loss of one of its clients with mass is NaN.
@@ -373,11 +373,11 @@ class Present:
         return weights.masked_fill(~self.here, 0.0)
 
     @property
-    def divisor(self) -> Tensor:
+    def nonzero_mass(self) -> Tensor:
         """The masses, in a batch with one in place of zero: weights can be divided by them, those of absent clients too."""
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
-    def mass_of(self, chosen: Tensor) -> Tensor:
+    def mass_where(self, chosen: Tensor) -> Tensor:
         """The total mass of the clients that the boolean mask `chosen`, in the shape of `mass`, selects, (..., 1)."""
         if self.mass.ndim == 1:
             return self.mass[chosen].sum(0, keepdim=True)       # rounded as they would be alone
@@ -414,6 +414,13 @@ def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
         raise ValueError(f"mass must be finite, at least 0, and more than 0 for somebody, got {came}. Zero stands for whoever is "
                          "absent: leave out a batch with nobody in it.")
     return wide / total
+
+
+def client_groups(clients: ClientStatistics, name: str) -> Tensor:
+    """The group number of each client, (clients,) int64; raises a ValueError where there are none, for the risk called `name`."""
+    if clients.group is None:
+        raise ValueError(f"{name} needs a group for each client: Population.from_arrays(..., group=...).")
+    return clients.group
 
 
 def check_tail_fraction(tail_fraction: float) -> None:

@@ -61,7 +61,7 @@ class Binned(RiskWrapper):
         The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram. It is at least 1 and half of
         the sum that the inner risk declares for the expected number of clients, and at most that number. `previous` is not used.
         """
-        clients = yield from self.histogram.ask()
+        clients = yield from self.histogram.ask_histogram()
         dual = fit_locally(self.risk.fit(None), clients)
         weight = float((clients.mass * self.risk.density(clients, dual)).sum())
         least = max(1.0, (self.risk.declares.weight or 0.0) * self.histogram.expected_clients / 2)
@@ -74,7 +74,7 @@ class Binned(RiskWrapper):
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
         """A copy of the client statistics with each loss replaced by the middle of its bin."""
-        return replace(clients, losses=self.histogram.binned(clients.losses))
+        return replace(clients, losses=self.histogram.binned_losses(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
         """None, not known: a noisy histogram may show a tail in which there is no client."""

@@ -75,7 +75,7 @@ class LeastOverTilts(Risk):
         return RiskDeclaration(contributing=1.0, not_private="a little noise at the largest losses moves its tilt far",
                                not_batched="its tilt is searched for with one set of clients")
 
-    def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
+    def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
         """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none.
 
         The risk is the least of these numbers, which must be differentiable in the tilted loss. A subclass must define it: here
@@ -83,7 +83,7 @@ class LeastOverTilts(Risk):
         """
         raise NotImplementedError
 
-    def tilts(self, place: Tensor, width: float) -> Tensor:
+    def trial_tilts(self, place: Tensor, width: float) -> Tensor:
         """The tilts to try at each `place` in [0, 1], increasing with it, for losses in an interval of this width.
 
         A subclass must define it: here it raises a NotImplementedError.
@@ -103,7 +103,7 @@ class LeastOverTilts(Risk):
         """
         present = self.present(losses, mass)
         wide, share = present.losses, present.mass
-        tilt, low, high = self._fit_here(ClientStatistics(wide.detach(), share)).tolist()
+        tilt, low, high = self._fit_local_dual(ClientStatistics(wide.detach(), share)).tolist()
         if math.isnan(tilt):
             return torch.full_like(wide.detach().sum(), torch.nan).to(losses.dtype)
         if tilt == 0:
@@ -114,7 +114,7 @@ class LeastOverTilts(Risk):
             log = (share * torch.expm1(exponent)).sum().log1p()
         else:
             log = (share.log() + exponent).logsumexp(0)
-        return self.bound(torch.tensor(tilt, dtype=torch.float64), end + log / tilt).to(losses.dtype)
+        return self.bound_at_tilts(torch.tensor(tilt, dtype=torch.float64), end + log / tilt).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """alpha_k exp(t F_k) with the best tilt t, scaled to sum to one: in the shape and dtype of the losses, no gradient.
@@ -122,9 +122,9 @@ class LeastOverTilts(Risk):
         For one set of clients, (clients,); `mass` (alpha up to a factor) defaults to equal masses.
         """
         present = self.present(losses.detach(), mass)
-        dual = self._fit_here(ClientStatistics(present.losses, present.mass))
+        dual = self._fit_local_dual(ClientStatistics(present.losses, present.mass))
         tilt, end = dual[0], dual[2] if dual[0] > 0 else dual[1]
-        return present.spread((present.mass.log() + tilt * (present.losses - end)).softmax(-1))
+        return present.weights_of_all((present.mass.log() + tilt * (present.losses - end)).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that asks for the smallest and the largest loss together, then for sums at grids of tilts.
@@ -135,7 +135,7 @@ class LeastOverTilts(Risk):
         low, high = yield from join_conversations([extreme_loss(largest=False), extreme_loss(largest=True)])
         if low is None or high is None:
             return torch.tensor([0.0, math.inf, math.inf], dtype=torch.float64)
-        return (yield from self._search(*self.loss_interval(low, high)))
+        return (yield from self._search_least_tilt(*self.loss_interval(low, high)))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: exp(t (F - end)), at most one, (clients,), with `end` the dual's `high` for a positive tilt t, else `low`.
@@ -145,15 +145,15 @@ class LeastOverTilts(Risk):
         tilt, end = dual[0], dual[2] if dual[0] > 0 else dual[1]
         return (tilt * (clients.losses - end)).clamp(max=0).exp() if end.isfinite() else torch.zeros_like(clients.mass)
 
-    def _fit_here(self, clients: ClientStatistics) -> Tensor:
+    def _fit_local_dual(self, clients: ClientStatistics) -> Tensor:
         """The dual (tilt, low, high), float64, of clients that are all here; three NaNs where one of the losses is NaN."""
         low, high = clients.losses.min().item(), clients.losses.max().item()
         if math.isnan(low + high):
             return torch.full((3,), torch.nan, dtype=torch.float64)
-        return fit_locally(self._search(*self.loss_interval(low, high)), clients)
+        return fit_locally(self._search_least_tilt(*self.loss_interval(low, high)), clients)
 
-    def _search(self, low: float, high: float) -> Conversation[Tensor]:
-        """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound` is least.
+    def _search_least_tilt(self, low: float, high: float) -> Conversation[Tensor]:
+        """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound_at_tilts` is least.
 
         The losses are in [low, high]. It asks for sums at a grid of 65 tilts, eight times, each grid between the neighbours of
         the best tilt of the last one. The tilt is 0 where low = high, without questions, and where no bound is finite.
@@ -162,9 +162,9 @@ class LeastOverTilts(Risk):
         width = high - low
         for _ in range(QUESTIONS if width > 0 else 0):
             place = torch.linspace(first, last, TILTS, dtype=torch.float64)
-            tilts = self.tilts(place, width)
+            tilts = self.trial_tilts(place, width)
             sums = yield Statistic(TiltedMoments(), torch.cat([torch.tensor([low, high], dtype=torch.float64), tilts]))
-            bounds = self.bound(tilts, tilted_losses(sums, low, high, tilts))
+            bounds = self.bound_at_tilts(tilts, tilted_losses(sums, low, high, tilts))
             bounds = bounds.where(bounds.isfinite(), math.inf)
             k = int(bounds.argmin())
             if float(bounds[k]) < least:
@@ -190,13 +190,13 @@ class EntropicValueAtRisk(LeastOverTilts):
         """Raise a ValueError for a tail fraction outside (0, 1]."""
         check_tail_fraction(self.tail_fraction)
 
-    def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
+    def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
         """Chernoff's bound on the value at risk at each tilt, R(t) - log(theta) / t, where `tilted` is R(t)."""
         return tilted - math.log(self.tail_fraction) / tilts
 
-    def tilts(self, place: Tensor, width: float) -> Tensor:
+    def trial_tilts(self, place: Tensor, width: float) -> Tensor:
         """Positive tilts from 1e-7 to 1e9, divided by `width`, evenly spaced in their logarithms, at each `place` in [0, 1]."""
-        return _between(place) / width
+        return _log_spaced(place) / width
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class TiltedValueAtRisk(LeastOverTilts):
                              "loss_floor to a number that no loss is below.")
         return self.loss_floor, high
 
-    def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
+    def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
         """F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta) at each tilt, where `tilted` is R(t) and F0 the loss floor.
 
         Infinite where the argument of the logarithm is not positive, beyond rounding.
@@ -244,15 +244,15 @@ class TiltedValueAtRisk(LeastOverTilts):
                             torch.log1p(ratio.clamp(min=-1)))
         return (self.loss_floor + found / tilts).where(ratio > RESOLVED - 1, math.inf)
 
-    def tilts(self, place: Tensor, width: float) -> Tensor:
+    def trial_tilts(self, place: Tensor, width: float) -> Tensor:
         """Tilts at each `place` in [0, 1]: negative below 0.5, positive from there on, of size 1e-7 to 1e9 divided by `width`.
 
         They are evenly spaced in the logarithm of their size, with the smallest size at 0.5.
         """
         below = place < 0.5
-        return torch.where(below, -_between(1 - 2 * place), _between(2 * place - 1)) / width
+        return torch.where(below, -_log_spaced(1 - 2 * place), _log_spaced(2 * place - 1)) / width
 
 
-def _between(place: Tensor) -> Tensor:
+def _log_spaced(place: Tensor) -> Tensor:
     """Numbers from SMALLEST (at 0) to LARGEST (at 1), evenly spaced in their logarithms, at each `place`, clamped to [0, 1]."""
     return (math.log(SMALLEST) + place.clamp(0, 1) * math.log(LARGEST / SMALLEST)).exp()

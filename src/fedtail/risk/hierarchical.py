@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, join_conversations
-from fedtail.risk.base import Risk, check_positive, normalised_mass
+from fedtail.risk.base import Risk, check_positive, client_groups, normalised_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 NEEDS_GROUP = ("Hierarchical needs the group of each loss. Write value(losses, mass, group) with an integer tensor, (n,); for a "
@@ -31,7 +31,7 @@ class InGroup(StatisticPart):
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: the rows of `part` at `trial`, (clients, width), with zeros for clients of other groups."""
-        mine = _groups_of(clients) == self.group
+        mine = client_groups(clients, "Hierarchical") == self.group
         rows = self.part.statistic(replace(clients, mass=clients.mass * mine, group=None), trial)
         return rows * mine[:, None]
 
@@ -55,9 +55,9 @@ class GroupMeans(StatisticPart):
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: three numbers in the columns of its group, (clients, 3 * groups), zeros elsewhere; `trial` holds the duals."""
-        duals, group = trial.unflatten(0, (self.groups, -1)), _groups_of(clients)
+        duals, group = trial.unflatten(0, (self.groups, -1)), client_groups(clients, "Hierarchical")
         rows = clients.losses.new_zeros(len(clients.losses), 3, self.groups)
-        for one, chosen in _members_by_group(group, self.groups):
+        for one, chosen in _positions_by_group(group, self.groups):
             some = clients.take(chosen)
             terms = torch.stack([torch.ones_like(some.mass), self.within.density(some, duals[one]),
                                  self.within.value_terms(some, duals[one])], 1)
@@ -84,7 +84,8 @@ class Hierarchical(Risk):
     superquantile or another mean under weights. Over a channel that hides single clients a group with fewer than
     `minimum_contributors` clients in the cohort is as if absent.
 
-    >>> risk = Hierarchical(within=Tilted(0.0), across=Worst())
+    >>> from fedtail import Mean, Worst
+    >>> risk = Hierarchical(within=Mean(), across=Worst())
     >>> risk.value(torch.tensor([1., 2., 3., 7., 0.]), group=torch.tensor([0, 0, 0, 1, 1])).item()
     3.5
     """
@@ -145,7 +146,7 @@ class Hierarchical(Risk):
         `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; only which are equal matters.
         `mass` defaults to equal masses. Raises a ValueError without groups, and where a group is in two coarser ones.
         """
-        members = _Members.of(losses, mass, group, self.levels)
+        members = _Members.from_labels(losses, mass, group, self.levels)
         values = values_by_group(self.within, losses[members.here].double(), members.mass, members.group)
         coarser = () if members.coarser is None else (members.coarser,)
         return self.across.value(values, members.group_mass, *coarser).to(losses.dtype)
@@ -155,7 +156,7 @@ class Hierarchical(Risk):
 
         Takes `mass` and `group` as `value` does.
         """
-        members = _Members.of(losses, mass, group, self.levels)
+        members = _Members.from_labels(losses, mass, group, self.levels)
         present = losses.detach()[members.here].double()
         values = values_by_group(self.within, present, members.mass, members.group)
         inner = weights_by_group(self.within, present, members.mass, members.group)
@@ -190,7 +191,7 @@ class Hierarchical(Risk):
         """
         factor, duals = dual[: self._group_count()], dual[self._group_count() :].unflatten(0, (self._group_count(), -1))
         density = torch.zeros_like(clients.mass)
-        for group, chosen in _members_by_group(_groups_of(clients), self._group_count()):
+        for group, chosen in _positions_by_group(client_groups(clients, "Hierarchical"), self._group_count()):
             if factor[group] > 0:
                 density[chosen] = factor[group] * self.within.density(clients.take(chosen), duals[group])
         return density
@@ -218,7 +219,7 @@ class Hierarchical(Risk):
                 question = conversation.send(reply)
             except StopIteration as end:
                 return end.value
-            reply = yield _about_group(question, group)
+            reply = yield _ask_one_group(question, group)
 
 
 class _Members(NamedTuple):
@@ -231,7 +232,7 @@ class _Members(NamedTuple):
     coarser: Tensor | None              # (levels - 2, groups) labels of each group; None for two levels
 
     @classmethod
-    def of(cls, losses: Tensor, mass: Tensor | None, group: Tensor | None, levels: int) -> _Members:
+    def from_labels(cls, losses: Tensor, mass: Tensor | None, group: Tensor | None, levels: int) -> _Members:
         """The members with mass; raises a ValueError where `group` is missing, of another shape, or not nested."""
         if group is None:
             raise ValueError(NEEDS_GROUP)
@@ -269,7 +270,7 @@ def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> 
     Losses, masses (positive) and group numbers are (n,). Groups of like size are computed together, where the risk takes
     batches, padded by at most their own number of losses.
     """
-    found = [(ids, risk.value(losses[place], mass[place] * filled)) for ids, place, filled in _batches(risk, group)]
+    found = [(ids, risk.value(losses[place], mass[place] * filled)) for ids, place, filled in _batches_of_like_size(risk, group)]
     order = torch.cat([ids for ids, _ in found])
     return torch.cat([values.reshape(-1) for _, values in found])[order.argsort()]
 
@@ -277,12 +278,12 @@ def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> 
 def weights_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
     """The weight of each loss in its group, (n,), sum one in every group, without a gradient; as `values_by_group` takes them."""
     weights = torch.zeros_like(mass)
-    for _, place, filled in _batches(risk, group):
+    for _, place, filled in _batches_of_like_size(risk, group):
         weights[place[filled]] = risk.weights(losses[place], mass[place] * filled)[filled].to(weights.dtype)
     return weights
 
 
-def _batches(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _batches_of_like_size(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Groups of like size: their numbers, (some,), the positions of their losses, (some, width), and which of these are filled.
 
     Widths are at most twice the size of a group in the batch. A risk that takes no batches has each group alone, with
@@ -302,22 +303,15 @@ def _batches(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor
         yield ids, order[(first[ids, None] + column).clamp(max=len(group) - 1)], filled
 
 
-def _members_by_group(group: Tensor, groups: int) -> Iterator[tuple[int, Tensor]]:
+def _positions_by_group(group: Tensor, groups: int) -> Iterator[tuple[int, Tensor]]:
     """Each group that has clients here, and their positions."""
     for one in group.unique().tolist():
         if one < groups:
             yield one, (group == one).nonzero().flatten()
 
 
-def _groups_of(clients: ClientStatistics) -> Tensor:
-    """The group number of each client, (clients,); raises a ValueError where the clients have none."""
-    if clients.group is None:
-        raise ValueError("Hierarchical needs the group of each client. Build the population with group=...")
-    return clients.group
-
-
-def _about_group(question: Any, group: int) -> Any:
+def _ask_one_group(question: Any, group: int) -> Any:
     """The question, or questions joined, asked of the clients of one group: its part is an `InGroup`."""
     if isinstance(question, Joint):
-        return Joint(tuple(_about_group(one, group) for one in question.questions))
+        return Joint(tuple(_ask_one_group(one, group) for one in question.questions))
     return replace(question, part=InGroup(question.part, group))

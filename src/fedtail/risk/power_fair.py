@@ -60,7 +60,7 @@ class PowerFair(Risk):
         """
         present = self.present(losses.detach(), mass)
         weights = present.mass * self._relative_power(present.losses, present.losses.amax(-1, keepdim=True))
-        return present.spread(weights / weights.sum(-1, keepdim=True))
+        return present.weights_of_all(weights / weights.sum(-1, keepdim=True))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that asks for the largest loss, in four questions, and returns it as the dual, (1,) float64.

@@ -55,8 +55,8 @@ class SmoothedSuperquantile(Risk):
         defaults to equal masses.
         """
         present = self.present(losses, mass)
-        weights = self._weights(present)
-        divergence = torch.special.xlogy(weights, weights / present.divisor).sum(-1)
+        weights = self._maximising_weights(present)
+        divergence = torch.special.xlogy(weights, weights / present.nonzero_mass).sum(-1)
         return ((weights * present.losses).sum(-1) - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
@@ -65,7 +65,7 @@ class SmoothedSuperquantile(Risk):
         Zero for whoever has no mass; `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return present.spread(self._weights(present))
+        return present.weights_of_all(self._maximising_weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that asks for the range of losses, then for sums of mass times density at trial levels c.
@@ -79,7 +79,7 @@ class SmoothedSuperquantile(Risk):
         target = self.tail_fraction * ends.mass
         low = ends.low + self.smoothing * math.log(self.tail_fraction)
         bracket = yield from multisect(self, low, ends.high, target, KINK * self.smoothing)
-        return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
+        return torch.tensor([self._interpolate_level(bracket, target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: its mass times min(1, theta exp((F - c) / nu)) for each level c of `trial`, (clients, trials)."""
@@ -98,7 +98,7 @@ class SmoothedSuperquantile(Risk):
         """The smallest loss at which the density is one, c - nu log theta, where the level c is the first number of the dual."""
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
-    def _weights(self, present: Present) -> Tensor:
+    def _maximising_weights(self, present: Present) -> Tensor:
         """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
@@ -109,7 +109,7 @@ class SmoothedSuperquantile(Risk):
         """min(1, theta exp((F - level) / nu)) for losses and levels that broadcast."""
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
-    def _interpolate(self, bracket: Bracket, target: float) -> float:
+    def _interpolate_level(self, bracket: Bracket, target: float) -> float:
         """The level within `bracket` at which the sum of mass times density is `target`.
 
         Exact where no client reaches or leaves the cap of one inside the bracket: there the sum is a constant, of those at the
@@ -157,8 +157,8 @@ class QuadraticSuperquantile(Risk):
         defaults to equal masses.
         """
         present = self.present(losses, mass)
-        weights = self._weights(present)
-        spent = self.tail_fraction * (weights.square() / present.divisor).sum(-1) - 1 / self.tail_fraction
+        weights = self._maximising_weights(present)
+        spent = self.tail_fraction * (weights.square() / present.nonzero_mass).sum(-1) - 1 / self.tail_fraction
         return ((weights * present.losses).sum(-1) - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
@@ -167,7 +167,7 @@ class QuadraticSuperquantile(Risk):
         Zero for whoever has no mass; `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return present.spread(self._weights(present))
+        return present.weights_of_all(self._maximising_weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The exact minimiser eta over the last axis (the eta-step, [LPMH21, Property 9]); the smallest where there are several.
@@ -205,7 +205,7 @@ class QuadraticSuperquantile(Risk):
         """The smallest loss at which the density is one, eta + nu, where eta is the first number of the dual."""
         return float(dual[0]) + self.smoothing
 
-    def _weights(self, present: Present) -> Tensor:
+    def _maximising_weights(self, present: Present) -> Tensor:
         """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)

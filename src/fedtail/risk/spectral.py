@@ -52,7 +52,7 @@ class Spectral(WeightedMeanRisk):
         check_quantile(self.quantile)
 
     @property
-    def _heights(self) -> list[float]:
+    def _tail_heights(self) -> list[float]:
         """What each tail adds to the density of the clients in it: share_j / theta_j, scaled to sum to one."""
         raw = [share / fraction for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]
         return [height / sum(raw) for height in raw]
@@ -60,7 +60,7 @@ class Spectral(WeightedMeanRisk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         """A `RiskDeclaration`: the largest tail fraction of the cohort contributes; it may be private and takes batches."""
-        weight = sum(height * fraction for height, fraction in zip(self._heights, self.tail_fractions, strict=True))
+        weight = sum(height * fraction for height, fraction in zip(self._tail_heights, self.tail_fractions, strict=True))
         return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
                                dynamic_range=-math.log(weight))
 
@@ -76,8 +76,9 @@ class Spectral(WeightedMeanRisk):
 
         Its density in a tail is one, at the boundary the tail's share from the dual, and zero outside.
         """
-        tails = (height * tail_density(clients.losses, one) for height, one in zip(self._heights, dual.view(-1, 4), strict=True))
-        return torch.stack(list(tails)).sum(0).clamp(max=1)
+        pairs = zip(self._tail_heights, dual.view(-1, 4), strict=True)
+        tails = [height * tail_density(clients.losses, one) for height, one in pairs]
+        return torch.stack(tails).sum(0).clamp(max=1)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
         """A lower bound on how many clients contribute, where none has more than `mass`: the largest tail's mass over `mass`.

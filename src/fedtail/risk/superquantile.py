@@ -135,8 +135,8 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
     """
     check_tail_fraction(tail_fraction)
-    present = Present.of(losses, mass, batched=True)
-    return replace(present, dtype=mass.dtype).spread(tail_weights(present, tail_fraction))
+    present = Present.from_losses(losses, mass, batched=True)
+    return replace(present, dtype=mass.dtype).weights_of_all(tail_weights(present, tail_fraction))
 
 
 def tail_density(losses: Tensor, dual: Tensor) -> Density:
@@ -166,7 +166,7 @@ def tail_weights(present: Present, tail_fraction: float) -> Tensor:
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
-    rest = ((tail_fraction - present.mass_of(above)) / present.mass_of(tied)).clamp(0, 1)
+    rest = ((tail_fraction - present.mass_where(above)) / present.mass_where(tied)).clamp(0, 1)
     return present.mass * (above + rest * tied) / tail_fraction
 
 

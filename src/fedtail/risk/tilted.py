@@ -88,8 +88,8 @@ class Tilted(Risk):
         """
         present = self.present(losses.detach(), mass)
         if math.isinf(self.tilt):
-            return present.spread(self._extreme_weights(present))
-        return present.spread((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
+            return present.weights_of_all(self._extreme_weights(present))
+        return present.weights_of_all((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that returns the dual, (1,) float64: the shift, the largest loss for t > 0, the smallest for t < 0.

@@ -36,14 +36,14 @@ class TrimmedMean(WeightedMeanRisk):
         check_quantile(self.quantile)
 
     @property
-    def kept(self) -> float:
+    def kept_share(self) -> float:
         """The share of the mass that is averaged: 1 - leave_best - leave_worst."""
         return 1 - self.leave_best - self.leave_worst
 
     @cached_property
     def declares(self) -> RiskDeclaration:
         """A `RiskDeclaration`: the share `kept` of the cohort contributes; it may be private and takes batches."""
-        kept = self.kept
+        kept = self.kept_share
         return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -80,7 +80,7 @@ class TrimmedMean(WeightedMeanRisk):
         worst, most = self.leave_worst, 1 - self.leave_best
         inside = most * tail_weights(present, most)
         outside = worst * tail_weights(present, worst) if worst else 0.0
-        return (inside - outside).clamp(min=0) / self.kept
+        return (inside - outside).clamp(min=0) / self.kept_share
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtail.deprecated import with_old_names
-from fedtail.reading import check_plain_name, shorten
+from fedtail.reading import checked_file_name, short_text
 from fedtail.rows.file import HEAD, LARGEST, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
 
 NOTHING = bytes(16)              # the digest of no rows
@@ -105,8 +105,8 @@ class RowStore:
         where the file is missing, too short, or has changed since.
         """
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
-            raise RowsError(f"a mark of a row store is damaged: it names {shorten(mark.length)} rows. {PUT_BACK}")
-        store = cls(RowFile.open(folder.absolute() / check_plain_name(mark.file, "a mark of a row store")))
+            raise RowsError(f"a mark of a row store is damaged: it names {short_text(mark.length)} rows. {PUT_BACK}")
+        store = cls(RowFile.open(folder.absolute() / checked_file_name(mark.file, "a mark of a row store")))
         if not store.file.holds(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
         store._index_rows(0, mark.length)

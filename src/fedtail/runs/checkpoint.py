@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.algorithm import State, states_of
+from fedtail.algorithm import State, member_states
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.privacy.ledger_file import LedgerMark
 from fedtail.reading import json_value
@@ -143,7 +143,7 @@ def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> byte
     """
     from safetensors.torch import save
 
-    states, memory = states_of(trained.state), trained.memory
+    states, memory = member_states(trained.state), trained.memory
     small = {f"kept {name}": kept for name, kept in memory.kept.items() if isinstance(kept, Tensor)}
     named = {"memory key": memory.key, **small} if small else {}
     rows = {name: kept.mark for name, kept in memory.kept.items() if isinstance(kept, Rows)}

@@ -20,7 +20,7 @@ from fedtail.fleet import Fleet
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
-from fedtail.reading import check_plain_name
+from fedtail.reading import checked_file_name
 from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, digest_of, json_values, only_writer, refuse_foreign_folder
 from fedtail.runs.measurements import Populations
@@ -147,9 +147,9 @@ def is_finished_and_whole(folder: Path) -> bool:
     try:
         result = RunFolder.open(folder).result
         mark = result.get("ledger")
-        if mark and not LedgerFile(folder / LEDGER).agrees(LedgerMark(*mark)):
+        if mark and not LedgerFile(folder / LEDGER).matches_mark(LedgerMark(*mark)):
             return False
-        return all((folder / check_plain_name(name, "result.json")).is_file()
+        return all((folder / checked_file_name(name, "result.json")).is_file()
                    and digest_of((folder / name).read_bytes()) == digest for name, digest in result["files"].items())
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.algorithm import State, states_of
+from fedtail.algorithm import State, member_states
 from fedtail.data import Population
 from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
@@ -58,7 +58,7 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     model, `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss at which the tail
     begins, None where there is none.
     """
-    states = states_of(trained.state)
+    states = member_states(trained.state)
     members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()

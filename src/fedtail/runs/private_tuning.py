@@ -160,7 +160,7 @@ class PrivateSearch:
         """
         assert self.evaluation is not None
         [method], first = trained.algorithm.members, self.search.first()
-        judging: Any = self.evaluation.round(replace(method, sample=Everyone()), only=True)
+        judging: Any = self.evaluation.round_with_evaluation(replace(method, sample=Everyone()), only=True)
         with LocalFleet(self.held, trained.task, first.device, trained.state.params.dtype) as fleet:
             _, found = run_round(judging, trained.state, fleet, first.channel, seed, Ledger(self.budget))
         if found is None:

@@ -171,7 +171,8 @@ class Recorder:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
             return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
-        start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
+        algorithm = self.experiment.algorithm
+        start = Trained(algorithm, task, algorithm.initial_state(task.params(), self.seed), self.seed)
         found = self.records.begin(start, self._lines)
         if found is not None:
             self._write_evaluation(start, found)
@@ -209,10 +210,10 @@ class Recorder:
         kept = self.best.model_files() if self.best else []
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
-        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
+        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
+        ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
         write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
-                                                 "channel": list(self.ledger.channels), "files": files,
-                                                 **({"ledger": list(mark)} if mark and not self.ledger.non_private else {})})
+                                                 "channel": list(self.ledger.channels), "files": files, **ledger})
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
@@ -263,7 +264,7 @@ class Recorder:
 
         Flushes the JSON-lines files and the ledger to disk first; the checkpoint holds their sizes and digests.
         """
-        mark = self.ledger.mark(safely=True)
+        mark = self.ledger.file_mark(safely=True)
         lines: dict[str, Any] = {name: lines.flush() for name, lines in self._lines.items()}
         self.checkpoints.save(trained, {**lines, **({LEDGER: mark} if mark else {})})
         self._write_privacy(trained)
@@ -278,11 +279,11 @@ class Recorder:
         mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
         try:
             if mark is not None:
-                self.ledger.check(LedgerMark(*mark), round)
+                self.ledger.check_against_mark(LedgerMark(*mark), round)
         except LedgerError as reason:
             raise RunRefused(str(reason)) from reason
         if mark is None and round:
-            self.ledger.record_earlier(EarlierHistory(
+            self.ledger.record_earlier_history(EarlierHistory(
                 f"rounds before round {round} that cannot be verified (their checkpoints did not hold a digest of the ledger)",
                 round))
             self.note(f"the checkpoint was written before checkpoints held a digest of the ledger: whether {LEDGER} is whole "
@@ -317,10 +318,10 @@ class Recorder:
 
         It lists where a later version of the library computed another epsilon for earlier rounds, if one did.
         """
-        from fedtail.privacy.statement import statement
+        from fedtail.privacy.statement import privacy_statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)
-        found = statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
+        found = privacy_statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
         write_json(self.folder / "privacy.json", {**found, **({"repriced": self._repriced} if self._repriced else {})})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.reading import Unreadable, shorten
+from fedtail.reading import Unreadable, short_text
 
 Fits = Callable[[Any], bool]
 MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an array of so many numbers
@@ -73,7 +73,7 @@ def first_misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Map
         if key not in value and key in needed:
             return f"{key} is missing"
         if key in value and not fits(value[key]):
-            return f"{key} cannot be {shorten(repr(value[key]), 100)}"
+            return f"{key} cannot be {short_text(repr(value[key]), 100)}"
     return ""
 
 
@@ -162,7 +162,7 @@ def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, n
             raise Unreadable(f"{place} has no column {name}, so it is no table over clients.")
     for name, kind in kinds.items():
         if kind not in KINDS.get(name, ("whole", "number")):
-            raise Unreadable(f"{place}: column {shorten(name)!r} holds {kind}, so it is no table over clients.")
+            raise Unreadable(f"{place}: column {short_text(name)!r} holds {kind}, so it is no table over clients.")
     split, member, client = columns["split"], columns["member"], columns["client"]
     if len(member) and (member.dtype.kind != "i" or member.min() < 0 or (members is not None and member.max() >= members)):
         raise Unreadable(f"{place} is about other models than run.json.")
@@ -171,6 +171,6 @@ def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, n
         first = np.sort(client[here & (member == 0)])
         for k in dict.fromkeys(member[here].tolist()):
             if not np.array_equal(first, np.sort(client[here & (member == k)])):
-                raise Unreadable(f"{place} has other {shorten(name)} clients under model {k} than under model 0.")
+                raise Unreadable(f"{place} has other {short_text(name)} clients under model {k} than under model 0.")
         if len(first) != splits.get(name, len(first)):
-            raise Unreadable(f"{place} has {len(first)} {shorten(name)} clients, and run.json says {splits[name]}.")
+            raise Unreadable(f"{place} has {len(first)} {short_text(name)} clients, and run.json says {splits[name]}.")

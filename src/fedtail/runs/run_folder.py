@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.deprecated import new_fields, new_tables, with_old_names
-from fedtail.reading import Unreadable, json_lines, read_json, refuse_damaged, shorten
+from fedtail.deprecated import fields_with_new_names, tables_with_new_names, with_old_names
+from fedtail.reading import Unreadable, json_lines, read_json, refuse_damaged, short_text
 from fedtail.runs.run_checks import (
     MOST_CLIENTS,
     RESULT,
@@ -65,9 +65,9 @@ class RunFolder:
         if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
-            raise ValueError(f"{path} has format version {shorten(repr(about.get('version')))}; this fedtail reads {VERSION}.")
+            raise ValueError(f"{path} has format version {short_text(repr(about.get('version')))}; this fedtail reads {VERSION}.")
         check_about(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
-        return cls(Path(path), new_tables(about))
+        return cls(Path(path), tables_with_new_names(about))
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ class RunFolder:
         found = read_json(place) if place.is_file() else {}
         if not isinstance(found, dict):
             raise Unreadable(f"{place} is no privacy statement.")
-        return new_fields("Guarantee", found)
+        return fields_with_new_names("Guarantee", found)
 
     @property
     def privacy_line(self) -> str | None:

@@ -12,7 +12,7 @@ from fedtail.secure.encoding import Refused, TooFew
 from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
 from fedtail.secure.identity import Identity, signed_threshold
 from fedtail.secure.in_process import KEYS, ROW, SHARES, UNMASK, LocalClients, secure_sum
-from fedtail.secure.masks import centred
+from fedtail.secure.masks import centre_residues
 from fedtail.secure.messages import Ask, Run, Session
 from fedtail.secure.participant import Participant
 from fedtail.secure.sparse_graph import disclosure_probability, fewest_neighbours, loss_probability
@@ -23,8 +23,8 @@ from fedtail.secure.sum_server import Server, Sum
 __all__ = [
     "KEYS", "ROW", "SHARES", "UNMASK", "AllOrNothingClient", "AllOrNothingRounds", "AllOrNothingServer", "Ask", "Client",
     "Exchange", "Identity", "LocalClients", "Missing", "Participant", "Refused", "Rounds", "Run", "Server", "Session",
-    "SparseSession", "Sum", "TooFew", "centred", "disclosure_probability", "fewest_neighbours", "loss_probability", "secure_sum",
-    "signed_threshold", "sparse_session",
+    "SparseSession", "Sum", "TooFew", "centre_residues", "disclosure_probability", "fewest_neighbours", "loss_probability",
+    "secure_sum", "signed_threshold", "sparse_session",
 ]
 
 __getattr__ = old_names(__name__)

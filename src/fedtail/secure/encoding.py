@@ -37,19 +37,19 @@ class Reader:
         """Read `data` from its first byte; what has not been read yet is in `rest`."""
         self.rest = memoryview(data)
 
-    def take(self, size: int) -> bytes:
+    def take_bytes(self, size: int) -> bytes:
         """Remove the next `size` bytes from `rest` and return them; raises `Refused` where fewer are left."""
         if size > len(self.rest):
             raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
-    def number(self, size: int) -> int:
+    def take_integer(self, size: int) -> int:
         """Remove the next `size` bytes and return them as a non-negative integer, the most significant byte first.
 
         Raises `Refused` where fewer are left.
         """
-        return int.from_bytes(self.take(size), "big")
+        return int.from_bytes(self.take_bytes(size), "big")
 
 
 class Code(Protocol):
@@ -64,7 +64,7 @@ class Code(Protocol):
         ...
 
 
-class Whole:
+class IntegerCode:
     """A non-negative integer in a fixed number of bytes, the most significant first."""
 
     def __init__(self, size: int):
@@ -77,7 +77,7 @@ class Whole:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
-    def several(self, values: tuple[int, ...]) -> bytes:
+    def encode_several(self, values: tuple[int, ...]) -> bytes:
         """The bytes of several integers, joined, by one call, as lists of members are long.
 
         Raises `Refused` where one does not fit.
@@ -89,10 +89,10 @@ class Whole:
 
     def read(self, data: Reader) -> int:
         """The integer in the next `size` bytes of `data`; raises `Refused` where fewer are left."""
-        return data.number(self.size)
+        return data.take_integer(self.size)
 
 
-class Fixed:
+class FixedBytesCode:
     """A fixed number of bytes."""
 
     def __init__(self, size: int):
@@ -107,10 +107,10 @@ class Fixed:
 
     def read(self, data: Reader) -> bytes:
         """The next `size` bytes of `data`; raises `Refused` where fewer are left."""
-        return data.take(self.size)
+        return data.take_bytes(self.size)
 
 
-class Lengthy:
+class PrefixedBytesCode:
     """Bytes after their number."""
 
     def write(self, value: bytes, out: list[bytes]) -> None:
@@ -119,10 +119,10 @@ class Lengthy:
 
     def read(self, data: Reader) -> bytes:
         """The bytes behind a length of 4 bytes at the front of `data`; raises `Refused` where fewer are left."""
-        return data.take(data.number(4))
+        return data.take_bytes(data.take_integer(4))
 
 
-class Many:
+class TupleCode:
     """Values of one kind after their number."""
 
     def __init__(self, one: Code):
@@ -132,8 +132,8 @@ class Many:
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
         """Append to `out` the number of values in 4 bytes, then each value."""
         out.append(len(value).to_bytes(4, "big"))
-        if isinstance(self.one, Whole):
-            out.append(self.one.several(value))
+        if isinstance(self.one, IntegerCode):
+            out.append(self.one.encode_several(value))
             return
         for each in value:
             self.one.write(each, out)
@@ -143,21 +143,21 @@ class Many:
 
         Raises `Refused` where the bytes do not suffice.
         """
-        count = data.number(4)
+        count = data.take_integer(4)
         if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
             raise Refused(f"a message announces {count} values and has {len(data.rest)} bytes left.")
-        if isinstance(self.one, Whole):
-            return struct.unpack(f">{count}{LETTERS[self.one.size]}", data.take(count * self.one.size))
+        if isinstance(self.one, IntegerCode):
+            return struct.unpack(f">{count}{LETTERS[self.one.size]}", data.take_bytes(count * self.one.size))
         return tuple(self.one.read(data) for _ in range(count))
 
 
-class Record:
+class DataclassCode:
     """The fields of a dataclass, in order; it checks itself when it is built."""
 
     def __init__(self, kind: type):
         """Find the code of each field of the dataclass `kind` from its annotation."""
         self.kind, hints = kind, get_type_hints(kind, include_extras=True)
-        self.fields = [(one.name, _code(hints[one.name])) for one in fields(kind)]
+        self.fields = [(one.name, _code_for_annotation(hints[one.name])) for one in fields(kind)]
 
     def write(self, value: Any, out: list[bytes]) -> None:
         """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them."""
@@ -173,16 +173,16 @@ class Record:
 
 
 @cache
-def _code(hint: Any) -> Code:
+def _code_for_annotation(hint: Any) -> Code:
     """The `Code` of values with this annotation: a dataclass, a tuple of one kind, or `Annotated` int or bytes with a size."""
     if is_dataclass(hint) and isinstance(hint, type):
-        return Record(hint)
+        return DataclassCode(hint)
     if get_origin(hint) is tuple:
-        return Many(_code(get_args(hint)[0]))
+        return TupleCode(_code_for_annotation(get_args(hint)[0]))
     kind, size = get_args(hint)
     if size is None:
-        return Lengthy()
-    return Whole(size) if kind is int else Fixed(size)
+        return PrefixedBytesCode()
+    return IntegerCode(size) if kind is int else FixedBytesCode(size)
 
 
 def encode(value: Any) -> bytes:
@@ -191,7 +191,7 @@ def encode(value: Any) -> bytes:
     Raises `Refused` where a value does not fit.
     """
     out: list[bytes] = []
-    code: Code = _code(type(value))      # type: ignore[arg-type]
+    code: Code = _code_for_annotation(type(value))      # type: ignore[arg-type]
     code.write(value, out)
     return b"".join(out)
 
@@ -202,7 +202,7 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
     Raises `Refused` for too few bytes, too many or wrong ones.
     """
     reader = Reader(data)
-    value = _code(kind).read(reader)      # type: ignore[arg-type]
+    value = _code_for_annotation(kind).read(reader)      # type: ignore[arg-type]
     if len(reader.rest):
         raise Refused(f"a message goes on for {len(reader.rest)} bytes after its end.")
     return value
@@ -214,4 +214,4 @@ def decode_first(kind: type[T], data: bytes) -> tuple[T, bytes]:
     Raises `Refused` where the bytes do not suffice, or the dataclass refuses their values.
     """
     reader = Reader(data)
-    return _code(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]
+    return _code_for_annotation(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.all_or_nothing import AllOrNothingServer
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.frames import bundled, peek, unbundled
+from fedtail.secure.frames import decode_bundle, encode_bundle, frame_class_and_session
 from fedtail.secure.messages import Run, Session
 from fedtail.secure.sum_server import Contents, Server, Sum
 
@@ -22,21 +23,21 @@ Steps = Generator[Messages, Messages, T]
 Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over these members, before it is unmasked
 
 
-def set_up(server: Server) -> Steps[None]:
+def set_up_session(server: Server) -> Steps[None]:
     """Server: a generator, messages out and answers in, that makes a session ready for queries in two exchanges.
 
     Clients send public keys, then sealed shares of their secrets; both are given to `server`. Raises `TooFew` where fewer clients
     than the threshold send keys.
     """
-    take(server, server.session.id, (yield one_message_each(server.invite())))
-    take(server, server.session.id, (yield one_message_each(server.key_list())))
+    pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.invite())))
+    pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.key_list())))
 
 
-def accept_any(members: tuple[int, ...]) -> None:
-    """Accept the sum over any `members`: a `check` for `query` that never raises. The session's threshold still applies."""
+def accept_any_members(members: tuple[int, ...]) -> None:
+    """Accept the sum over any `members`: a `check` for `hold_query` that never raises. The session's threshold still applies."""
 
 
-def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
+def refuse_few_clients(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
     """Raise `TooFew` where the `members` whose rows arrived hold fewer than `needed` clients in all.
 
     `clients` is how many clients each member holds: a node masks the sum of several.
@@ -46,27 +47,27 @@ def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]
         raise TooFew(f"{held} of {sum(clients.values())} clients answered, and {needed} are needed: nothing is unmasked.")
 
 
-def query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any) -> Steps[Sum]:
+def hold_query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any_members) -> Steps[Sum]:
     """Server: a generator, messages out and answers in, that asks for rows, then for the shares that unmask their sum.
 
     Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows arrived. `check` is called with those
     members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than the
     threshold answer.
     """
-    take(server, server.session.id, (yield one_message_each(server.ask(width, modulus_bits, context))))
+    pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.ask(width, modulus_bits, context))))
     check(server.answered_members)
     if server.session.signed:
-        take(server, server.session.id, (yield one_message_each(server.confirm())))
-    take(server, server.session.id, (yield one_message_each(server.unmask())))
+        pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.confirm())))
+    pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.unmask())))
     return server.total()
 
 
-def one_message_each(contents: Contents) -> Messages:
+def as_message_lists(contents: Contents) -> Messages:
     """`contents`, a message for each client, with each message as a list of one."""
     return {one: [message] for one, message in contents.items()}
 
 
-def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages) -> None:
+def pass_answers_to_server(server: Server | AllOrNothingServer, session: bytes, answers: Messages) -> None:
     """Give `server` those `answers` (lists of messages, by sender) that belong to the session with digest `session`.
 
     A message that the server refuses counts as not sent; it is added to `server.refused`, with its sender.
@@ -74,7 +75,7 @@ def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages)
     for sender, messages in answers.items():
         for message in messages:
             try:
-                if peek(message)[1] == session:
+                if frame_class_and_session(message)[1] == session:
                     server.receive(sender, message)
             except Refused as why:
                 server.refused.append((sender, why))
@@ -83,7 +84,7 @@ def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages)
 def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
     """A generator that runs `steps`, but returns the `Refused` that they raise instead of raising it.
 
-    So the refusal of one does not end other generators that run `side_by_side` with it.
+    So the refusal of one does not end the other generators of `run_generators_together`.
     """
     try:
         return (yield from steps)
@@ -91,11 +92,11 @@ def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
         return why
 
 
-def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
+def run_generators_together(*running: Steps[Any]) -> Steps[list[Any]]:
     """A generator that runs several of this kind at once, messages out and answers in; returns the list of their results.
 
     It takes as many exchanges as the longest. The messages of all of them for a client go into one exchange, and each is sent all
-    answers: `take` picks those of its session.
+    answers: `pass_answers_to_server` picks those of its session.
     """
     results: dict[int, Any] = {}
     answers: Any = None
@@ -112,7 +113,7 @@ def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
         answers = yield contents
 
 
-def carry(steps: Steps[T], exchange: Exchange) -> T:
+def run_over_exchange(steps: Steps[T], exchange: Exchange) -> T:
     """Run the generator `steps` to its end over `exchange`, and return its result; what it raises is raised.
 
     The messages for a client are bundled, and its answer is unbundled; an answer that is not a bundle is ignored.
@@ -121,9 +122,9 @@ def carry(steps: Steps[T], exchange: Exchange) -> T:
         contents = next(steps)
         while True:
             answers: Messages = {}
-            for sender, content in exchange({one: bundled(messages) for one, messages in contents.items()}).items():
+            for sender, content in exchange({one: encode_bundle(messages) for one, messages in contents.items()}).items():
                 try:
-                    answers[sender] = list(unbundled(content))
+                    answers[sender] = list(decode_bundle(content))
                 except Refused:
                     continue
             contents = steps.send(answers)
@@ -158,10 +159,10 @@ class Rounds:
         if refused is not None:
             raise refused
         if prepared is None:
-            carry(set_up(self.server), self._exchange)
+            run_over_exchange(set_up_session(self.server), self._exchange)
 
     def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None,
-            check: Check = accept_any) -> Sum:
+            check: Check = accept_any_members) -> Sum:
         """Hold the next query of the open session and return the `Sum` over the clients whose rows arrived.
 
         Rows have `width` entries modulo 2^modulus_bits. `context` is what was broadcast with the query. The session `ahead` is
@@ -171,22 +172,23 @@ class Rounds:
         """
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
-        steps = query(self.server, width, modulus_bits, context, check)
+        steps = hold_query(self.server, width, modulus_bits, context, check)
         if ahead is None:
-            return carry(steps, self._exchange)
+            return run_over_exchange(steps, self._exchange)
         server = Server(ahead)
-        both = side_by_side(with_refusal_as_result(steps), with_refusal_as_result(set_up(server)))
-        total, refused = carry(both, self._exchange)
+        both = run_generators_together(with_refusal_as_result(steps), with_refusal_as_result(set_up_session(server)))
+        total, refused = run_over_exchange(both, self._exchange)
         self._ahead = {ahead.id: (server, refused)}
         if isinstance(total, Refused):
             raise total
         return total
 
 
+@with_old_names
 class AllOrNothingRounds:
     """All-or-nothing secure sums over an exchange: one exchange for each query, and one before the first.
 
-    Where a member is missing, `sum` raises `Missing`. Where rows carry noise, `again` then asks the rest for rows with fresh
+    Where a member is missing, `sum` raises `Missing`. Where rows carry noise, `retry` then asks the rest for rows with fresh
     noise; without noise the late row would be the difference of the two sums, and clients refuse.
     """
 
@@ -196,7 +198,7 @@ class AllOrNothingRounds:
         Raises `TooFew` where fewer than 2 members sent keys.
         """
         self.server, self._exchange, self._unheard = AllOrNothingServer(run), exchange, Messages()
-        carry(self._exchange_keys(), exchange)
+        run_over_exchange(self._exchange_keys(), exchange)
 
     def sum(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
             members: tuple[int, ...] | None = None) -> Sum:
@@ -205,23 +207,24 @@ class AllOrNothingRounds:
         Rows have `width` entries modulo 2^modulus_bits; `context` is what was broadcast with the query. Raises `Missing` where a
         row did not arrive.
         """
-        return carry(self._exchange_rows(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
+        contents = self.server.ask(round, query, width, modulus_bits, context, members)
+        return run_over_exchange(self._exchange_rows(contents), self._exchange)
 
-    def again(self, context: bytes = b"") -> Sum:
+    def retry(self, context: bytes = b"") -> Sum:
         """After `Missing`: ask the members that answered for new rows, with fresh noise, and return their `Sum`; one exchange.
 
         `context` is what is broadcast with the retry. Raises `Missing` where a row did not arrive this time; raises `Refused`
         where there is nothing to retry.
         """
-        return carry(self._exchange_rows(self.server.again(context)), self._exchange)
+        return run_over_exchange(self._exchange_rows(self.server.retry(context)), self._exchange)
 
     def _exchange_keys(self) -> Steps[None]:
         """A generator of one exchange: invite the members and take their public keys.
 
         Sets `_unheard`, the messages with the list of keys that each client has yet to receive.
         """
-        take(self.server, self.server.run.id, (yield one_message_each(self.server.invite())))
-        self._unheard = one_message_each(self.server.key_list())
+        pass_answers_to_server(self.server, self.server.run.id, (yield as_message_lists(self.server.invite())))
+        self._unheard = as_message_lists(self.server.key_list())
 
     def _exchange_rows(self, contents: Contents) -> Steps[Sum]:
         """A generator of one exchange: send the query `contents`, take the rows, and return their `Sum`.
@@ -230,6 +233,6 @@ class AllOrNothingRounds:
         (`_unheard`).
         """
         answers = yield {one: [*self._unheard.get(one, []), message] for one, message in contents.items()}
-        take(self.server, self.server.run.id, answers)
+        pass_answers_to_server(self.server, self.server.run.id, answers)
         self._unheard = {one: unheard for one, unheard in self._unheard.items() if one not in answers}
         return self.server.total()

@@ -48,7 +48,7 @@ MAGIC = b"fts"
 HEAD, CHECKSUM = len(MAGIC) + 2 + 32, 16
 
 
-def wrap(session: bytes, message: Any) -> bytes:
+def encode_frame(session: bytes, message: Any) -> bytes:
     """The bytes of `message`, a dataclass of `KINDS`, in its frame: magic, version, kind, `session`, the body and a checksum.
 
     `session` is the digest (32 bytes) of the session or run it belongs to.
@@ -57,7 +57,7 @@ def wrap(session: bytes, message: Any) -> bytes:
     return whole + hashlib.sha256(whole).digest()[:CHECKSUM]
 
 
-def peek(data: bytes) -> tuple[type, bytes]:
+def frame_class_and_session(data: bytes) -> tuple[type, bytes]:
     """(class, session): the class of the framed message `data`, and the digest (32 bytes) of the session it claims.
 
     The rest is not checked. Raises `Refused` where the magic bytes, the version or the kind are not known.
@@ -70,13 +70,13 @@ def peek(data: bytes) -> tuple[type, bytes]:
     return kind, data[5:HEAD]
 
 
-def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -> T:
+def decode_frame(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -> T:
     """The message of class `kind` in the frame `data`; a `session` of None is not compared.
 
     Raises `Refused` for a message of another class or session, of more than `most_bytes`, with a wrong checksum, or that does not
     decode.
     """
-    came, of = peek(data)
+    came, of = frame_class_and_session(data)
     if len(data) > most_bytes:
         raise Refused(f"a message has {len(data)} bytes where at most {most_bytes} are needed.")
     if came is not kind:
@@ -89,23 +89,23 @@ def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -
 
 
 @lru_cache(maxsize=4)
-def invitation(kind: type[T], data: bytes) -> T:
+def decode_invitation(kind: type[T], data: bytes) -> T:
     """The `Session`, `SparseSession` or `Run` (by `kind`) that a server's message invites to.
 
     Raises `Refused` if its digest does not fit. The last four results are cached by `data`, so that clients in one process share
     one object.
     """
-    opened: Any = unwrap(kind, data, None, 1024 + 16 * MOST_MEMBERS)
-    if peek(data)[1] != opened.id:
+    opened: Any = decode_frame(kind, data, None, 1024 + 16 * MOST_MEMBERS)
+    if frame_class_and_session(data)[1] != opened.id:
         raise Refused("an invitation does not fit its own digest.")
     return opened
 
 
-def bundled(messages: list[bytes]) -> bytes:
+def encode_bundle(messages: list[bytes]) -> bytes:
     """The bytes of one exchange: all `messages`, which are in their frames already, encoded as one `Bundle`."""
     return encode(Bundle(tuple(messages)))
 
 
-def unbundled(content: bytes) -> tuple[bytes, ...]:
+def decode_bundle(content: bytes) -> tuple[bytes, ...]:
     """The messages in the bytes of one exchange, each still in its frame; raises `Refused` where `content` is not a bundle."""
     return decode(Bundle, content).messages

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import Refused, encode
 from fedtail.secure.messages import Run, Session
-from fedtail.secure.primitives import digest, identity_public_key, sign, signed_by
+from fedtail.secure.primitives import digest, identity_public_key, is_signed_by, sign
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Identity:
     """A client's own identity key, and the public keys of the others, obtained otherwise than through the server.
@@ -30,26 +32,26 @@ class Identity:
             raise ValueError(f"colluding must be 0 or more, got {self.colluding}. It is a number of clients.")
 
     @property
-    def public(self) -> bytes:
+    def public_key(self) -> bytes:
         """This client's Ed25519 public key (32 bytes), which the other clients pin."""
         return identity_public_key(self.secret)
 
-    def signed(self, session: bytes, keys: Any) -> Any:
+    def sign_keys(self, session: bytes, keys: Any) -> Any:
         """A copy of `keys` (`Keys` or `RunKeys`) with this client's Ed25519 signature of it, bound to `session`.
 
         `session` is the digest of the session or run.
         """
-        return replace(keys, signature=sign(self.secret, _signed_text(session, keys)))
+        return replace(keys, signature=sign(self.secret, _digest_to_sign(session, keys)))
 
-    def check(self, session: bytes, entries: Iterable[Any]) -> None:
+    def check_signatures(self, session: bytes, entries: Iterable[Any]) -> None:
         """Raise `Refused` unless each of `entries` (`Keys` or `RunKeys`) is signed for this session by a pinned identity.
 
         Where keys are pinned by client number, it must be the one pinned for its sender; else each entry must be signed by
         another one.
         """
-        self.with_numbers(session, entries, check=True)
+        self.with_numbered_pins(session, entries, check=True)
 
-    def with_numbers(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
+    def with_numbered_pins(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
         """This identity with `pinned` as a mapping from client number to public key, found from who signed each of `entries`.
 
         `entries` are `Keys` or `RunKeys`, signed for `session`. Raises `Refused` for an entry that no identity pinned for it
@@ -59,11 +61,11 @@ class Identity:
         if isinstance(self.pinned, Mapping) and not check:
             return self
         found: dict[int, bytes] = {}
-        unused = [] if isinstance(self.pinned, Mapping) else list(dict.fromkeys((*self.pinned, self.public)))
+        unused = [] if isinstance(self.pinned, Mapping) else list(dict.fromkeys((*self.pinned, self.public_key)))
         for keys in entries:
-            text = _signed_text(session, keys)
+            text = _digest_to_sign(session, keys)
             known = [self.pinned[keys.sender]] if isinstance(self.pinned, Mapping) and keys.sender in self.pinned else unused
-            signer = next((one for one in known if signed_by(one, keys.signature, text)), None)
+            signer = next((one for one in known if is_signed_by(one, keys.signature, text)), None)
             if signer is None:
                 raise Refused(f"the keys of client {keys.sender} are not signed by the identity pinned for it: they may have "
                               "been swapped.")
@@ -72,15 +74,15 @@ class Identity:
         return replace(self, pinned=found)
 
     def sign(self, text: bytes) -> bytes:
-        """The Ed25519 signature (64 bytes) of `text` under this client's secret key; `vouches` verifies it."""
+        """The Ed25519 signature (64 bytes) of `text` under this client's secret key; `is_signature_of` verifies it."""
         return sign(self.secret, text)
 
-    def vouches(self, sender: int, signature: bytes, text: bytes) -> bool:
+    def is_signature_of(self, sender: int, signature: bytes, text: bytes) -> bool:
         """Whether `signature` is one of `text` by the client pinned as number `sender`.
 
         False where that number is not pinned, or where `pinned` is a tuple of keys without numbers.
         """
-        return isinstance(self.pinned, Mapping) and sender in self.pinned and signed_by(self.pinned[sender], signature, text)
+        return isinstance(self.pinned, Mapping) and sender in self.pinned and is_signed_by(self.pinned[sender], signature, text)
 
 
 def signed_threshold(members: int, colluding: int = 0) -> int:
@@ -107,7 +109,7 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
         return None
     if not session.signed:
         raise Refused("the session is not signed, and this client has an identity: it answers signed sessions only.")
-    refuse_lonely(len(session.members), identity)
+    refuse_if_all_others_collude(len(session.members), identity)
     if isinstance(session, Session):
         needed = signed_threshold(len(session.members), identity.colluding)
         if session.threshold < needed:
@@ -116,13 +118,13 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
     return identity
 
 
-def refuse_lonely(members: int, identity: Identity | None) -> None:
+def refuse_if_all_others_collude(members: int, identity: Identity | None) -> None:
     """Raise `Refused` where all other members of a sum may collude with the server: the sum would be this client's row."""
     if identity is not None and members - identity.colluding < 2:
         raise Refused(f"a sum over {members} members, {identity.colluding} of whom may collude with the server, would be this "
                       f"client's row to them. Sum over {identity.colluding + 2} or more.")
 
 
-def _signed_text(session: bytes, keys: Any) -> bytes:
+def _digest_to_sign(session: bytes, keys: Any) -> bytes:
     """The digest (32 bytes) that a client signs: of `session` and of `keys` (`Keys` or `RunKeys`) without a signature."""
     return digest("fedtail secure: signed keys", session, encode(replace(keys, signature=b"")))

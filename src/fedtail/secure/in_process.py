@@ -58,11 +58,11 @@ class LocalClients:
 
         Messages it refuses are added to `self.refused`.
         """
-        answer, refused = self.participants[one].answer(content, lambda round, ask, attempt=0: self._row(one, ask))
+        answer, refused = self.participants[one].answer(content, lambda round, ask, attempt=0: self._row_and_context(one, ask))
         self.refused += [(one, why) for why in refused]
         return answer
 
-    def _row(self, one: int, ask: Ask) -> tuple[Any, bytes]:
+    def _row_and_context(self, one: int, ask: Ask) -> tuple[Any, bytes]:
         """The row and the context with which client `one` answers a query: `self.rows[one]` and `self.context`.
 
         `ask` is not used.

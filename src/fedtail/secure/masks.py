@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtail.secure.encoding import U8, U16, U32, U64, Key, Refused, encode
-from fedtail.secure.primitives import CipherContext, derive, digest, fill, key_stream
+from fedtail.secure.primitives import CipherContext, derive_key, digest, fill_with_key_stream, key_stream
 
 if TYPE_CHECKING:
     from fedtail.secure.messages import Ask, AskAll, KeyList, Run, RunKeyList, Session
@@ -46,7 +46,7 @@ class MaskContext:
         """The SHA-256 digest (32 bytes) of the protocol version and all fields; clients send it with every row."""
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
-    def label(self, purpose: str, *names: int) -> bytes:
+    def key_label(self, purpose: str, *names: int) -> bytes:
         """The `info` input of HKDF, as bytes: version and `purpose`, then round, query, attempt and `names` as 8 bytes each.
 
         `names` are the numbers of the clients that the key is for. The digest of the whole context is HKDF's salt.
@@ -55,23 +55,23 @@ class MaskContext:
         return f"fedtail secure {VERSION}: {purpose}".encode() + b"".join(n.to_bytes(8, "big") for n in numbers)
 
 
-def pair_key(shared: bytes, context: MaskContext, one: int, other: int) -> bytes:
+def pair_mask_key(shared: bytes, context: MaskContext, one: int, other: int) -> bytes:
     """The key (32 bytes) of the mask between clients `one` and `other` in this context; their order does not matter.
 
     `shared` is the X25519 secret of the two.
     """
-    return derive(shared, context.digest, context.label("mask of a pair", min(one, other), max(one, other)))
+    return derive_key(shared, context.digest, context.key_label("mask of a pair", min(one, other), max(one, other)))
 
 
-def self_key(seed: bytes, context: MaskContext, one: int) -> bytes:
+def own_mask_key(seed: bytes, context: MaskContext, one: int) -> bytes:
     """The key (32 bytes) of the mask that client `one` adds alone in this context, from its `seed`.
 
     It protects the row if it arrives after the client was declared dropped and its pairwise masks were removed.
     """
-    return derive(seed, context.digest, context.label("mask of one", one))
+    return derive_key(seed, context.digest, context.key_label("mask of one", one))
 
 
-def commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
+def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
     """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` of a query of this session.
 
     It fixes the seed and, as a seed is 32 random bytes, reveals nothing of it.
@@ -93,7 +93,7 @@ def box_key(shared: bytes, about: bytes, sender: int, to: int) -> bytes:
     `about` is the digest of all public keys. The boxes of several queries use this one key, with the query as the nonce.
     """
     names = sender.to_bytes(8, "big") + to.to_bytes(8, "big")
-    return derive(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
+    return derive_key(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
 
 
 def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> MaskContext:
@@ -117,7 +117,7 @@ def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) 
                        asked.ask.modulus_bits, said)
 
 
-def word(modulus_bits: int) -> np.dtype:
+def word_dtype(modulus_bits: int) -> np.dtype:
     """The dtype in which rows modulo 2^modulus_bits are held: little-endian uint32 up to 32 bits, uint64 above.
 
     Their overflow is harmless, since 2^modulus_bits divides 2^32 or 2^64.
@@ -126,13 +126,13 @@ def word(modulus_bits: int) -> np.dtype:
 
 
 def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
-    """Add the masks of the keys `plus` to `row`, and subtract those of `minus`, in place; `row` has the dtype of `word`."""
+    """Add the masks of the keys `plus` to `row`, and subtract those of `minus`, in place; `row` has the dtype of `word_dtype`."""
     todo = [(key, np.add) for key in plus] + [(key, np.subtract) for key in minus]
     for first in range(0, len(todo), STREAMS):
-        _add_streams(row, [(key_stream(key), change) for key, change in todo[first:first + STREAMS]])
+        _apply_key_streams(row, [(key_stream(key), change) for key, change in todo[first:first + STREAMS]])
 
 
-def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
+def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
     """Apply np.add or np.subtract of each key stream to `row`, in place and block by block; the streams are used up by it."""
     step = min(BLOCK // row.itemsize, len(row)) or 1
     buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
@@ -140,12 +140,12 @@ def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]])
         part = row[start:start + step]
         mask, nothing = buffer[:len(part)], zeros[:len(part)]
         for stream, change in streams:
-            fill(stream, mask, nothing)
+            fill_with_key_stream(stream, mask, nothing)
             change(part, mask, out=part)
 
 
-def residues(row: Any, modulus_bits: int) -> np.ndarray:
-    """A vector of integers modulo M = 2^modulus_bits, in the dtype of `word`; -x becomes M - x. Always a copy.
+def to_residues(row: Any, modulus_bits: int) -> np.ndarray:
+    """A vector of integers modulo M = 2^modulus_bits, in the dtype of `word_dtype`; -x becomes M - x. Always a copy.
 
     Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
     """
@@ -154,13 +154,13 @@ def residues(row: Any, modulus_bits: int) -> np.ndarray:
         raise TypeError(f"a row must be a vector of integers, got {row.dtype} of shape {row.shape}. Encode it first.")
     words = row.astype("<u8")
     words &= np.uint64((1 << modulus_bits) - 1)
-    return words.astype(word(modulus_bits), copy=False)
+    return words.astype(word_dtype(modulus_bits), copy=False)
 
 
-def centred(total: np.ndarray, modulus_bits: int) -> np.ndarray:
+def centre_residues(total: np.ndarray, modulus_bits: int) -> np.ndarray:
     """`total`, integers in [0, M) with M = 2^modulus_bits, as the signed integers in [-M/2, M/2) they stand for; int64.
 
-    >>> centred(np.array([1, 255]), 8)
+    >>> centre_residues(np.array([1, 255]), 8)
     array([ 1, -1])
     """
     total = np.asarray(total).astype(np.int64)
@@ -172,19 +172,20 @@ def entry_bytes(modulus_bits: int) -> int:
     return -(-modulus_bits // 8)
 
 
-def to_wire(row: np.ndarray, modulus_bits: int) -> bytes:
-    """The bytes of `row`, an array in the dtype of `word`: entries modulo M in `entry_bytes` bytes each, little-endian."""
+def row_to_bytes(row: np.ndarray, modulus_bits: int) -> bytes:
+    """The bytes of `row`, an array in the dtype of `word_dtype`: entries modulo M in `entry_bytes` bytes each, little-endian."""
     row = row & row.dtype.type((1 << modulus_bits) - 1)
     size = entry_bytes(modulus_bits)
     return row.tobytes() if size == row.itemsize else row.view(np.uint8).reshape(-1, row.itemsize)[:, :size].tobytes()
 
 
-def from_wire(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
-    """The row of `width` entries in `data`, in the dtype of `word`: the inverse of `to_wire`. The array may be read-only.
+def row_from_bytes(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
+    """The row of `width` entries in `data`, in the dtype of `word_dtype`: the inverse of `row_to_bytes`.
 
-    Raises `Refused` where the length is not that of `width` entries, or an entry is M = 2^modulus_bits or more.
+    The array may be read-only. Raises `Refused` where the length is not that of `width` entries, or an entry is
+    M = 2^modulus_bits or more.
     """
-    size, kind = entry_bytes(modulus_bits), word(modulus_bits)
+    size, kind = entry_bytes(modulus_bits), word_dtype(modulus_bits)
     if len(data) != width * size:
         raise Refused(f"a row has {len(data)} bytes where {width} entries modulo 2^{modulus_bits} have {width * size}.")
     if size == kind.itemsize:

@@ -12,6 +12,7 @@ from itertools import islice
 from operator import ge
 from typing import Annotated, Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, encode
 from fedtail.secure.masks import MOST_BITS, VERSION, entry_bytes
 from fedtail.secure.primitives import SIGNATURE, TAG, digest
@@ -24,12 +25,13 @@ PAIR = 2 * SIZE                 # a share of the seed, a share of the mask key
 BOX = PAIR + TAG                # those two, sealed
 
 
-def increasing(names: Any, what: str) -> None:
+def check_increasing(names: Any, what: str) -> None:
     """Raise `Refused` unless `names`, client numbers, are strictly increasing; `what` names them in the error text."""
     if any(map(ge, names, islice(names, 1, None))):
         raise Refused(f"{what} must be in increasing order, each once.")
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Session:
     """One round of dropout-tolerant secure aggregation: its members, threshold and number of queries. Also the invitation itself.
@@ -53,7 +55,7 @@ class Session:
         2 and more than half of the members, but at most all of them.
         """
         count = len(self.members)
-        increasing(self.members, "members")
+        check_increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 1 <= self.queries <= MOST_QUERIES or self.signed not in (0, 1):
             raise Refused(f"a session needs a name of 1..64 bytes, 1..{MOST_QUERIES} queries and signed 0 or 1; got "
                           f"{len(self.name)} bytes, {self.queries} and {self.signed}.")
@@ -69,12 +71,12 @@ class Session:
         return digest("fedtail secure: session", bytes([VERSION]), encode(self))
 
     @cached_property
-    def points(self) -> dict[int, int]:
+    def share_points(self) -> dict[int, int]:
         """For each member its position in `members`, counted from 1: where the Shamir polynomials are evaluated for it."""
         return {one: place for place, one in enumerate(self.members, 1)}
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
@@ -83,12 +85,12 @@ class Session:
         """How many Shamir shares restore a secret of a client: the threshold."""
         return self.threshold
 
-    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+    def share_holders(self, one: int, heard: bytes) -> dict[int, int]:
         """The clients that hold shares of client `one`'s secrets, itself included, with their points of evaluation: all members.
 
         `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
         """
-        return self.points
+        return self.share_points
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `among`, which are in increasing order, that hold shares of client `one`'s secrets: here all of `among`.
@@ -97,30 +99,30 @@ class Session:
         """
         return among
 
-    def agree_to(self, corrupted: float, security_bits: int) -> None:
+    def check_secrecy(self, corrupted: float, security_bits: int) -> None:
         """Client: check that rows stay secret if a share of `corrupted` clients colludes. Here nothing is checked.
 
         Where every pair of clients shares a mask, the threshold alone decides, and `Client` checks that. A `SparseSession` raises
         `Refused` where rows would be disclosed with a probability above 2^-security_bits.
         """
 
-    def sent(self, message: Any) -> Any:
+    def to_wire_message(self, message: Any) -> Any:
         """The message that is put on the wire for `message`, a dataclass of this module: here `message` itself."""
         return message
 
-    def kind_sent(self, kind: type) -> type:
-        """The class of what `sent` returns for a message of class `kind`: here `kind` itself."""
+    def wire_class(self, kind: type) -> type:
+        """The class of what `to_wire_message` returns for a message of class `kind`: here `kind` itself."""
         return kind
 
-    def read(self, message: Any) -> Any:
-        """The inverse of `sent`: the message to compute with, from the one on the wire; here `message` itself."""
+    def from_wire_message(self, message: Any) -> Any:
+        """The inverse of `to_wire_message`: the message to compute with, from the one on the wire; here `message` itself."""
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:
         """What the server sends to each client that sent keys, by client: here all of `keys`, the same object for everybody."""
         return dict.fromkeys([one.sender for one in keys.entries], keys)
 
-    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+    def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
         """The 32 bytes with which a client confirms the keys it received: here `heard`, the digest of all public keys.
 
         `own` are the keys that the client sent and `received` is the list it received; only a `SparseSession` uses them.
@@ -152,7 +154,7 @@ class KeyList:
 
     def __post_init__(self) -> None:
         """Raise `Refused` unless the senders are strictly increasing."""
-        increasing([one.sender for one in self.entries], "senders in a list of keys")
+        check_increasing([one.sender for one in self.entries], "senders in a list of keys")
 
     def digest(self, session: bytes) -> bytes:
         """The SHA-256 digest (32 bytes) of `session`, itself the digest of a session, and of all keys on this list."""
@@ -179,7 +181,7 @@ class Ask:
 
     def __post_init__(self) -> None:
         """Raise `Refused` unless members strictly increase, the modulus has 1..62 bits and the width is at most 2^28."""
-        increasing(self.members, "members")
+        check_increasing(self.members, "members")
         if not 1 <= self.modulus_bits <= MOST_BITS or self.width > MOST_ENTRIES:
             raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; the query is for "
                           f"{self.width} modulo 2^{self.modulus_bits}.")
@@ -210,8 +212,8 @@ class Lists:
 
     def __post_init__(self) -> None:
         """Raise `Refused` unless both lists are strictly increasing and have no client in common."""
-        increasing(self.alive, "survivors")
-        increasing(self.dropped, "dropped")
+        check_increasing(self.alive, "survivors")
+        check_increasing(self.dropped, "dropped")
         if not set(self.alive).isdisjoint(self.dropped):
             raise Refused("somebody is listed both as alive and as dropped: that would ask for both halves of a secret.")
 
@@ -247,7 +249,7 @@ class Unmask:
 
     def __post_init__(self) -> None:
         """Raise `Refused` unless the senders of the signatures are strictly increasing."""
-        increasing([one.sender for one in self.signatures], "signers")
+        check_increasing([one.sender for one in self.signatures], "signers")
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class Unmasked:
     shares: Blob
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Run:
     """A run of all-or-nothing secure aggregation, whose keys are agreed once. Also the invitation itself."""
@@ -273,7 +276,7 @@ class Run:
 
         The name has 1..64 bytes, there are 2..2^14 members, and `signed` is 0 or 1.
         """
-        increasing(self.members, "members")
+        check_increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 2 <= len(self.members) <= MOST_MEMBERS or self.signed not in (0, 1):
             raise Refused(f"a run needs a name of 1..64 bytes and 2..{MOST_MEMBERS} members; got {len(self.name)} bytes and "
                           f"{len(self.members)}.")
@@ -284,7 +287,7 @@ class Run:
         return digest("fedtail secure: run", bytes([VERSION]), encode(self))
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this run, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * 256
 
@@ -311,7 +314,7 @@ class RunKeyList:
 
     def __post_init__(self) -> None:
         """Raise `Refused` unless the senders are strictly increasing."""
-        increasing([one.sender for one in self.entries], "senders in a list of keys")
+        check_increasing([one.sender for one in self.entries], "senders in a list of keys")
 
 
 @dataclass(frozen=True)

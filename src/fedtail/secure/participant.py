@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtail.secure.all_or_nothing import AllOrNothingClient, AllOrNothingState
 from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, decode_first, encode
-from fedtail.secure.frames import bundled, invitation, peek, unbundled
+from fedtail.secure.frames import decode_bundle, decode_invitation, encode_bundle, frame_class_and_session
 from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.messages import Ask, Confirm, KeyList, Run, RunKeyList, Session, Unmask
 from fedtail.secure.primitives import Randomness, system
@@ -96,30 +96,30 @@ class Participant:
         `Refused` is raised only where `content` is no bundle.
         """
         answers, refused = [], []
-        for message in unbundled(content):
+        for message in decode_bundle(content):
             try:
-                answers.append(self._step(message, row_for))
+                answers.append(self._answer_message(message, row_for))
             except Refused as why:
                 refused.append(why)
-        return bundled([one for one in answers if one]), refused
+        return encode_bundle([one for one in answers if one]), refused
 
-    def _step(self, message: bytes, row_for: RowFor) -> bytes:
+    def _answer_message(self, message: bytes, row_for: RowFor) -> bytes:
         """The answer to one framed message, b"" where none is due; joins a session or run where it is an invitation.
 
         Raises `Refused` for a message of a session or run that this participant is not in, and where the step itself refuses.
         """
-        kind, session = peek(message)
+        kind, session = frame_class_and_session(message)
         if kind in (Session, SparseSession):
-            return self._invited(invitation(kind, message))
+            return self._join_session(decode_invitation(kind, message))
         if kind is Run:
-            return self._invited_to_run(invitation(Run, message))
+            return self._join_run(decode_invitation(Run, message))
         if session in self._all_or_nothing:
-            return self._step_all_or_nothing(self._all_or_nothing[session], kind, message, row_for)
+            return self._answer_in_run(self._all_or_nothing[session], kind, message, row_for)
         if session not in self._clients:
             raise Refused("a message belongs to a session that this client is not in, or no longer.")
-        return self._step_dropout_tolerant(self._clients[session], kind, message, row_for)
+        return self._answer_in_session(self._clients[session], kind, message, row_for)
 
-    def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
+    def _answer_in_session(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         """The answer of `client`, in one session, to a message of class `kind`: keys, a query, lists to sign or to unmask.
 
         After a query is answered, invitations to its round or an earlier one are refused (`_next_round`). Raises `Refused` for a
@@ -127,7 +127,7 @@ class Participant:
         """
         session = client.state.session
         if kind in (Ask, SparseAsk):
-            answer = client.masked(message, *row_for(session.round, client.checked_query(message)))
+            answer = client.masked_row(message, *row_for(session.round, client.checked_query(message)))
             self._next_round = max(self._next_round, session.round + 1)
             return answer
         steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Neighbours: client.shares, Confirm: client.confirm,
@@ -136,16 +136,16 @@ class Participant:
             raise Refused(f"{kind.__name__} is no message of a server.")
         return steps[kind](message)
 
-    def _step_all_or_nothing(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
+    def _answer_in_run(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
         """The answer of `client`, in a run, to a message of class `kind`: the masked row to a query, b"" to the list of keys."""
         if kind is RunKeyList:
-            client.hear(message)
+            client.store_key_list(message)
             return b""
-        asked = client.asked(message)
+        asked = client.checked_query(message)
         attempt = (asked.attempt,) if asked.attempt else ()
-        return client.masked(message, *row_for(asked.round, asked.ask, *attempt))
+        return client.masked_row(message, *row_for(asked.round, asked.ask, *attempt))
 
-    def _invited(self, session: Session) -> bytes:
+    def _join_session(self, session: Session) -> bytes:
         """Join `session` and return the message with this client's public keys for it.
 
         A session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. Raises `Refused` for
@@ -155,11 +155,11 @@ class Participant:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
                           "this client has sent a row.")
         client = Client(session, self.me, self.minimum, self._identity, self._random, self.corrupted, self.security_bits)
-        kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round and not one.done}
+        kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round and not one.is_done}
         self._clients = dict([*kept.items(), (session.id, client)][-LIVE:])
         return client.keys()
 
-    def _invited_to_run(self, run: Run) -> bytes:
+    def _join_run(self, run: Run) -> bytes:
         """Join an all-or-nothing run, one at most, and return the message with this client's public key for it.
 
         Invited again before the list of keys arrived, it returns the same key. Raises `Refused` for another run or a second one.

@@ -46,10 +46,10 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agreement(secret: bytes) -> Callable[[bytes], bytes]:
+def make_key_agreement(secret: bytes) -> Callable[[bytes], bytes]:
     """A function from another's X25519 public key to the 32 bytes that it shares with `secret`.
 
-    They are not uniform: derive keys from them with `derive`. The function raises `Refused` for a public key of small order.
+    They are not uniform: derive keys from them with `derive_key`. The function raises `Refused` for a public key of small order.
     """
     own = X25519PrivateKey.from_private_bytes(secret)      # made once: it costs as much as an exchange
 
@@ -66,7 +66,7 @@ def agreement(secret: bytes) -> Callable[[bytes], bytes]:
     return agree
 
 
-def derive(shared: bytes, salt: bytes, label: bytes, size: int = KEY) -> bytes:
+def derive_key(shared: bytes, salt: bytes, label: bytes, size: int = KEY) -> bytes:
     """HKDF with SHA-256: a key of `size` bytes from the secret `shared`, with `salt`, for the one purpose that `label` names."""
     return HKDF(hashes.SHA256(), size, salt, label).derive(shared)
 
@@ -79,12 +79,12 @@ def key_stream(key: bytes, start: bytes = bytes(16)) -> CipherContext:
     return Cipher(AES(key), CTR(start)).encryptor()
 
 
-def fill(stream: CipherContext, buffer: np.ndarray, zeros: np.ndarray) -> None:
+def fill_with_key_stream(stream: CipherContext, buffer: np.ndarray, zeros: np.ndarray) -> None:
     """Overwrite `buffer` with the next bytes of the key stream, which advances; `zeros` is an array of zeros of the same size."""
-    stream.update_into(_bytes(zeros), _bytes(buffer))
+    stream.update_into(_view_as_bytes(zeros), _view_as_bytes(buffer))
 
 
-def _bytes(array: np.ndarray) -> Any:
+def _view_as_bytes(array: np.ndarray) -> Any:
     """`array` as uint8, a view on the same memory."""
     return array.view(np.uint8)
 
@@ -114,11 +114,11 @@ def identity_public_key(identity: bytes) -> bytes:
 
 
 def sign(identity: bytes, text: bytes) -> bytes:
-    """The Ed25519 signature (64 bytes) of `text` under the secret identity key; `signed_by` verifies it."""
+    """The Ed25519 signature (64 bytes) of `text` under the secret identity key; `is_signed_by` verifies it."""
     return Ed25519PrivateKey.from_private_bytes(identity).sign(text)
 
 
-def signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
+def is_signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
     """Whether `signature` is a valid Ed25519 signature of `text` under the public key; False for a malformed key too."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, text)

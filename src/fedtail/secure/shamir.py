@@ -19,7 +19,7 @@ SIZE = 33             # bytes of a share
 SECRET = 32
 
 
-def share(secret: bytes, threshold: int, points: Sequence[int], random: Randomness = system) -> list[bytes]:
+def split_secret(secret: bytes, threshold: int, points: Sequence[int], random: Randomness = system) -> list[bytes]:
     """Shamir shares of a 32-byte secret, 33 bytes each, one for each of `points` and in their order; any `threshold` restore it.
 
     Draws the coefficients of the polynomial from `random`. Raises a ValueError where the secret has another length, the threshold
@@ -30,18 +30,18 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Randomne
                          f"{len(secret)} bytes and {threshold}.")
     if len(set(points)) < len(points) or min(points) < 1:
         raise ValueError("points must be distinct and positive: the value at 0 is the secret.")
-    coefficients = [_element(random) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
-    return [_value(coefficients, x).to_bytes(SIZE, "big") for x in points]
+    coefficients = [_random_element(random) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
+    return [_polynomial_value(coefficients, x).to_bytes(SIZE, "big") for x in points]
 
 
-def _element(random: Randomness) -> int:
+def _random_element(random: Randomness) -> int:
     """A uniform integer in [0, PRIME); draws 33 bytes from `random`, again while they are too large."""
     while (drawn := int.from_bytes(random(SIZE), "big")) >= PRIME:
         pass
     return drawn
 
 
-def _value(coefficients: list[int], x: int) -> int:
+def _polynomial_value(coefficients: list[int], x: int) -> int:
     """The polynomial at x, modulo PRIME; the coefficient of the highest power comes first."""
     total = 0
     for one in coefficients:      # reduced once, at the end: points are small, and a division costs more than longer numbers
@@ -49,26 +49,26 @@ def _value(coefficients: list[int], x: int) -> int:
     return total % PRIME
 
 
-def weights(points: Sequence[int]) -> dict[int, int]:
+def lagrange_weights(points: Sequence[int]) -> dict[int, int]:
     """The Lagrange coefficient of each point's share in the value at zero, modulo PRIME, by point: prod_j x_j / (x_j - x_i)."""
-    return _weights(tuple(points))
+    return _cached_lagrange_weights(tuple(points))
 
 
 @lru_cache(maxsize=16)
-def _weights(points: tuple[int, ...]) -> dict[int, int]:
+def _cached_lagrange_weights(points: tuple[int, ...]) -> dict[int, int]:
     """The Lagrange coefficients at zero modulo PRIME, by point, with a single modular inverse.
 
     The last 16 results are cached, as all sums of a session use the same points.
     """
-    below = [x * _product([other - x for other in points if other != x]) % PRIME for x in points]
+    below = [x * _product_modulo_prime([other - x for other in points if other != x]) % PRIME for x in points]
     before = list(accumulate(below, lambda one, other: one * other % PRIME, initial=1))      # products of those before each
-    rest, found = _product(points) * pow(before[-1], -1, PRIME) % PRIME, {}                  # one inverse for all of them
+    rest, found = _product_modulo_prime(points) * pow(before[-1], -1, PRIME) % PRIME, {}      # one inverse for all of them
     for x, one, product in zip(reversed(points), reversed(below), reversed(before[:-1]), strict=True):
         found[x], rest = product * rest % PRIME, rest * one % PRIME
     return found
 
 
-def _product(factors: Sequence[int]) -> int:
+def _product_modulo_prime(factors: Sequence[int]) -> int:
     """The product of `factors` modulo PRIME; one where there are none."""
     total = 1
     for first in range(0, len(factors), 64):      # small numbers: a division is worth it once in a while
@@ -76,21 +76,21 @@ def _product(factors: Sequence[int]) -> int:
     return total
 
 
-def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:
-    """The 32-byte secret from `shares`, by point; at least as many as the threshold.
+def restore_secret(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:
+    """The 32-byte secret that `shares`, given by point, restore; they must be at least as many as the threshold.
 
-    `counts` are the points' Lagrange coefficients (`weights`), computed here if None. Too few or wrong shares give some other
-    secret, so compare it with a public key or a commitment. Raises `Refused` where it does not fit in 32 bytes, or a share is not
-    in the field.
+    `counts` are the points' Lagrange coefficients (`lagrange_weights`), computed here if None. Too few or wrong shares give some
+    other secret, so compare it with a public key or a commitment. Raises `Refused` where it does not fit in 32 bytes, or a share
+    is not in the field.
     """
-    counts = weights(list(shares)) if counts is None else counts
-    total = sum(counts[x] * element(one) for x, one in shares.items()) % PRIME
+    counts = lagrange_weights(list(shares)) if counts is None else counts
+    total = sum(counts[x] * share_as_integer(one) for x, one in shares.items()) % PRIME
     if total >> 8 * SECRET:
         raise Refused("shares do not belong together: they give no secret of 32 bytes.")
     return total.to_bytes(SECRET, "big")
 
 
-def element(one: bytes) -> int:
+def share_as_integer(one: bytes) -> int:
     """A share as an integer in [0, PRIME); raises `Refused` where it has not 33 bytes or is too large."""
     value = int.from_bytes(one, "big")
     if len(one) != SIZE or value >= PRIME:

@@ -23,19 +23,19 @@ from functools import lru_cache
 import numpy as np
 
 from fedtail.secure.encoding import Refused
-from fedtail.secure.primitives import fill, key_stream
+from fedtail.secure.primitives import fill_with_key_stream, key_stream
 
 CORRUPTED = 0.1            # the share of clients that may be on the server's side, unless a client is told otherwise
 SECURITY_BITS = 40         # rows stay secret but for a probability of 2^-40
 CORRECTNESS_BITS = 20      # and sums are not lost but for one of 2^-20
 
 
-def tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
+def hypergeometric_tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
     """The probability, exact, that at least `least` of `drawn` clients are marked; hypergeometric.
 
     The clients are drawn without replacement from `others` clients, `marked` of which are marked.
 
-    >>> tail(4, 2, 2, 2)
+    >>> hypergeometric_tail(4, 2, 2, 2)
     Fraction(1, 6)
     """
     ways = sum(math.comb(marked, x) * math.comb(others - marked, drawn - x) for x in range(max(least, 0), min(marked, drawn) + 1))
@@ -54,7 +54,7 @@ def disclosure_probability(clients: int, neighbours: int, share_threshold: int, 
     >>> float(disclosure_probability(1000, 46, 26, corrupted=100, dropped=100)) < 2**-40
     True
     """
-    captured = (clients - corrupted) * tail(clients - 1, corrupted, neighbours, share_threshold)
+    captured = (clients - corrupted) * hypergeometric_tail(clients - 1, corrupted, neighbours, share_threshold)
     gaps = Fraction(math.comb(clients, 2) * math.comb(corrupted + dropped, neighbours), math.comb(clients, neighbours))
     return captured + queries * gaps
 
@@ -65,7 +65,7 @@ def loss_probability(clients: int, neighbours: int, share_threshold: int, droppe
     A sum is lost where so many of some client's `neighbours` drop out that fewer than `share_threshold` are left. At most
     `dropped` of the `clients` drop out of each of the `queries`.
     """
-    return queries * clients * tail(clients - 1, dropped, neighbours, neighbours - share_threshold + 1)
+    return queries * clients * hypergeometric_tail(clients - 1, dropped, neighbours, neighbours - share_threshold + 1)
 
 
 @lru_cache(maxsize=64)
@@ -80,7 +80,7 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
     >>> fewest_neighbours(10_000, corrupted=1000, dropped=1000)
     (54, 30)
     """
-    def threshold(half: int) -> int | None:
+    def smallest_threshold(half: int) -> int | None:
         """The smallest t, the shares that restore a secret, that keeps rows secret with 2 * half neighbours.
 
         None if there is none, or if sums are then lost with a probability above 2^-correctness_bits.
@@ -94,28 +94,28 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
 
     most = (clients - 2) // 2                       # with one more, everybody is a neighbour
     few, many = 0, 1                                # too few; enough, or beyond the most
-    while many <= most and threshold(many) is None:
+    while many <= most and smallest_threshold(many) is None:
         few, many = many, 2 * many
     while many - few > 1:                           # with two neighbours and one share more, every tail is smaller
         middle = (few + many) // 2
-        few, many = (few, middle) if middle > most or threshold(middle) is not None else (middle, many)
-    found = threshold(many) if many <= most else None
+        few, many = (few, middle) if middle > most or smallest_threshold(middle) is not None else (middle, many)
+    found = smallest_threshold(many) if many <= most else None
     return None if found is None else (2 * many, found)
 
 
-def count_of(share: float, clients: int) -> int:
+def clients_in_share(share: float, clients: int) -> int:
     """share * clients, rounded up to a whole number of clients; up to 1e-9 above a whole number is taken as a rounding error."""
     return math.ceil(share * clients - 1e-9)
 
 
-def check_graph(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int, corrupted: float,
-                security_bits: int) -> None:
+def check_disclosure_probability(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int,
+                                 corrupted: float, security_bits: int) -> None:
     """Raise `Refused` where rows may be disclosed with a probability above 2^-security_bits.
 
     `corrupted` is a share of the `clients`, `dropped` a number of them; `share_threshold` of a client's `neighbours` restore its
     secrets.
     """
-    captured = count_of(corrupted, clients)
+    captured = clients_in_share(corrupted, clients)
     risk = disclosure_probability(clients, neighbours, share_threshold, captured, dropped, queries)
     if risk > Fraction(1, 1 << security_bits):
         raise Refused(f"with {neighbours} neighbours each, {share_threshold} of whom restore a secret, rows are disclosed with "
@@ -131,7 +131,7 @@ def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
     stream; the probability that two are equal is below 2^-100.
     """
     bits, zeros = np.empty((2, clients), "<u8"), np.zeros((2, clients), "<u8")
-    fill(key_stream(seed), bits.reshape(-1), zeros.reshape(-1))
+    fill_with_key_stream(key_stream(seed), bits.reshape(-1), zeros.reshape(-1))
     order = np.lexsort((bits[1], bits[0]))
     place = np.empty(clients, np.intp)
     place[order] = np.arange(clients)

@@ -15,14 +15,22 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, decode, encode
 from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Lists, Session, Unmask
 from fedtail.secure.primitives import digest
-from fedtail.secure.sparse_graph import check_graph, circle_order, count_of, fewest_neighbours, neighbours_of
+from fedtail.secure.sparse_graph import (
+    check_disclosure_probability,
+    circle_order,
+    clients_in_share,
+    fewest_neighbours,
+    neighbours_of,
+)
 
 SPARSE_VERSION = 2
 
 
+@with_old_names
 @dataclass(frozen=True)
 class SparseSession(Session):
     """A session in which each client shares masks and secrets with `neighbours` others, `needed` of whom restore a secret.
@@ -56,7 +64,7 @@ class SparseSession(Session):
         return digest("fedtail secure: session", bytes([SPARSE_VERSION]), encode(self))
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) // 4 + self.neighbours * (256 + (2 * 32 + BOX) * self.queries)
 
@@ -65,14 +73,14 @@ class SparseSession(Session):
         """How many Shamir shares restore a secret of a client: `needed` of its neighbours."""
         return self.needed
 
-    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+    def share_holders(self, one: int, heard: bytes) -> dict[int, int]:
         """The neighbours of client `one`, which hold shares of its secrets, each with its point of evaluation, from 1 on.
 
         The order of the clients on the circle follows from `heard`, the digest of all public keys. The client is not among its
         neighbours.
         """
         order, place = circle_order(digest("fedtail secure: graph", self.id, heard), len(self.members))
-        found = neighbours_of(self.points[one] - 1, order, place, self.neighbours)
+        found = neighbours_of(self.share_points[one] - 1, order, place, self.neighbours)
         return {self.members[other]: point for point, other in enumerate(found, 1)}
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
@@ -80,45 +88,47 @@ class SparseSession(Session):
 
         `heard`, the digest of all public keys, fixes the graph.
         """
-        return tuple(other for other in sorted(self.holders(one, heard)) if is_among(other, among))
+        return tuple(other for other in sorted(self.share_holders(one, heard)) if is_in_sorted(other, among))
 
-    def agree_to(self, corrupted: float, security_bits: int) -> None:
+    def check_secrecy(self, corrupted: float, security_bits: int) -> None:
         """Client: raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
 
         The probability is for a share of `corrupted` clients that collude with the server, while all but `threshold` members drop
         out.
         """
         count = len(self.members)
-        check_graph(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted, security_bits)
+        check_disclosure_probability(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted,
+                                     security_bits)
 
-    def sent(self, message: Any) -> Any:
+    def to_wire_message(self, message: Any) -> Any:
         """The message that is put on the wire for `message`: a `SparseAsk` for an `Ask`, a `SparseUnmask` for an `Unmask`.
 
         These have a bit for each member in place of lists of clients. Any other message is returned as it is.
         """
         if isinstance(message, Ask):
-            return SparseAsk(message.query, self.bits(message.members), message.width, message.modulus_bits)
+            return SparseAsk(message.query, self.member_bits(message.members), message.width, message.modulus_bits)
         if isinstance(message, Unmask):
             lists = message.lists
-            return SparseUnmask(message.to, lists.query, self.bits(lists.alive), self.bits(lists.dropped), message.boxes)
+            alive, dropped = self.member_bits(lists.alive), self.member_bits(lists.dropped)
+            return SparseUnmask(message.to, lists.query, alive, dropped, message.boxes)
         return message
 
-    def kind_sent(self, kind: type) -> type:
+    def wire_class(self, kind: type) -> type:
         """The class that is sent in place of `kind`, which is `kind` itself for most.
 
         It is `SparseAsk` for `Ask`, `SparseUnmask` for `Unmask`, and `Neighbours` for `KeyList`.
         """
         return {Ask: SparseAsk, Unmask: SparseUnmask, KeyList: Neighbours}.get(kind, kind)
 
-    def read(self, message: Any) -> Any:
+    def from_wire_message(self, message: Any) -> Any:
         """The `Ask`, `Unmask` or `NeighbourKeys` that a `SparseAsk`, `SparseUnmask` or `Neighbours` from the wire stands for.
 
         Any other message is returned as it is. Raises `Refused` for bits that do not fit the members, or keys that do not decode.
         """
         if isinstance(message, SparseAsk):
-            return Ask(message.query, named(self, message.members), message.width, message.modulus_bits)
+            return Ask(message.query, members_from_bits(self, message.members), message.width, message.modulus_bits)
         if isinstance(message, SparseUnmask):
-            lists = Lists(message.query, named(self, message.alive), named(self, message.dropped))
+            lists = Lists(message.query, members_from_bits(self, message.alive), members_from_bits(self, message.dropped))
             return Unmask(message.to, lists, message.boxes)
         if isinstance(message, Neighbours):
             return NeighbourKeys(tuple(decode(Keys, one) for one in message.keys), message.heard)
@@ -134,7 +144,7 @@ class SparseSession(Session):
         partners = {one: self.partners(one, heard, everybody) for one in written}
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
-    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+    def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
         """The 32 bytes with which a client confirms the keys it received: a digest of the keys it sent (`own`) and of `received`.
 
         `received` is the `NeighbourKeys` or the `Neighbours` message itself. The client cannot compute `heard`, the digest of all
@@ -145,22 +155,25 @@ class SparseSession(Session):
             received = Neighbours(received.heard, tuple(encode(one) for one in received.entries))
         return digest("fedtail secure: keys of neighbours", self.id, encode(own), encode(received))
 
-    def bits(self, names: Iterable[int]) -> bytes:
-        """The clients `names` as bytes, a bit for each member in order, the most significant first; `named` is the inverse."""
+    def member_bits(self, names: Iterable[int]) -> bytes:
+        """The clients `names` as bytes, a bit for each member in order, the most significant first.
+
+        `members_from_bits` is the inverse.
+        """
         chosen = np.zeros(len(self.members), bool)
-        chosen[[self.points[one] - 1 for one in names]] = True
+        chosen[[self.share_points[one] - 1 for one in names]] = True
         return np.packbits(chosen).tobytes()
 
 
-def is_among(one: int, names: tuple[int, ...]) -> bool:
+def is_in_sorted(one: int, names: tuple[int, ...]) -> bool:
     """Whether `one` is in `names`, which is in increasing order, by bisection: there may be thousands of names."""
     place = bisect_left(names, one)
     return place < len(names) and names[place] == one
 
 
 @lru_cache(maxsize=16)
-def named(session: SparseSession, bits: bytes) -> tuple[int, ...]:
-    """The members that `bits` stand for, in increasing order: the inverse of `SparseSession.bits`.
+def members_from_bits(session: SparseSession, bits: bytes) -> tuple[int, ...]:
+    """The members that `bits` stand for, in increasing order: the inverse of `SparseSession.member_bits`.
 
     Raises `Refused` where there is not a bit for each member. The last 16 results are cached, for clients in one process.
     """
@@ -189,9 +202,9 @@ def sparse_session(name: bytes, round: int, members: tuple[int, ...], threshold:
     if not 0 <= corrupted < 1 or not 0 <= dropped < 0.5:
         raise ValueError(f"corrupted must be in [0, 1) and dropped in [0, 0.5), got {corrupted:g} and {dropped:g}. They are "
                          "shares of the clients.")
-    count, captured = len(members), count_of(corrupted, len(members))
+    count, captured = len(members), clients_in_share(corrupted, len(members))
     complete = Session(name, round, members, max(threshold, captured + 1), queries)      # so many could restore every secret
-    leave = min(count_of(dropped, count), count - threshold)
+    leave = min(clients_in_share(dropped, count), count - threshold)
     found = fewest_neighbours(count, captured, leave, queries, security_bits, correctness_bits)
     return complete if found is None else SparseSession(name, round, members, count - leave, queries, 0, *found)
 

@@ -11,19 +11,19 @@ from typing import Any
 
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, Refused, TooFew, decode, encode
-from fedtail.secure.frames import unwrap, wrap
+from fedtail.secure.frames import decode_frame, encode_frame
 from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.masks import (
     MaskContext,
     add_masks,
     box_key,
-    commitment,
     key_digest,
     mask_context,
-    pair_key,
-    residues,
-    self_key,
-    to_wire,
+    own_mask_key,
+    pair_mask_key,
+    row_to_bytes,
+    seed_commitment,
+    to_residues,
 )
 from fedtail.secure.messages import (
     BOX,
@@ -39,8 +39,8 @@ from fedtail.secure.messages import (
     Unmask,
     Unmasked,
 )
-from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, seal, system, unseal
-from fedtail.secure.shamir import SIZE, share
+from fedtail.secure.primitives import KEY, Randomness, make_key_agreement, public_key, seal, system, unseal
+from fedtail.secure.shamir import SIZE, split_secret
 from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
 from fedtail.secure.sparse_messages import NeighbourKeys, SparseSession
 
@@ -95,7 +95,7 @@ class Client:
     In a session with few neighbours it requires that its row stays secret but for a probability of 2^-security_bits where a
     share of `corrupted` clients is on the server's side.
 
-    keys() -> shares(list of keys) -> for each query: masked(ask, row, context), [confirm(lists),] unmask(lists).
+    keys() -> shares(list of keys) -> for each query: masked_row(ask, row, context), [confirm(lists),] unmask(lists).
     Whatever is out of order, repeated or against the rules raises `Refused` and changes nothing.
     """
 
@@ -110,11 +110,11 @@ class Client:
         `SparseSession`, its row may be disclosed with a probability above 2^-security_bits if a share of `corrupted` clients
         colludes.
         """
-        if me not in session.points:
+        if me not in session.share_points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
         if session.threshold < minimum:
             raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
-        session.agree_to(corrupted, security_bits)
+        session.check_secrecy(corrupted, security_bits)
         self._identity, self._random = checked_identity(session, identity), random
         sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
         self.state = (SparseState(session, me, sealing, secrets) if isinstance(session, SparseSession)
@@ -137,24 +137,24 @@ class Client:
         return (SPARSE if isinstance(self.state, SparseState) else b"") + encode(self.state)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether this client has released its shares for the last query of the session, so that nothing is left to answer."""
         answered = self.state.answered
         return bool(answered and answered[-1].query == self.state.session.queries - 1 and answered[-1].unmasked)
 
     def keys(self) -> bytes:
         """The message with this client's public keys, in answer to the invitation; the same at every call."""
-        return self._wrap(self._keys())
+        return self._encode_frame(self._make_keys())
 
-    def _keys(self) -> Keys:
+    def _make_keys(self) -> Keys:
         """The `Keys` of this client: public keys, commitments to its seeds, and a signature where it has an identity.
 
         They are the same at every call.
         """
         state = self.state
-        committed = tuple(commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
+        committed = tuple(seed_commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
         keys = Keys(state.me, public_key(state.sealing), tuple(public_key(one.mask) for one in state.secrets), committed)
-        return keys if self._identity is None else self._identity.signed(state.session.id, keys)
+        return keys if self._identity is None else self._identity.sign_keys(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
         """Answer the list of public keys: the message with shares of this client's secrets, sealed for each client to hold some.
@@ -163,15 +163,15 @@ class Client:
         with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
         `TooFew` for one with too few clients to restore a secret.
         """
-        state, heard = self.state, self._unwrap(KeyList, message)
+        state, heard = self.state, self._decode_frame(KeyList, message)
         if state.key_list.entries:
             raise Refused("a second list of keys came; shares are given once.")
         names, about = [one.sender for one in heard.entries], key_digest(state.session, heard)
-        holders = state.session.holders(state.me, about)
+        holders = state.session.share_holders(state.me, about)
         self._check_keys(heard, holders)
         points = [holders[one] for one in names]
         given = [self._secret_shares(one, points) for one in state.secrets]                # for each query, for each client
-        agree = agreement(state.sealing)
+        agree = make_key_agreement(state.sealing)
         boxes = b"".join(self._sealed_boxes(one.sender, agree(one.sealing), about, [shares[place] for shares in given])
                          for place, one in enumerate(heard.entries) if one.sender != state.me)
         if state.me in names:
@@ -179,7 +179,7 @@ class Client:
             secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
             state = replace(state, secrets=secrets)
         self.state = replace(state, key_list=heard)
-        return self._wrap(Shares(state.me, state.session.key_answer(self._keys(), heard, about), boxes))
+        return self._encode_frame(Shares(state.me, state.session.key_confirmation(self._make_keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
         """Raise `Refused` unless the keys on the list are all of `holders`, for every query, and signed in a signed session.
@@ -190,7 +190,7 @@ class Client:
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
         if not entries.keys() <= holders.keys():
             raise Refused("a list of keys names somebody who was not invited, or is no neighbour of this client.")
-        if self.state.me in holders and entries.get(self.state.me) != self._keys():
+        if self.state.me in holders and entries.get(self.state.me) != self._make_keys():
             raise Refused("a list of keys names not this client with the keys it sent.")
         if len(entries) < session.shares_needed:
             raise TooFew(f"{len(entries)} clients sent keys, and the threshold is {session.shares_needed}.")
@@ -198,7 +198,7 @@ class Client:
             if len(one.masking) != session.queries:
                 raise Refused(f"client {one.sender} has keys for {len(one.masking)} of {session.queries} queries.")
         if self._identity is not None:
-            self._identity.check(session.id, heard.entries)
+            self._identity.check_signatures(session.id, heard.entries)
 
     def _secret_shares(self, one: Secrets, points: list[int]) -> list[bytes]:
         """For each point 66 bytes: a Shamir share of the seed of `one` (the secrets of a query), then one of its mask key.
@@ -206,7 +206,7 @@ class Client:
         Draws the polynomials from `random`.
         """
         needed = self.state.session.shares_needed
-        seeds, masks = (share(secret, needed, points, self._random) for secret in (one.seed, one.mask))
+        seeds, masks = (split_secret(secret, needed, points, self._random) for secret in (one.seed, one.mask))
         return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
 
     def _sealed_boxes(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
@@ -219,11 +219,11 @@ class Client:
 
     def checked_query(self, message: bytes) -> Ask:
         """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
-        ask = self._unwrap(Ask, message)
-        self._check_ask(ask)
+        ask = self._decode_frame(Ask, message)
+        self._check_query(ask)
         return ask
 
-    def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
+    def masked_row(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
         """Answer a query: the message with `row`, a vector of integers, under masks that are bound to the whole context.
 
         `context` is what the server broadcast besides: the question, the model, the dual; only its digest is sent. The query is
@@ -231,15 +231,15 @@ class Client:
         answer, and for a row of another width than asked.
         """
         state, ask = self.state, self.checked_query(message)
-        values = residues(row, ask.modulus_bits)
+        values = to_residues(row, ask.modulus_bits)
         if len(values) != ask.width:
             raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
         bound = mask_context(state.session, state.key_list, ask, context)
         add_masks(values, *self._mask_keys(bound, ask))
         self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, bound.digest)))
-        return self._wrap(Masked(state.me, ask.query, bound.digest, to_wire(values, ask.modulus_bits)))
+        return self._encode_frame(Masked(state.me, ask.query, bound.digest, row_to_bytes(values, ask.modulus_bits)))
 
-    def _check_ask(self, ask: Ask) -> None:
+    def _check_query(self, ask: Ask) -> None:
         """Raise `Refused` for a query that this client may not answer.
 
         It refuses a query that was answered or skipped, is beyond the session's number, does not name this client, has a partner
@@ -249,7 +249,7 @@ class Client:
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
             raise Refused(f"query {ask.query} was answered or skipped, or is beyond the session's {state.session.queries}.")
-        partners = self._partners(ask.members)
+        partners = self._partners_among(ask.members)
         if state.me not in ask.members or not known.issuperset(partners):
             raise Refused("a query is not for this client, or has a member whose keys never came.")
         if state.members and ask.members != state.members:
@@ -258,7 +258,7 @@ class Client:
             raise TooFew(f"{len(ask.members)} members are left, and the threshold is {state.session.threshold}.")
         self._check_partners(partners)
 
-    def _partners(self, members: tuple[int, ...]) -> tuple[int, ...]:
+    def _partners_among(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `members` with which this client exchanges shares, in increasing order.
 
         In a session where every pair shares a mask, these are all of `members`, itself included.
@@ -284,9 +284,10 @@ class Client:
         Of a pair, the client with the smaller number adds.
         """
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
-        agree = agreement(secret.mask)
-        pairs = {one: pair_key(agree(publics[one]), context, me, one) for one in self._partners(ask.members) if one != me}
-        plus = [self_key(secret.seed, context, me)] + [key for one, key in pairs.items() if me < one]
+        agree = make_key_agreement(secret.mask)
+        others = [one for one in self._partners_among(ask.members) if one != me]
+        pairs = {one: pair_mask_key(agree(publics[one]), context, me, one) for one in others}
+        plus = [own_mask_key(secret.seed, context, me)] + [key for one, key in pairs.items() if me < one]
         return plus, [key for one, key in pairs.items() if me > one]
 
     def _public_keys(self, query: int) -> dict[int, bytes]:
@@ -299,15 +300,15 @@ class Client:
         It signs once for a query, and records which lists. Raises `Refused` in an unsigned session, for a second signature, and
         for lists that it would not unmask.
         """
-        lists = self._unwrap(Confirm, message).lists
-        answered = self._check_lists(lists)
+        lists = self._decode_frame(Confirm, message).lists
+        answered = self._record_to_unmask(lists)
         if self._identity is None or answered.confirmed:
             raise Refused("lists were signed for this query already, or the session is not signed.")
         text = lists.digest(answered.context_digest)
-        self._put_answered(replace(answered, confirmed=text))
-        return self._wrap(Signed(self.state.me, lists.query, self._identity.sign(text)))
+        self._replace_query_record(replace(answered, confirmed=text))
+        return self._encode_frame(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
-    def _check_lists(self, lists: Lists) -> Answered:
+    def _record_to_unmask(self, lists: Lists) -> Answered:
         """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
 
         It must have answered the query and not unmasked it yet, be alive itself, and find exactly the members it masked its row
@@ -321,7 +322,7 @@ class Client:
             raise Refused("alive and dropped are not exactly the members this client answered with, itself alive.")
         if len(lists.alive) < state.session.threshold:
             raise TooFew(f"{len(lists.alive)} rows came, and the threshold is {state.session.threshold}.")
-        self._check_partners(self._partners(lists.alive))
+        self._check_partners(self._partners_among(lists.alive))
         return answered
 
     def unmask(self, message: bytes) -> bytes:
@@ -330,13 +331,13 @@ class Client:
         It never gives both of one client, and only gives those it holds. The query is recorded as unmasked. Raises `Refused` for
         lists that it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
         """
-        state, request = self.state, self._unwrap(Unmask, message)
-        answered = self._check_lists(request.lists)
+        state, request = self.state, self._decode_frame(Unmask, message)
+        answered = self._record_to_unmask(request.lists)
         self._check_signatures(request, answered)
         held, alive = self._held_shares(request), set(request.lists.alive)
         shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in held)
-        self._put_answered(replace(answered, unmasked=1))
-        return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
+        self._replace_query_record(replace(answered, unmasked=1))
+        return self._encode_frame(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
         """In a signed session, raise `Refused` unless this client signed the lists, and every signature of them is valid.
@@ -346,9 +347,9 @@ class Client:
         if self._identity is None:
             return
         text, session = request.lists.digest(answered.context_digest), self.state.session
-        known = self._identity.with_numbers(session.id, self.state.key_list.entries)
+        known = self._identity.with_numbered_pins(session.id, self.state.key_list.entries)
         if text != answered.confirmed or any(one.sender not in request.lists.alive or one.query != answered.query
-                                             or not known.vouches(one.sender, one.signature, text)
+                                             or not known.is_signature_of(one.sender, one.signature, text)
                                              for one in request.signatures):
             raise Refused("the lists are not those this client signed, or a signature of them is wrong.")
         if len(request.signatures) < session.threshold:
@@ -361,30 +362,30 @@ class Client:
         for another client, are not one for each other partner, or do not open.
         """
         state, query = self.state, request.lists.query
-        partners = self._partners(state.members)
+        partners = self._partners_among(state.members)
         others = [one for one in partners if one != state.me]
         if request.to != state.me or len(request.boxes) != BOX * len(others):
             raise Refused("sealed shares are for another client, or not one for each of the others.")
         about, entries = self._all_keys_digest, {one.sender: one for one in state.key_list.entries}
-        held, agree = dict.fromkeys(partners, state.secrets[query].own), agreement(state.sealing)
+        held, agree = dict.fromkeys(partners, state.secrets[query].own), make_key_agreement(state.sealing)
         for place, one in enumerate(others):
             key = box_key(agree(entries[one].sealing), about, one, state.me)
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
         return held
 
-    def _put_answered(self, changed: Answered) -> None:
+    def _replace_query_record(self, changed: Answered) -> None:
         """Replace the record of a query in `state.answered` by `changed`, the one with the same number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)
 
-    def _wrap(self, message: Any) -> bytes:
+    def _encode_frame(self, message: Any) -> bytes:
         """`message` as bytes, in the frame of this session."""
-        return wrap(self.state.session.id, message)
+        return encode_frame(self.state.session.id, message)
 
-    def _unwrap(self, kind: Any, message: bytes) -> Any:
+    def _decode_frame(self, kind: Any, message: bytes) -> Any:
         """The message of class `kind`, a dataclass of `messages`, in a frame of this session.
 
         Raises `Refused` for anything else.
         """
         session = self.state.session
-        return session.read(unwrap(session.kind_sent(kind), message, session.id, session.most_bytes))
+        return session.from_wire_message(decode_frame(session.wire_class(kind), message, session.id, session.max_message_bytes))

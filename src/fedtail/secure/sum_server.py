@@ -13,8 +13,18 @@ from typing import Any
 import numpy as np
 
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.masks import MaskContext, add_masks, commitment, from_wire, key_digest, mask_context, pair_key, self_key, word
+from fedtail.secure.frames import decode_frame, encode_frame
+from fedtail.secure.masks import (
+    MaskContext,
+    add_masks,
+    key_digest,
+    mask_context,
+    own_mask_key,
+    pair_mask_key,
+    row_from_bytes,
+    seed_commitment,
+    word_dtype,
+)
 from fedtail.secure.messages import (
     BOX,
     Ask,
@@ -29,14 +39,14 @@ from fedtail.secure.messages import (
     Unmask,
     Unmasked,
 )
-from fedtail.secure.primitives import agreement, public_key
-from fedtail.secure.shamir import SIZE, combine, element, weights
+from fedtail.secure.primitives import make_key_agreement, public_key
+from fedtail.secure.shamir import SIZE, lagrange_weights, restore_secret, share_as_integer
 
 Contents = dict[int, bytes]      # a message for each client
 Places = dict[int, int]          # names in increasing order, with their places in it
 
 
-def for_each(given: dict[int, Any], make: Callable[[Any], Any]) -> dict[int, Any]:
+def map_by_client(given: dict[int, Any], make: Callable[[Any], Any]) -> dict[int, Any]:
     """make(value) for each client's value, by client.
 
     `make` is called once for clients whose values are one and the same object, so that they share the result.
@@ -109,25 +119,26 @@ class Server:
         """
         if self._expected is Sum:
             raise Refused("no answer is expected now: the query is done, and the next has not been asked.")
-        steps: dict[type, Callable[[Any], None]] = {Keys: self._keys_came, Shares: self._shares_came, Masked: self._masked_came,
-                                                    Signed: self._signed_came, Unmasked: self._unmasked_came}
+        steps: dict[type, Callable[[Any], None]] = {
+            Keys: self._receive_keys, Shares: self._receive_shares, Masked: self._receive_masked_row,
+            Signed: self._receive_signature, Unmasked: self._receive_released_shares}
         row = self._query.ask.row_bytes if self._query is not None else 0
-        came: Any = unwrap(self._expected, message, self.session.id, self.session.most_bytes + row)
+        came: Any = decode_frame(self._expected, message, self.session.id, self.session.max_message_bytes + row)
         if came.sender != sender:
             raise Refused(f"a message from client {sender} says that it is from {came.sender}.")
         steps[self._expected](came)
 
     def invite(self) -> Contents:
         """For each member of the session, the message that invites it to send its public keys."""
-        return self._to(self.session.members, self.session)
+        return self._same_message_for(self.session.members, self.session)
 
-    def _keys_came(self, keys: Keys) -> None:
+    def _receive_keys(self, keys: Keys) -> None:
         """Store a client's public keys.
 
         Raises `Refused` for a client that was not invited or sent keys before, for another number of keys than queries, and for a
         missing or an unexpected signature.
         """
-        if keys.sender not in self.session.points or keys.sender in self._keys:
+        if keys.sender not in self.session.share_points or keys.sender in self._keys:
             raise Refused(f"client {keys.sender} was not invited, or sent its keys already.")
         if len(keys.masking) != self.session.queries or bool(keys.signature) != bool(self.session.signed):
             raise Refused(f"client {keys.sender} has keys for {len(keys.masking)} of {self.session.queries} queries, or its "
@@ -139,23 +150,23 @@ class Server:
 
         From now on shares are expected. Raises `TooFew` where fewer clients than the threshold sent keys.
         """
-        self._next(Keys, Shares, len(self._keys), "sent keys")
+        self._expect_next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
         self._holders = self._partners_among(tuple(sorted(self._keys)))
         self._key_lists = self.session.key_lists(self._list)
-        return for_each(self._key_lists, self._wrap)
+        return map_by_client(self._key_lists, self._encode_frame)
 
     def _partners_among(self, names: tuple[int, ...]) -> dict[int, Places]:
         """For each client of `names`, those of `names` that it exchanges shares with, mapped to their positions in that order."""
         partners = {one: self.session.partners(one, self._key_digest, names) for one in names}
-        return for_each(partners, lambda few: {one: place for place, one in enumerate(few)})
+        return map_by_client(partners, lambda few: {one: place for place, one in enumerate(few)})
 
     @cached_property
     def _key_digest(self) -> bytes:
         """The digest (32 bytes) of all public keys, which fixes the graph; cached at the first read, after `key_list`."""
         return key_digest(self.session, self._list or KeyList(()))
 
-    def _shares_came(self, shares: Shares) -> None:
+    def _receive_shares(self, shares: Shares) -> None:
         """Store a client's sealed shares: a box for each other client that is to hold some, and for each query.
 
         Raises `Refused` for a client without keys or with shares already, for another number of boxes, and where it confirms
@@ -165,7 +176,7 @@ class Server:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         holders = self._holders[shares.sender]
         boxes = (len(holders) - (shares.sender in holders)) * self.session.queries
-        answer = self.session.key_answer(self._keys[shares.sender], self._key_lists[shares.sender], self._key_digest)
+        answer = self.session.key_confirmation(self._keys[shares.sender], self._key_lists[shares.sender], self._key_digest)
         if shares.heard != answer or len(shares.boxes) != boxes * BOX:
             raise Refused(f"client {shares.sender} answers another list of keys, or has not a box for each client and query.")
         self._boxes[shares.sender] = shares.boxes
@@ -180,27 +191,28 @@ class Server:
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
                           "session has no more. Plan more queries.")
-        self._enough(len(self._boxes), "shared their secrets")
+        self._check_threshold(len(self._boxes), "shared their secrets")
         if not self.members:
             self.members = tuple(sorted(self._boxes))
             self._partners = self._partners_among(self.members)
         ask = Ask(self._asked, self.members, width, modulus_bits)
         bound = mask_context(self.session, self._list, ask, context)
-        self._query, self._expected, self._asked = Query(ask, bound, np.zeros(width, word(modulus_bits))), Masked, self._asked + 1
-        return self._to(self.members, ask)
+        total = np.zeros(width, word_dtype(modulus_bits))
+        self._query, self._expected, self._asked = Query(ask, bound, total), Masked, self._asked + 1
+        return self._same_message_for(self.members, ask)
 
-    def _masked_came(self, masked: Masked) -> None:
+    def _receive_masked_row(self, masked: Masked) -> None:
         """Add a member's masked row to the total of the query.
 
         Raises `Refused` where the sender is no member, answered before or answers another query, and where its context differs
         from the server's.
         """
-        query = self._now()
+        query = self._current_query()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
             raise Refused(f"client {masked.sender} is no member, answers another query, or answered this one already.")
         if masked.context_digest != query.context.digest:
             raise Refused(f"client {masked.sender} has another context than this server: other members, keys or broadcast.")
-        query.total += from_wire(masked.row, query.ask.width, query.ask.modulus_bits)
+        query.total += row_from_bytes(masked.row, query.ask.width, query.ask.modulus_bits)
         query.alive.add(masked.sender)
 
     @property
@@ -209,7 +221,7 @@ class Server:
 
         Raises `Refused` where there is no query.
         """
-        return tuple(sorted(self._now().alive))
+        return tuple(sorted(self._current_query().alive))
 
     def confirm(self) -> Contents:
         """In a signed session: for each client whose row arrived, the message that asks it to sign the lists of survivors.
@@ -219,16 +231,16 @@ class Server:
         """
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
-        query = self._now()
-        self._next(Masked, Signed, len(query.alive), "sent a row")
-        return self._to(query.lists.alive, Confirm(query.lists))
+        query = self._current_query()
+        self._expect_next(Masked, Signed, len(query.alive), "sent a row")
+        return self._same_message_for(query.lists.alive, Confirm(query.lists))
 
-    def _signed_came(self, signed: Signed) -> None:
+    def _receive_signature(self, signed: Signed) -> None:
         """Store a client's signature of the lists; it is not verified here: the clients do that.
 
         Raises `Refused` for a client whose row did not arrive, that signed before, or answers another query.
         """
-        query = self._now()
+        query = self._current_query()
         if signed.query != query.ask.query or signed.sender not in query.alive or signed.sender in query.signatures:
             raise Refused(f"client {signed.sender} has no row here, answers another query, or signed already.")
         query.signatures[signed.sender] = signed
@@ -239,15 +251,15 @@ class Server:
         It has the lists of survivors, the boxes that others sealed for this client, and in a signed session `threshold`
         signatures. From now on shares are expected. Raises `TooFew` where fewer rows, or signatures, than the threshold arrived.
         """
-        query = self._now()
+        query = self._current_query()
         if self.session.signed:
-            self._next(Signed, Unmasked, len(query.signatures), "signed the lists")
+            self._expect_next(Signed, Unmasked, len(query.signatures), "signed the lists")
         else:
-            self._next(Masked, Unmasked, len(query.alive), "sent a row")
+            self._expect_next(Masked, Unmasked, len(query.alive), "sent a row")
         signatures = tuple(query.signatures[one] for one in sorted(query.signatures)[:self.session.threshold])
         asked = sorted(query.signatures) if self.session.signed else query.lists.alive
-        request, id = self.session.sent(Unmask(0, query.lists, b"", signatures)), self.session.id
-        return {one: wrap(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
+        request, id = self.session.to_wire_message(Unmask(0, query.lists, b"", signatures)), self.session.id
+        return {one: encode_frame(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
         """The boxes for query number `query` that other members sealed for client `to`, joined, in the order of its partners."""
@@ -260,13 +272,13 @@ class Server:
                 found.append(self._boxes[one][start:start + BOX])
         return b"".join(found)
 
-    def _unmasked_came(self, unmasked: Unmasked) -> None:
+    def _receive_released_shares(self, unmasked: Unmasked) -> None:
         """Store the shares that a client releases: one for each of its partners, in order.
 
         Raises `Refused` for a client whose row did not arrive or that gave shares before, for other lists, and for a share that
         is not in the field.
         """
-        query = self._now()
+        query = self._current_query()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
         count = len(self._partners[unmasked.sender])
@@ -274,7 +286,7 @@ class Server:
             raise Refused(f"client {unmasked.sender} answers other lists, or has not a share for each member.")
         shares = [unmasked.shares[start:start + SIZE] for start in range(0, len(unmasked.shares), SIZE)]
         for one in shares:
-            element(one)
+            share_as_integer(one)
         query.shares[unmasked.sender] = shares
 
     def total(self) -> Sum:
@@ -283,14 +295,14 @@ class Server:
         Raises `TooFew` where fewer clients than the threshold, or too few neighbours of some client, released shares; raises
         `Refused` where a restored secret does not fit what its owner announced.
         """
-        query = self._now()
-        self._check(Unmasked, len(query.shares), "gave their shares")
-        self._remove_masks(query, self._secrets(query))
+        query = self._current_query()
+        self._check_step(Unmasked, len(query.shares), "gave their shares")
+        self._remove_masks(query, self._restore_secrets(query))
         self._query, self._expected = None, Sum
         total = query.total & query.total.dtype.type((1 << query.ask.modulus_bits) - 1)
         return Sum(total.astype(np.int64), query.lists.alive)
 
-    def _secrets(self, query: Query) -> dict[int, bytes]:
+    def _restore_secrets(self, query: Query) -> dict[int, bytes]:
         """By member: the seed of each survivor, and the mask key of each client that dropped out, restored from shares.
 
         Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few of
@@ -300,11 +312,12 @@ class Server:
         for one in self.members:
             partners = self._partners[one]
             if id(partners) not in chosen:                          # everybody's are the same where every pair shares a mask
-                chosen[id(partners)] = self._givers(one, query)
+                chosen[id(partners)] = self._givers_and_weights(one, query)
             givers, counts = chosen[id(partners)]
-            secret = combine({point: query.shares[giver][self._partners[giver][one]] for giver, point in givers.items()}, counts)
+            shares = {point: query.shares[giver][self._partners[giver][one]] for giver, point in givers.items()}
+            secret = restore_secret(shares, counts)
             keys, number = self._keys[one], query.ask.query
-            fits = (commitment(self.session, one, number, secret) == keys.commitments[number] if one in query.alive
+            fits = (seed_commitment(self.session, one, number, secret) == keys.commitments[number] if one in query.alive
                     else public_key(secret) == keys.masking[number])
             if not fits:
                 raise Refused(f"the shares of client {one}'s secret do not fit what it announced: somebody gave a wrong share, "
@@ -312,67 +325,67 @@ class Server:
             found[one] = secret
         return found
 
-    def _givers(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
+    def _givers_and_weights(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
         """(points, weights): which clients' shares restore client `one`'s secret, with their points; Lagrange weights by point.
 
         They are the first `shares_needed` of its partners, by point, that released shares. Raises `TooFew` where fewer did.
         """
-        points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
+        points, needed = self.session.share_holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
         if len(gave) < needed:
             raise TooFew(f"{len(gave)} of client {one}'s neighbours gave their shares, and {needed} restore its secret: nothing "
                          "is released.")
-        return {giver: point for point, giver in gave}, weights([point for point, _ in gave])
+        return {giver: point for point, giver in gave}, lagrange_weights([point for point, _ in gave])
 
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
         """Take off `query.total`, in place, the survivors' own masks and those they share with clients that dropped out.
 
         `secrets` has the seed of each survivor and the mask key of each client that dropped out.
         """
-        alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
+        alone = [own_mask_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
         for gone in query.lists.dropped:
-            agree = agreement(secrets[gone])
+            agree = make_key_agreement(secrets[gone])
             for one in self._partners[gone]:
                 if one in query.alive:
                     shared = agree(self._keys[one].masking[query.ask.query])
-                    (added if one < gone else subtracted).append(pair_key(shared, query.context, one, gone))
+                    (added if one < gone else subtracted).append(pair_mask_key(shared, query.context, one, gone))
         add_masks(query.total, subtracted, alone + added)
 
-    def _now(self) -> Query:
+    def _current_query(self) -> Query:
         """The current query; raises `Refused` where there is none."""
         if self._query is None:
             raise Refused("no query is under way. Ask first.")
         return self._query
 
-    def _next(self, now: type, after: type, count: int, did: str) -> None:
+    def _expect_next(self, now: type, after: type, count: int, did: str) -> None:
         """Expect answers of class `after` from now on; raise `Refused` where those of class `now` are not expected yet.
 
         Raises `TooFew` where `count` clients are fewer than the threshold; `did` says in its text what they did.
         """
-        self._check(now, count, did)
+        self._check_step(now, count, did)
         self._expected = after
 
-    def _check(self, now: type, count: int, did: str) -> None:
+    def _check_step(self, now: type, count: int, did: str) -> None:
         """Raise `Refused` unless answers of class `now` are expected, and `TooFew` where `count` is below the threshold.
 
         `did` says in the error text what those clients did.
         """
         if self._expected is not now:
             raise Refused(f"the server is not at this step: it expects {self._expected.__name__}, not {now.__name__}.")
-        self._enough(count, did)
+        self._check_threshold(count, did)
 
-    def _enough(self, count: int, did: str) -> None:
+    def _check_threshold(self, count: int, did: str) -> None:
         """Raise `TooFew` where `count` clients are fewer than the threshold; `did` says in the error text what they did."""
         if count < self.session.threshold:
             raise TooFew(f"{count} of {len(self.session.members)} clients {did}, and the threshold is {self.session.threshold}: "
                          "nothing is released.")
 
-    def _to(self, names: Any, message: Any) -> Contents:
+    def _same_message_for(self, names: Any, message: Any) -> Contents:
         """For each client of `names` the bytes of `message`, the same for all."""
-        return dict.fromkeys(names, self._wrap(message))
+        return dict.fromkeys(names, self._encode_frame(message))
 
-    def _wrap(self, message: Any) -> bytes:
+    def _encode_frame(self, message: Any) -> bytes:
         """`message` as bytes: in the form in which this session sends it, and framed."""
-        return wrap(self.session.id, self.session.sent(message))
+        return encode_frame(self.session.id, self.session.to_wire_message(message))

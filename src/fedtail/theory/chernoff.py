@@ -17,8 +17,9 @@ def chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> fl
 
     The least over real t of (E exp(t X) - 1) / (exp(t gamma) - 1), with `log_moment(t)` = log E exp(t X) and `threshold` (gamma).
     As t -> 0 this is Markov's bound E X / gamma, as t -> -infinity P[X > 0], and for no t > 0 is it above Chernoff's
-    (`classic_chernoff_bound`). Every t gives a bound, so what the search finds is one; tilts at which the moment is infinite or
-    overflows are left out. For a sample of losses write log_moment=lambda t: t * Tilted(t).value(losses).item().
+    (`classic_chernoff_bound`). Every t gives a bound, so what the search finds is one, as far as `log_moment` is exact; tilts at
+    which that is infinite, overflows, or is zero by rounding are left out. For a sample of losses write
+    log_moment=lambda t: t * Tilted(t).value(losses).item().
 
     >>> def uniform(t):                      # X uniform in [0, 2]
     ...     return max(2 * t, 0) + math.log(-math.expm1(-2 * abs(t)) / (2 * abs(t)))

@@ -47,12 +47,12 @@ def expected_minibatch_weights(num_clients: int, cohort_size: int, tail_fraction
     kept, larger = tail_fraction * cohort_size, np.arange(num_clients)
     whole = math.floor(kept)
     in_part = _hypergeometric_probability(whole, num_clients - 1, larger, cohort_size - 1)
-    in_full = _probability_fewer_larger(num_clients, cohort_size, whole)
+    in_full = _probability_of_fewer_larger_losses(num_clients, cohort_size, whole)
     weights = in_full + (kept - whole) * in_part        # times 1 / (theta n), so that they sum to one
     return torch.from_numpy(weights / weights.sum())    # dividing by the sum also removes the rounding they share
 
 
-def _probability_fewer_larger(num_clients: int, cohort_size: int, count: int) -> np.ndarray:
+def _probability_of_fewer_larger_losses(num_clients: int, cohort_size: int, count: int) -> np.ndarray:
     """P(H_i < `count`) for i = 0, ..., n - 1, as an array (n,): fewer than `count` of i given clients are in the cohort.
 
     H_i is how many of the i clients with larger losses are among the other m - 1 of a cohort that holds client i, n and m being

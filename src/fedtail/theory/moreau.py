@@ -35,10 +35,10 @@ def moreau_gradient(
                          "The envelope needs a larger strength (mu): Theorem 4 takes twice weak_convexity.")
     if point.dim() != 1:
         raise ValueError(f"point must be a flat vector, got shape {tuple(point.shape)}. Pass point.flatten().")
-    return -strength * _proximal_move(objective, point.detach().double(), strength, weak_convexity, tolerance, max_cuts)
+    return -strength * _proximal_displacement(objective, point.detach().double(), strength, weak_convexity, tolerance, max_cuts)
 
 
-def _proximal_move(
+def _proximal_displacement(
     objective: Callable[[Tensor], Tensor], centre: Tensor, strength: float, weak_convexity: float,
     tolerance: float, max_cuts: int,
 ) -> Tensor:
@@ -61,14 +61,14 @@ def _proximal_move(
         lowest = -(weights @ slopes) / curvature
         lower = max(lower, float(weights @ offsets - curvature / 2 * (lowest @ lowest)))    # whatever the weights
         if upper - lower <= tolerance:
-            _check_bracket(lower, upper, tolerance, weak_convexity)
+            _check_lower_bound(lower, upper, tolerance, weak_convexity)
             return best
         trial = best + reach * (lowest - best)
     raise RuntimeError(f"after max_cuts={max_cuts} cuts the proximal point is known up to a gap of {upper - lower:.3g} "
                        f"in value; tolerance is {tolerance:.3g}. Raise max_cuts, tolerance or strength.")
 
 
-def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
+def _check_lower_bound(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
     """Raise ValueError where the lower bound exceeds the best value by more than `tolerance` and rounding.
 
     Then the objective is less convex than `weak_convexity` says; that number is used only in the message.

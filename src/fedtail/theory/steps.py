@@ -77,12 +77,12 @@ def convex_step_size(
     later = closeness * num_rounds / condition**2                              # C T^2 / kappa^2
 
     spread = math.log(cohort_size)
-    decay = min(1 / (16 * condition**1.5), _log_rate(closeness, spread) * 2 / num_rounds,
-                _log_rate(later, spread) * 2 / num_rounds)
+    decay = min(1 / (16 * condition**1.5), _log_at_least_one(closeness, spread) * 2 / num_rounds,
+                _log_at_least_one(later, spread) * 2 / num_rounds)
     smoothing = 8 * lipschitz**2 * decay / strength * max(1.0, 32 * condition**2 * decay)
     smoothed = smoothness + strength + lipschitz**2 / smoothing
     largest = min(1 / (4 * smoothed), 1 / (8 * condition * math.sqrt(2 * strength * smoothed)))
-    slow = min(_log_rate(closeness * tail_fraction * cohort_size, 1.0), _log_rate(later, 1 - 1 / local_steps))
+    slow = min(_log_at_least_one(closeness * tail_fraction * cohort_size, 1.0), _log_at_least_one(later, 1 - 1 / local_steps))
     return StepSize(min(largest, 2 * slow / (strength * num_rounds)) / local_steps, smoothing)
 
 
@@ -102,7 +102,7 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
     return condition
 
 
-def _log_rate(numerator: float, denominator: float) -> float:
+def _log_at_least_one(numerator: float, denominator: float) -> float:
     """max(1, log(numerator / denominator)); 1 where the numerator is 0.
 
     Infinite for denominator 0, where the term of the bound is absent (cohort of one, one local step).

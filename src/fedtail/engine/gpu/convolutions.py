@@ -73,7 +73,7 @@ class Stacked(TorchFunctionMode):
             narrow = torch.get_autocast_dtype("cuda")
             input, weight, bias = input.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)
         height, width = weight.shape[2:]
-        window = Window((height, width), _pair(stride), _pair(padding), _pair(dilation))
+        window = Window((height, width), _height_and_width(stride), _height_and_width(padding), _height_and_width(dilation))
         return self.convolve(input, weight, bias, window) if input.dtype == weight.dtype else None
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
@@ -83,10 +83,10 @@ class Stacked(TorchFunctionMode):
         None, so that PyTorch computes it, on a CPU or without Triton, for inputs without four axes, overlapping windows,
         padding, dilation, `ceil_mode` and `return_indices`.
         """
-        kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
+        kernel, pace = _height_and_width(kernel_size), _height_and_width(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
-        if (input.ndim != 4 or not apart or any(_pair(padding)) or _pair(dilation) != (1, 1) or ceil_mode or return_indices
-                or _triton_module(input) is None):
+        spread = any(_height_and_width(padding)) or _height_and_width(dilation) != (1, 1)
+        if (input.ndim != 4 or not apart or spread or ceil_mode or return_indices or _triton_kernels_if_usable(input) is None):
             return None
         return self.max_pool(input, Window(kernel, pace))
 
@@ -120,7 +120,7 @@ class Flat(Stacked):
 
         None, so that PyTorch computes it, on a CPU, without Triton, in float64, and for 2^31 or more numbers.
         """
-        if not _reads_windows_in_place(images, len(images) * len(weight) * math.prod(window.output_size(*images.shape[2:]))):
+        if not _convolves_by_triton(images, len(images) * len(weight) * math.prod(window.output_size(*images.shape[2:]))):
             return None
         return _convolve_stack(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
@@ -129,13 +129,13 @@ class Flat(Stacked):
         return triton_kernels.max_pool(images, window, keep=False)[0]
 
 
-def _pair(value: Any) -> Pair:
+def _height_and_width(value: Any) -> Pair:
     """A size as (height, width), from one number or a sequence of one or two numbers; one number stands for both."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
 
-def _triton_module(images: Tensor) -> Any:
+def _triton_kernels_if_usable(images: Tensor) -> Any:
     """The module `triton_kernels` if `images` are floating-point numbers on a GPU and Triton compiles there; else None."""
     return triton_kernels if images.is_cuda and images.is_floating_point() and _triton_compiles() else None
 
@@ -150,12 +150,13 @@ def _triton_compiles() -> bool:
     return True
 
 
-def _reads_windows_in_place(images: Tensor, written: int) -> bool:
+def _convolves_by_triton(images: Tensor, written: int) -> bool:
     """Whether to convolve these images by a Triton kernel, which reads windows from the images without a copy of them.
 
     False on a CPU, without Triton, in float64, and where 2^31 or more numbers are read or `written` (how many are written).
     """
-    return _triton_module(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
+    return (_triton_kernels_if_usable(images) is not None and images.dtype != torch.float64
+            and max(images.numel(), written) < INDEXABLE)
 
 
 def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
@@ -165,7 +166,7 @@ def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window:
     memory. By a Triton kernel where it can, else by a matrix product with the windows as rows.
     """
     matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.output_size(*images.shape[3:]))
-    if _reads_windows_in_place(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
+    if _convolves_by_triton(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
         return triton_kernels.convolve(images, matrix, bias, window)
     columns = _window_rows(images, window)
     found = torch.bmm(columns, matrix.mT) if bias is None else torch.baddbmm(bias[:, None], columns, matrix.mT)
@@ -190,19 +191,19 @@ def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
     with height and width `size`.
     """
     clients, batch, rows, across, high, wide, channels = columns.shape
-    if _triton_module(columns) and columns.numel() < INDEXABLE:
+    if _triton_kernels_if_usable(columns) and columns.numel() < INDEXABLE:
         return triton_kernels.fold_windows(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
     (top, left), (height, width) = window.padding, size
     wider = columns.new_zeros(clients, batch, rows, width + 2 * left, high, channels)      # first along rows, then down
     for k in range(wide):
-        wider[:, :, :, _pixels_of_tap(k, across, window, 1)] += columns[:, :, :, :, :, k]
+        wider[:, :, :, _pixels_at_kernel_entry(k, across, window, 1)] += columns[:, :, :, :, :, k]
     whole = columns.new_zeros(clients, batch, height + 2 * top, width + 2 * left, channels)
     for k in range(high):
-        whole[:, :, _pixels_of_tap(k, rows, window, 0)] += wider[:, :, :, :, k]
+        whole[:, :, _pixels_at_kernel_entry(k, rows, window, 0)] += wider[:, :, :, :, k]
     return whole[:, :, top : top + height, left : left + width].permute(0, 1, 4, 2, 3)
 
 
-def _pixels_of_tap(k: int, places: int, window: Window, axis: int) -> slice:
+def _pixels_at_kernel_entry(k: int, places: int, window: Window, axis: int) -> slice:
     """Which pixels of a padded image, along `axis`, the k-th entry of the kernel meets at `places` successive window positions.
 
     `axis` is 0 for height, 1 for width.
@@ -217,10 +218,10 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
     `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns). If there is no bias (not
     `biased`), the second tensor has no meaning and may be empty.
     """
-    if _reads_windows_in_place(images, outputs.numel()):
+    if _convolves_by_triton(images, outputs.numel()):
         return triton_kernels.weight_gradient(images, outputs, window, biased)
     clients, batch, channels = outputs.shape[:3]
-    columns, rows = _window_rows(images, window), _output_rows(outputs)
+    columns, rows = _window_rows(images, window), _outputs_as_matrices(outputs)
     if columns.shape[2] * channels <= FEW_WEIGHTS:
         rows, columns = (t.reshape(clients * batch, -1, t.shape[2]) for t in (rows, columns))
     found = torch.bmm(rows.mT, columns).unflatten(0, (clients, -1)).sum(1).unflatten(2, (*window.kernel, -1))
@@ -240,18 +241,18 @@ def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair)
     turns = window.stride == (1, 1) and min(down, along) >= 0
     exact = triton_kernels.product_precision(outputs) == triton_kernels.EXACT
     wasteful = exact and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
-    if turns and not wasteful and _reads_windows_in_place(outputs, clients * batch * channels * pixels):
+    if turns and not wasteful and _convolves_by_triton(outputs, clients * batch * channels * pixels):
         back = Window(window.kernel, (1, 1), (down, along), window.dilation)
         return triton_kernels.convolve(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
-    if _reads_windows_in_place(outputs, outputs.numel() // wide * weight[0, 0].numel()):
+    if _convolves_by_triton(outputs, outputs.numel() // wide * weight[0, 0].numel()):
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
         columns = triton_kernels.convolve(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
     else:
-        columns = torch.bmm(_output_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
+        columns = torch.bmm(_outputs_as_matrices(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
     return _fold_windows(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
 
 
-def _output_rows(outputs: Tensor) -> Tensor:
+def _outputs_as_matrices(outputs: Tensor) -> Tensor:
     """Reorder outputs (clients, batch, channels, rows, columns) to matrices (clients, batch * rows * columns, channels)."""
     return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
 

@@ -69,7 +69,7 @@ class Replayed:
             return self.function(params, inputs, *rest)
         given = _arguments_by_name(params, inputs, *rest)
         active, batch = next(t.shape[:2] for name, t in given.items() if name != "params")
-        clients, width = recorded_size(active), self._padded_width(active, batch)
+        clients, width = padded_size(active), self._padded_width(active, batch)
         key = (clients, width, *((name, t.dtype, item_shape(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
         if step is None:
@@ -78,8 +78,8 @@ class Replayed:
         if step is None:
             return self.function(params, inputs, *rest)
         self._steps.move_to_end(key)
-        step.fill(given, active, batch)
-        step.run()
+        step.fill_buffers(given, active, batch)
+        step.compute_result()
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _padded_width(self, active: int, batch: int) -> int:
@@ -90,7 +90,7 @@ class Replayed:
         self._widest = max(self._widest, batch)
         if self.grain:
             return -(-batch // self.grain) * self.grain
-        return self._widest if active <= LAST_FEW and self._widest <= 8 * NARROW else recorded_size(batch, NARROW)
+        return self._widest if active <= LAST_FEW and self._widest <= 8 * NARROW else padded_size(batch, NARROW)
 
     def _record_shape(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
@@ -99,19 +99,19 @@ class Replayed:
         `given` are the arguments by buffer name. Evicts the recording unused for longest when there are 64. Returns the
         recording, or None where CUDA could not record it; on a CPU the step has buffers but no graph.
         """
-        buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *item_shape(name, t)), t.dtype)
-                   for name, t in given.items()}
+        shapes = {name: (clients, *((width,) if name != "params" else ()), *item_shape(name, t)) for name, t in given.items()}
+        buffers = {name: self._arena.buffer(name, shapes[name], t.dtype) for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
         everyone = {name: t[:1].expand(clients, *t.shape[1:]) for name, t in given.items()}
-        step.fill(everyone, clients, next(t.shape[1] for name, t in given.items() if name != "params"))
-        if self._stream is not None and not self._capture(step):
+        step.fill_buffers(everyone, clients, next(t.shape[1] for name, t in given.items() if name != "params"))
+        if self._stream is not None and not self._capture_graph(step):
             return None
         while len(self._steps) >= KEPT:
             self._steps.popitem(last=False)
         self._steps[key] = step
         return step
 
-    def _capture(self, step: _Recorded) -> bool:
+    def _capture_graph(self, step: _Recorded) -> bool:
         """Run the step once to warm up, then record it as a CUDA graph and set `step.graph`; True on success.
 
         On an exception it cleans up, counts the failure, and returns False.
@@ -121,10 +121,10 @@ class Replayed:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):
-                step.run()
+                step.compute_result()
             self._stream.synchronize()
             with without_garbage_collection(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
-                step.run()
+                step.compute_result()
         except Exception as reason:      # whatever an operation that cannot be recorded says
             self._recover_from_failure(f"{type(reason).__name__}: {reason}")
             return False
@@ -159,7 +159,7 @@ class _Recorded:
     result: Any = None                    # known after the first run
     graph: Any = None
 
-    def fill(self, given: dict[str, Tensor], active: int, batch: int) -> None:
+    def fill_buffers(self, given: dict[str, Tensor], active: int, batch: int) -> None:
         """Copy a step's arguments into the buffers of the first `active` clients.
 
         Examples from position `batch` on are padding: they repeat the client's first example, with weight zero.
@@ -172,10 +172,10 @@ class _Recorded:
             buffer[:, :batch].copy_(source)
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
-    def run(self) -> None:
+    def compute_result(self) -> None:
         """Compute `result` from the values in the buffers: replay the graph or, where there is none, call the function.
 
-        The first call makes the buffer that `result` is, and later calls overwrite it.
+        The first call allocates `result`, and later calls overwrite it.
         """
         if self.graph is not None:
             self.graph.replay()
@@ -185,7 +185,7 @@ class _Recorded:
         inputs = held.pop("input") if self.names is None else {name: held.pop(f"input {name}") for name in self.names}
         found = self.function(params, inputs, *held.values())
         if self.result is None:
-            self.result = self.arena.view("result", tuple(found.shape), found.dtype)
+            self.result = self.arena.buffer("result", tuple(found.shape), found.dtype)
         self.result.copy_(found)
 
 
@@ -193,11 +193,11 @@ class _Arena:
     """Memory at fixed addresses, by name. It grows by being replaced; what was recorded keeps what it was recorded with."""
 
     def __init__(self, device: torch.device):
-        """Buffers on `device`; no memory is allocated before `view` is called."""
+        """Buffers on `device`; no memory is allocated before `buffer` is called."""
         self.device = device
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A buffer of this shape and dtype, at the start of the memory held under `name`; earlier views of it share that memory.
 
         New memory, which is zero, is allocated where there is too little; earlier views then keep their old memory.
@@ -216,12 +216,12 @@ def _recording_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def recorded_size(count: int, exact: int = 1) -> int:
+def padded_size(count: int, exact: int = 1) -> int:
     """The size to which `count` is padded, at least `count`: a few sizes per power of two, so that few shapes are recorded.
 
     With P the next power of two, it is a multiple of P / 4 up to P = 16 and of P / 16 beyond. A count up to `exact` is kept.
 
-    >>> [recorded_size(n) for n in (1, 5, 9, 17, 50, 100)]
+    >>> [padded_size(n) for n in (1, 5, 9, 17, 50, 100)]
     [1, 6, 12, 18, 52, 104]
     """
     if count <= exact:

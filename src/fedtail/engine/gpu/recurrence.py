@@ -26,7 +26,7 @@ def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, .
     or projected LSTMs, dropout in training, inputs without three axes.
     """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
-    return None if packed else _run_layers(_lstm_layer, input, state, weights, *kind)
+    return None if packed else _run_recurrent_layers(_lstm_layer, input, state, weights, *kind)
 
 
 def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
@@ -36,12 +36,12 @@ def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ..
     training, inputs without three axes.
     """
     packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
-    return None if packed else _run_layers(_gru_layer, input, (state,), weights, *kind)
+    return None if packed else _run_recurrent_layers(_gru_layer, input, (state,), weights, *kind)
 
 
-def _run_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor],
-             biased: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
-             batch_first: bool = False) -> tuple[Tensor, ...] | None:
+def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor],
+                          weights: Sequence[Tensor], biased: bool, layers: int, dropout: float, train: bool,
+                          bidirectional: bool, batch_first: bool = False) -> tuple[Tensor, ...] | None:
     """Run all layers; returns the outputs of the last layer, and each last state of all layers, (layers, batch, width).
 
     `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`, `weights` being

@@ -26,7 +26,7 @@ SHALLOW = 32         # numbers in a window that are multiplied at once
 EXACT = "tf32x3"     # a factor of float32 as the sum of two of TF32, in three products
 
 
-def jit(function: Any) -> Any:
+def triton_jit(function: Any) -> Any:
     """Decorator that compiles a kernel by `triton.jit`; without Triton it returns `function` unchanged.
 
     A kernel is compiled anew for other constants and layouts, but not for other values of `batch`, `parts` and `share`.
@@ -34,8 +34,8 @@ def jit(function: Any) -> Any:
     return triton.jit(function, do_not_specialize=["batch", "parts", "share"]) if triton else function
 
 
-@jit
-def _round_to_tf32(x):
+@triton_jit
+def _add_half_tf32_unit(x):
     """Device function: float32 numbers, half a TF32 unit larger in magnitude, so that cutting off after ten bits rounds them.
 
     Tensor cores do the cutting. Infinities and NaN stay what they are.
@@ -46,14 +46,14 @@ def _round_to_tf32(x):
     return x + power * 0.00048828125                           # 2 ** -11
 
 
-@jit
-def _round_all_kernel(given, out, numbers, BLOCK: tl.constexpr):
+@triton_jit
+def _round_to_tf32_kernel(given, out, numbers, BLOCK: tl.constexpr):
     """Kernel: write the first `numbers` float32 entries of `given`, rounded to TF32, to `out`; one program writes BLOCK."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, _round_to_tf32(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
+    tl.store(out + at, _add_half_tf32_unit(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
 
 
-@jit
+@triton_jit
 def _convolve_kernel(images, matrix, bias, out, batch, by_image, by_channel, by_row, by_column, C: tl.constexpr,
                      H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
                      SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
@@ -97,7 +97,7 @@ def _convolve_kernel(images, matrix, bias, out, batch, by_image, by_channel, by_
         place = (KH * KW - 1 - tap) * C + channel if TURNED else inside
         weights = tl.load(mine[None, :] + place[:, None], mask=known, other=0.0)
         if HOW == "tf32" and windows.dtype == tl.float32:
-            windows = _round_to_tf32(windows)                  # the weights are already
+            windows = _add_half_tf32_unit(windows)                  # the weights are already
         total = tl.dot(windows, weights, total, input_precision=HOW)
     if BIASED:
         total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
@@ -105,7 +105,7 @@ def _convolve_kernel(images, matrix, bias, out, batch, by_image, by_channel, by_
     tl.store(out + where, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
 
 
-@jit
+@triton_jit
 def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, share, by_image, by_channel, by_row, by_column,
                             C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                             OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
@@ -144,7 +144,7 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
                          mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :], other=0.0)
         windows = windows.to(slopes.dtype)
         if HOW == "tf32" and slopes.dtype == tl.float32:
-            windows, slopes = _round_to_tf32(windows), _round_to_tf32(slopes)
+            windows, slopes = _add_half_tf32_unit(windows), _add_half_tf32_unit(slopes)
         total = tl.dot(tl.trans(windows), slopes, total, input_precision=HOW)
     found = total.to(weights.dtype.element_ty)
     where = (one * OUTPUTS + output)[None, :] * length + (channel * KH * KW + tap)[:, None]
@@ -154,7 +154,7 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
                  mask=(output < OUTPUTS)[None, :] & (inside == length)[:, None])
 
 
-@jit
+@triton_jit
 def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
                  DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
@@ -180,7 +180,7 @@ def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < numbers)
 
 
-@jit
+@triton_jit
 def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, by_column,
                      C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                      SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
@@ -204,7 +204,7 @@ def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, 
         tl.store(which + at, best.to(which.dtype.element_ty), mask=at < numbers)
 
 
-@jit
+@triton_jit
 def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
                        W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                        SW: tl.constexpr, BLOCK: tl.constexpr):
@@ -254,7 +254,7 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
     rows, length = batch * places[0] * places[1], window.kernel[0] * window.kernel[1] * channels
-    width, across, depth, warps, stages = gradient_tile(wide, length + biased)
+    width, across, depth, warps, stages = weight_gradient_tile(wide, length + biased)
     grid = triton.cdiv(length + biased, across), triton.cdiv(wide, width)
     parts = max(1, min(triton.cdiv(WARPS, warps * clients * grid[0] * grid[1]), triton.cdiv(rows, 2 * depth)))
     share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
@@ -287,7 +287,7 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
     return large if fills else small, wide, 64 if channels % 64 == 0 and factors != "tf32" else 32, 4, 3
 
 
-def gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
+def weight_gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
     """Tile of `_weight_gradient_kernel`: (outputs, entries of a window, rows, warps, stages) per program.
 
     `outputs` is the number of output channels, `length` that of entries of a window, a bias included.
@@ -311,7 +311,7 @@ def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
     if product_precision(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
     out = torch.empty_like(matrix)
-    _launch(out.numel(), _round_all_kernel, matrix, out, out.numel())
+    _launch_kernel(out.numel(), _round_to_tf32_kernel, matrix, out, out.numel())
     return out
 
 
@@ -323,8 +323,9 @@ def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
     """
     count, *places, _, _, channels = columns.shape
     out = columns.new_empty(count, *size, channels)
-    _launch(out.numel(), _fold_kernel, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places,
-            *window.stride, *window.padding, *window.dilation, tl.float64 if columns.dtype == torch.float64 else tl.float32)
+    _launch_kernel(out.numel(), _fold_kernel, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places,
+                   *window.stride, *window.padding, *window.dilation,
+                   tl.float64 if columns.dtype == torch.float64 else tl.float32)
     return out.permute(0, 3, 1, 2)
 
 
@@ -339,8 +340,8 @@ def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor,
     out = images.new_empty(count, *places, channels)
     few = window.kernel[0] * window.kernel[1] < 256
     which = torch.empty_like(out, dtype=torch.uint8 if few else torch.int32) if keep else out
-    _launch(out.numel(), _max_pool_kernel, images, out, which, out.numel(), *images.stride(), channels, *window.kernel, *places,
-            *window.stride, keep)
+    _launch_kernel(out.numel(), _max_pool_kernel, images, out, which, out.numel(), *images.stride(), channels, *window.kernel,
+                   *places, *window.stride, keep)
     return out.permute(0, 3, 1, 2), which.permute(0, 3, 1, 2)
 
 
@@ -353,12 +354,12 @@ def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Te
     count, channels, *places = outputs.shape
     out = outputs.new_empty(count, *size, channels)
     which = which.permute(0, 2, 3, 1).contiguous()
-    _launch(out.numel(), _max_unpool_kernel, outputs, which, out, out.numel(), *outputs.stride(), channels, *size,
-            *window.kernel, *places, *window.stride)
+    _launch_kernel(out.numel(), _max_unpool_kernel, outputs, which, out, out.numel(), *outputs.stride(), channels, *size,
+                   *window.kernel, *places, *window.stride)
     return out.permute(0, 3, 1, 2)
 
 
-def _launch(numbers: int, kernel: Any, *args: Any) -> None:
+def _launch_kernel(numbers: int, kernel: Any, *args: Any) -> None:
     """Run a Triton kernel on the device of its first tensor argument: one program for each BLOCK of the `numbers` it writes."""
     with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
         kernel[(triton.cdiv(numbers, BLOCK),)](*args, BLOCK=BLOCK)

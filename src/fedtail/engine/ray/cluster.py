@@ -33,30 +33,30 @@ def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]
     made elsewhere in this process is left alone. Raises ValueError where this process is connected to another address, and
     ConnectionError where none answers.
     """
-    if _is_running():
+    if _ray_is_running():
         _check_same_cluster(address)
         if not _users:
-            return _leave_running
+            return _keep_ray_running
     else:
         _users.clear()
         _ours.clear()
-        _start_or_connect(address, cores, memory)
+        _start_or_join_ray(address, cores, memory)
     user = object()
     _users.append(user)
-    return lambda: _leave_ray(user)
+    return lambda: _remove_ray_user(user)
 
 
-def was_started_here() -> bool:
+def ray_was_started_here() -> bool:
     """Whether this process is connected to a Ray that `join_ray` started here, so that nobody else uses its cores."""
-    return _is_running() and sys.modules["ray"].get_runtime_context().gcs_address in _ours
+    return _ray_is_running() and sys.modules["ray"].get_runtime_context().gcs_address in _ours
 
 
-def _is_running() -> bool:
+def _ray_is_running() -> bool:
     """Whether Ray is imported and initialised in this process; does not import it."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _start_or_connect(address: str | None, cores: int, memory: int) -> None:
+def _start_or_join_ray(address: str | None, cores: int, memory: int) -> None:
     """Start a Ray on this machine where `address` is None, else connect to the cluster there; ConnectionError if none answers.
 
     A new Ray gets `cores` cores and an object store of `memory` bytes plus 256 MiB. Sets environment variables that are unset:
@@ -113,14 +113,14 @@ def _check_same_cluster(address: str | None) -> None:
                          "that one, or call ray.shutdown() first.")
 
 
-def _leave_ray(user: object) -> None:
+def _remove_ray_user(user: object) -> None:
     """Remove `user` from the users of Ray, and shut Ray down if it was the last; nothing for a user that was removed before."""
     if user in _users:
         _users.remove(user)
-        if not _users and _is_running():
+        if not _users and _ray_is_running():
             sys.modules["ray"].shutdown()
             _ours.clear()
 
 
-def _leave_running() -> None:
+def _keep_ray_running() -> None:
     """Do nothing: the Ray in use was started by somebody else and goes on."""

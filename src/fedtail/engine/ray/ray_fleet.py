@@ -18,9 +18,9 @@ from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut_into_blocks
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, was_started_here
+from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, ray_was_started_here
 from fedtail.engine.ray.shard_actor import Reply, RoundMessage, ShardActor, positions_in_shard
-from fedtail.engine.ray.shards import bytes_to_send, make_holding, to_array, to_tensor
+from fedtail.engine.ray.shards import bytes_to_send, make_shard_data, to_array, to_tensor
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import usable_cores
 from fedtail.fleet import Broadcast
@@ -65,7 +65,7 @@ class RayFleet(SimulatedFleet):
         self.chunk = chunk
         self._handles: list[_ActorHandle] = []
         self._message: Any = None
-        self._end: Callable[[], object] = _end_nothing
+        self._end: Callable[[], object] = _do_nothing
 
     def __enter__(self) -> RayFleet:
         """Return the fleet; Ray and the actors are started when the first round is opened."""
@@ -74,16 +74,16 @@ class RayFleet(SimulatedFleet):
     def __exit__(self, *_: object) -> None:
         """End the actors, end Ray if it was started here, and unlock the folder for large rows; a later round starts over."""
         self._end()
-        self._handles, self._end = [], _end_nothing
+        self._handles, self._end = [], _do_nothing
         self.unlock_folder()
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round for this cohort: start the actors if there are none, and put the broadcast into Ray's object store.
 
-        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close`.
+        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close_round`.
         """
         ray = self._start_actors()
-        (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._row_places(cohort)
+        (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._reserve_row_places(cohort)
         clients = self.population.select(cohort.ids)
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params, memory, large=large,
@@ -109,7 +109,7 @@ class RayFleet(SimulatedFleet):
             handle.warn_if_restarted(reply.life)
             self._shard.add_report(place, reply.report)
             for name, (who, rows) in reply.written.items():
-                Clients(self._shard, place[to_tensor(who)]).remember(name, to_tensor(rows))
+                Clients(self._shard, place[to_tensor(who)]).store_rows(name, to_tensor(rows))
         places = [place for _, place in called]
         return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
@@ -147,10 +147,10 @@ class RayFleet(SimulatedFleet):
         read = {name: kept.take(place).read() for name, kept in self._shard.large.items()}
         return ray.put({name: (to_array(found.rows), to_array(found.has)) for name, found in read.items()})
 
-    def close(self, finished: bool) -> None:
+    def close_round(self, finished: bool) -> None:
         """End the round, and release the broadcast in Ray's object store; what clients remembered is kept only if `finished`."""
         self._message = None
-        super().close(finished)
+        super().close_round(finished)
 
     def _start_actors(self) -> Any:
         """Start or join Ray and start an actor for every shard, unless they are there already; returns the module `ray`.
@@ -182,14 +182,14 @@ class RayFleet(SimulatedFleet):
             ray.cloudpickle.register_pickle_by_value(module)
         total = ray.cluster_resources().get("CPU", 1.0)
         blocks = cut_into_blocks(self.population.size, self.shards or int(total))
-        alone = was_started_here()
+        alone = ray_was_started_here()
         share = 0.0 if alone else min(1.0, int(1e4 * total / len(blocks)) / 1e4)      # of a core, which others may want
         make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
                                           scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
         settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name}
         for block in blocks:
-            held = [ray.put(make_holding(self.population, *block)), task]
+            held = [ray.put(make_shard_data(self.population, *block)), task]
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
 
     def _await_actors(self) -> None:
@@ -269,5 +269,5 @@ def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leav
     leave()
 
 
-def _end_nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the default for `_end`, which ends a fleet, while no actors have been started."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Report
 from fedtail.engine.local_fleet import LocalFleet
-from fedtail.engine.ray.shards import population_from_holding, to_array, to_tensor
+from fedtail.engine.ray.shards import population_from_shard_data, to_array, to_tensor
 from fedtail.fleet import Broadcast
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import RowSite
@@ -75,7 +75,7 @@ class ShardActor:
     def load_shard(self, held: References) -> str:
         """Fetch clients and task, if they are not here yet, and return this actor's `life`: a name, new after every restart.
 
-        `held` are references to a `Holding` and to the pickled task.
+        `held` are references to a `ShardData` and to the pickled task.
         """
         self._load_fleet(held)
         return self.life
@@ -95,7 +95,7 @@ class ShardActor:
         questions, encoding = pickle.loads(packed_questions)
         answers, report = fleet.collect(questions, encoding), fleet.report()
         remembered = {name: to_array(rows) for name, rows in report.remembered.items()}
-        rows_here = {} if self.sees else fleet.give_up_rows()
+        rows_here = {} if self.sees else fleet.pop_large_rows()
         written = {name: (to_array(who), to_array(rows)) for name, (who, rows) in rows_here.items()}
         return Reply([to_array(a) for a in answers], to_array(report.contributed), to_array(report.failed), remembered, self.life,
                      written)
@@ -103,11 +103,11 @@ class ShardActor:
     def _load_fleet(self, held: References) -> LocalFleet:
         """The fleet that computes for this shard's clients; made at the first call and stored.
 
-        `held` are references to a `Holding` and to the pickled task; later calls ignore them.
+        `held` are references to a `ShardData` and to the pickled task; later calls ignore them.
         """
         if self.fleet is None:
-            holding, task = fetch_objects(held)
-            self.fleet = LocalFleet(population_from_holding(holding), pickle.loads(task), workers=1, **self.settings)
+            data, task = fetch_objects(held)
+            self.fleet = LocalFleet(population_from_shard_data(data), pickle.loads(task), workers=1, **self.settings)
         return self.fleet
 
     def _open_round(self, fleet: LocalFleet, messages: References) -> bool:
@@ -125,8 +125,8 @@ class ShardActor:
         large: LargeMemory = {name: rows.take(place) for name, rows in message.large.items()}
         if message.large and not self.sees:
             large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(messages[1:])[0].items()}
-        fleet.begin(mine, message.broadcast, {name: rows[place] for name, rows in message.memory.items()}, large,
-                    message.places.take(place) if self.sees else None)
+        fleet.open_with_memory(mine, message.broadcast, {name: rows[place] for name, rows in message.memory.items()}, large,
+                               message.places.take(place) if self.sees else None)
         return True
 
 

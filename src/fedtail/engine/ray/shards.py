@@ -19,7 +19,7 @@ Arrays = Any      # as Examples, but arrays
 
 
 @dataclass(frozen=True)
-class Holding:
+class ShardData:
     """Consecutive clients: what is known of each, and their examples or the folder these are mapped from."""
 
     clients: dict[str, np.ndarray]      # start, size, mass, key, group
@@ -28,38 +28,39 @@ class Holding:
     folder: Path | None = None
 
 
-def make_holding(population: Population, low: int, high: int) -> Holding:
-    """Clients `low` to `high` - 1 of the population as a `Holding` of arrays that can be sent.
+def make_shard_data(population: Population, low: int, high: int) -> ShardData:
+    """Clients `low` to `high` - 1 of the population as a `ShardData` of arrays that can be sent.
 
-    Where the population was opened from a folder, the holding has its path and no examples; else it has the examples of these
+    Where the population was opened from a folder, the result has its path and no examples; else it has the examples of these
     clients only, one client's after the other's.
     """
     few = population.select(torch.arange(low, high))
     known = {"start": few.start, "size": few.size, "mass": few.mass, "key": few.key, "group": few.group}
     if population.folder is not None:
-        return Holding({name: to_array(values) for name, values in known.items() if values is not None}, folder=population.folder)
+        mapped = {name: to_array(values) for name, values in known.items() if values is not None}
+        return ShardData(mapped, folder=population.folder)
     known["start"] = few.size.cumsum(0) - few.size
-    rows = _example_rows(few)
+    rows = _example_indices(few)
     inputs, targets = rows_of(few.inputs, rows), few.targets[rows]
     arrays = {name: to_array(values) for name, values in inputs.items()} if isinstance(inputs, dict) else to_array(inputs)
-    return Holding({name: to_array(values) for name, values in known.items() if values is not None}, arrays, to_array(targets))
+    return ShardData({name: to_array(values) for name, values in known.items() if values is not None}, arrays, to_array(targets))
 
 
-def population_from_holding(holding: Holding) -> Population:
-    """The population of a shard, on the memory of the holding's arrays or, if it names a folder, on files mapped from there.
+def population_from_shard_data(data: ShardData) -> Population:
+    """The population of a shard, on the memory of the arrays in `data` or, if it names a folder, on files mapped from there.
 
     Raises ValueError where the folder on this machine has fewer examples than the clients need.
     """
-    clients: dict[str, Any] = {name: to_tensor(values) for name, values in holding.clients.items()}
-    if holding.folder is None:
-        arrays = holding.inputs
+    clients: dict[str, Any] = {name: to_tensor(values) for name, values in data.clients.items()}
+    if data.folder is None:
+        arrays = data.inputs
         inputs = {name: to_tensor(values) for name, values in arrays.items()} if isinstance(arrays, dict) else to_tensor(arrays)
-        return Population(inputs, to_tensor(holding.targets), **clients)
-    whole = open_population(holding.folder)
+        return Population(inputs, to_tensor(data.targets), **clients)
+    whole = open_population(data.folder)
     if int((clients["start"] + clients["size"]).max()) > len(whole.targets):
-        raise ValueError(f"{holding.folder} holds {len(whole.targets)} examples here, fewer than where the run was started. Copy "
+        raise ValueError(f"{data.folder} holds {len(whole.targets)} examples here, fewer than where the run was started. Copy "
                          "the same folder to every node.")
-    return Population(whole.inputs, whole.targets, **clients, folder=holding.folder)
+    return Population(whole.inputs, whole.targets, **clients, folder=data.folder)
 
 
 def bytes_to_send(population: Population) -> int:
@@ -87,7 +88,7 @@ def to_tensor(values: Any) -> Tensor:
         return torch.from_numpy(values)
 
 
-def _example_rows(people: Population) -> Any:
+def _example_indices(people: Population) -> Any:
     """Row indices of the population's examples, clients in order: a slice if they are consecutive, else (examples,) int64."""
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):

@@ -43,7 +43,7 @@ class Course:
     error: Distribution = field(init=False)
 
     def look(self, progress: Progress) -> None:
-        self.counted.append(progress.view.contributors if progress.view else 0)
+        self.counted.append(progress.view.num_contributors if progress.view else 0)
         if progress.round % self.every and progress.round != progress.rounds:
             return
         engine = fedtail.Engine(device=self.device)

@@ -19,7 +19,7 @@ from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat_strategy, opti
 from fedtail.quantiles.histogram import quantile_error, quantiles, threshold_index
 from fedtail.quantiles.planning import strategy_with_noise
 from fedtail.quantiles.private import noisy_sum
-from fedtail.quantiles.strategies import printed_cumulative
+from fedtail.quantiles.strategies import published_cumulative_counts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
 DELTA, BOUND = 1e-5, 10.0
@@ -43,7 +43,7 @@ def level_errors(cumulative: np.ndarray, total: float, truth: np.ndarray) -> lis
 
 
 def true_counts(plan: QuantilePlan, values: np.ndarray) -> np.ndarray:
-    return np.cumsum(np.bincount(plan.edges.place(values), minlength=plan.edges.bins))
+    return np.cumsum(np.bincount(plan.edges.bin_indices(values), minlength=plan.edges.bins))
 
 
 def _stream(run: int, *names: Any) -> SeededRandomness:
@@ -55,7 +55,7 @@ def _plan(build: Callable[[int], Strategy], clients: int, bins: int, epsilon: fl
     """Noise for a guarantee, for any rows; scale and modulus as the library chooses them."""
     strategy, shares = strategy_with_noise(build, epsilon, DELTA, "zero-out", clients, None)
     ring = Ring.for_sums(shares, clients, *strategy.sum_range(clients))
-    edges = Edges.equal(0.0, BOUND, bins)
+    edges = Edges.of_equal_width(0.0, BOUND, bins)
     return QuantilePlan(clients, LEVELS, edges, strategy, shares, ring, 0.0, epsilon, DELTA, "zero-out", True)
 
 
@@ -76,10 +76,10 @@ def method_errors(kind: str, clients: int, bins: int, epsilon: float, run: int) 
     values, made = drawn_values(kind, clients, run), plans(clients, bins, epsilon)
     truth = true_counts(made["flat"], values)
     noisy = {name: noisy_sum(plan, values, _stream(run, name, clients, bins, epsilon)) for name, plan in made.items()}
-    running = printed_cumulative(made["flat"].strategy, noisy["flat"])
+    running = published_cumulative_counts(made["flat"].strategy, noisy["flat"])
     found = made["optimal"].strategy.estimate(noisy["optimal"], float(clients))
     inside = quantiles(found, made["flat"].edges, np.array(LEVELS))
-    trees = {name: printed_cumulative(made[name].strategy, noisy[name]) for name in ("tree, as printed", "tree")}
+    trees = {name: published_cumulative_counts(made[name].strategy, noisy[name]) for name in ("tree, as printed", "tree")}
     return {"flat, estimated n": level_errors(running, max(float(running[-1]), clients / 2), truth),
             "flat, exact n": level_errors(running, float(clients), truth),
             **{name: level_errors(cumulative, float(clients), truth) for name, cumulative in trees.items()},
@@ -103,7 +103,7 @@ def wrap_plans(scale: int, bins: int, widest: int) -> tuple[QuantilePlan, Quanti
     shares = NoiseShares(WRAP_VARIANCE, WRAP_CLIENTS, strategy.width)
     printed, right = (epsilon_from_rho(shares.concentrated_epsilon(sensitivity) ** 2 / 2, DELTA)
                       for sensitivity in (strategy.sensitivity, tree_strategy(bins, scale).sensitivity))
-    edges = Edges.equal(0.0, BOUND, bins)
+    edges = Edges.of_equal_width(0.0, BOUND, bins)
     plan = QuantilePlan(WRAP_CLIENTS, LEVELS, edges, strategy, shares, symmetric(widest), 0.0, printed, DELTA, "zero-out", True)
     return plan, _plan(partial(optimal_strategy, bins, public_total=True), WRAP_CLIENTS, bins, printed), right
 
@@ -116,7 +116,7 @@ def wrap_errors(kind: str, scale: int, bins: int, bits: tuple[int, ...], run: in
     noisy = noisy_sum(plan, values, SeededRandomness(run, scale, bins))
     found = {}
     for width in bits:                                             # each modulus divides the next
-        cumulative = printed_cumulative(plan.strategy, symmetric(width).decode(noisy))
+        cumulative = published_cumulative_counts(plan.strategy, symmetric(width).decode(noisy))
         found[f"{width} bits"] = float(np.mean(level_errors(cumulative, float(WRAP_CLIENTS), truth)))
     counts = best.strategy.estimate(noisy_sum(best, values, _stream(run, "best", best.epsilon)), float(WRAP_CLIENTS))
     found["optimal"] = float(np.mean(level_errors(np.cumsum(counts), float(WRAP_CLIENTS), truth)))
