@@ -264,7 +264,7 @@ def tail_mean(losses: Tensor, tail_fraction: float) -> Tensor:
     boundary = known.topk(math.ceil(size * (1 - ROUNDING)), sorted=False).values.amin()
     above, tied = known > boundary, known == boundary
     share = (size - above.sum(dtype=losses.dtype)) / tied.sum(dtype=losses.dtype)
-    return (torch.where(above, 1.0, share * tied) * losses).sum() / size
+    return (torch.where(above, 1.0, share * tied) / size).dot(losses)
 
 
 def exp_less_one(exponents: Tensor) -> Tensor:
