@@ -21,7 +21,7 @@ from pathlib import Path
 from environments import HERE, commit, machine
 
 from fedtail.deployment.flower.example import METHODS, node_names, write_example
-from fedtail.deployment.flower.loopback import Loopback, read_if_there
+from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 
 NOTES = """\
 An exchange is a message to every node of the round and their replies. Rounds are those after the first, which also agrees on
@@ -33,7 +33,7 @@ HEAD = ["method", "schedule", "exchanges a round", "seconds an exchange", "longe
 
 def row(method: str, schedule: str, out: Path) -> str:
     """What a run's log says."""
-    log = read_if_there(out / "log.txt")
+    log = read_text_or_empty(out / "log.txt")
     exchanges = [float(found) for found in re.findall(r"exchange \d+: .* replies, ([\d.]+) s", log)]
     rounds = [(float(seconds), count) for seconds, count in re.findall(r"round \d+ of \d+: ([\d.]+) s, (\d+) exchanges", log)]
     later = rounds[1:] or rounds
@@ -48,15 +48,15 @@ def rows(nodes: int, rounds: int, schedules: list[str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fedtail-bench-", ignore_cleanup_errors=True) as temporary:
         folder, _ = write_example(Path(temporary) / "deployment", nodes, rounds)
         with Loopback(folder) as loopback:
-            loopback.start_link()
+            loopback.start_superlink()
             for name in node_names(nodes):
-                loopback.register(name)
+                loopback.register_node(name)
                 loopback.start_node(name)
             for schedule in schedules:
                 for method in METHODS:
                     out = folder.path / "runs" / f"{method}-{schedule}"
-                    loopback.run(method=method, out=str(out), nodes=nodes, schedule=schedule)
-                    loopback.wait(out, 900.0)
+                    loopback.submit_run(method=method, out=str(out), nodes=nodes, schedule=schedule)
+                    loopback.wait_for_result(out, 900.0)
                     found.append(row(method, schedule, out))
                     print(found[-1], flush=True)
     return found

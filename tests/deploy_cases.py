@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from fedtail import Everyone, IntegerChannel, train
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.flower.example import compare_with_simulator, node_names, write_example
-from fedtail.deployment.flower.loopback import Loopback, read_if_there
+from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 
 ENOUGH = 400.0      # seconds a run may take on a busy machine
 SAME = 1e-8         # nodes compute their clients in other batches than the simulator: the last bits of a float32 differ
@@ -26,9 +26,9 @@ class Deployment:
 
     def __enter__(self):
         self.loopback.__enter__()
-        self.loopback.start_link()
+        self.loopback.start_superlink()
         for name in self.started:
-            self.loopback.register(name)
+            self.loopback.register_node(name)
             self.loopback.start_node(name)
         return self
 
@@ -39,16 +39,16 @@ class Deployment:
         return self.folder.path / "runs" / name
 
     def run(self, name, method="Delta-FL", **settings):
-        self.loopback.run(**{"method": method, "out": str(self.out(name)), "nodes": len(self.started), **settings})
+        self.loopback.submit_run(**{"method": method, "out": str(self.out(name)), "nodes": len(self.started), **settings})
 
     def finish(self, name, patience=ENOUGH):
-        self.loopback.wait(self.out(name), patience)
+        self.loopback.wait_for_result(self.out(name), patience)
 
     def after_exchange(self, name, number, patience=ENOUGH):
-        self.loopback.wait_for(self.out(name), lambda log: f"exchange {number}:" in log, patience)
+        self.loopback.wait_for_log(self.out(name), lambda log: f"exchange {number}:" in log, patience)
 
     def log(self, name):
-        return read_if_there(self.out(name) / "log.txt")
+        return read_text_or_empty(self.out(name) / "log.txt")
 
     def answers(self, name):
         return [json.loads(line) for line in (self.out(name) / "answers.jsonl").read_text().splitlines()]

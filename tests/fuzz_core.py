@@ -484,7 +484,7 @@ def check_folder(case: Case) -> None:
 def experiment_of(case: Case, folder: Path, rounds: int) -> Experiment:
     """The first method of a case, on most of its clients."""
     population, method = case.population, case.methods[0]
-    owner, rows = population.examples()
+    owner, rows = population.example_clients_and_rows()
     arrays = {"x": population.inputs[rows], "y": population.targets[rows], "client": owner, "mass": population.mass[owner]}
     arrays |= {} if population.group is None else {"group": population.group[owner]}
     np.savez(folder / "clients.npz", **{name: values.numpy() for name, values in arrays.items()})

@@ -521,10 +521,10 @@ def wire_messages() -> list[Files]:
 
 
 def node_messages() -> list[Files]:
-    from fedtail.deployment.node_messages import NodeMessage, Reply, message_bytes
+    from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message
 
     message = NodeMessage(b"run", 3, 5, (b"open", b"close"), b"ask", b"")
-    return [{"m.bin": message_bytes(message)}, {"m.bin": message_bytes(Reply(bytes(32), b"answer", b"", b"no"))}]
+    return [{"m.bin": encode_message(message)}, {"m.bin": encode_message(Reply(bytes(32), b"answer", b"", b"no"))}]
 
 
 def value_files() -> list[Files]:
@@ -559,16 +559,16 @@ def read_search_file(place: Path) -> None:
 def read_node_file(place: Path) -> None:
     from fedtail.deployment.settings import NodeSettings
 
-    NodeSettings.read(place / "node.toml").population()
+    NodeSettings.read(place / "node.toml").read_population()
 
 
 def read_table(place: Path) -> None:
-    from fedtail.data.opening import open_any
+    from fedtail.data.opening import open_any_data
     from fedtail.data.tables import list_arrays, read_arrays
 
     path = next(place.iterdir(), place / "gone.npz")
     held = list_arrays(path)
-    open_any(path)
+    open_any_data(path)
     read_arrays(path, [*held][:3])
 
 
@@ -588,7 +588,7 @@ def use(population: Any) -> None:
     """Whatever reads examples must stay within them."""
     for k in range(len(population)):
         population.client(k)
-    population.num_examples, population.examples(), repr(population)
+    population.num_examples, population.example_clients_and_rows(), repr(population)
     population.select([0])
 
 
@@ -621,9 +621,9 @@ def read_checkpoints(place: Path) -> None:
 
 
 def read_whole(place: Path) -> None:
-    from fedtail.runs.execution import is_finished_and_whole
+    from fedtail.runs.execution import is_run_finished_and_intact
 
-    is_finished_and_whole(place / "run")
+    is_run_finished_and_intact(place / "run")
 
 
 def read_models(place: Path) -> None:

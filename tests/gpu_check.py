@@ -19,7 +19,7 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 
 import fedtail
-from fedtail.data.arrays import inputs_to_device, rows_of, tensors_of
+from fedtail.data.arrays import input_tensors, inputs_to_device, select_rows
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
 from fedtail.engine.gpu.precision import use_precision
@@ -202,8 +202,8 @@ def splits_agree(people: fedtail.Population) -> bool:
     """Examples on the GPU are split as those on the CPU are, and stay there."""
     pairs = list(zip(people.split_examples(0.4, 3), people.to("cuda").split_examples(0.4, 3), strict=True))
     return all(there.targets.is_cuda and torch.equal(here.start, there.start) and torch.equal(here.mass, there.mass)
-               and all(torch.equal(a, b.cpu()) for a, b in zip((*tensors_of(here.inputs), here.targets),
-                                                               (*tensors_of(there.inputs), there.targets), strict=True))
+               and all(torch.equal(a, b.cpu()) for a, b in zip((*input_tensors(here.inputs), here.targets),
+                                                               (*input_tensors(there.inputs), there.targets), strict=True))
                for here, there in pairs)
 
 
@@ -232,7 +232,7 @@ def precisions_differ_little(task: fedtail.Task, people: fedtail.Population) -> 
 
     def gradient(precision, dtype: torch.dtype) -> torch.Tensor:
         weight = torch.full((9, 16), 1 / 16, device=card, dtype=dtype)
-        inputs = inputs_to_device(cast_inputs(rows_of(people.inputs, rows), dtype), card)
+        inputs = inputs_to_device(cast_inputs(select_rows(people.inputs, rows), dtype), card)
         step = (task.params().to(card, dtype).expand(9, -1), inputs, people.targets[rows].to(card), weight)
         return StackedKernel(task, card, dtype, precision).gradients(*step).double()
 

@@ -51,7 +51,7 @@ class Sites:
             if now in self.vanish.get(node, ()):
                 continue
             if self.restart:
-                self.sites[node] = self.fresh(node).recall(self.sites[node].save())
+                self.sites[node] = self.fresh(node).restore(self.sites[node].save())
             answer = self.sites[node].handle(letter)
             answers[node] = self.fault(now, node, letter, answer) if self.fault else answer
         return {node: answer for node, answer in answers.items() if answer is not None}

@@ -7,12 +7,12 @@ import pytest
 
 from fedtail.deployment import Node, Site
 from fedtail.deployment import site as site_module
-from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_reply
+from fedtail.deployment.node_messages import NodeMessage, encode_message, read_reply
 from fedtail.deployment.settings import NodeSettings
 
 from remote_cases import PEOPLE, TASK
 
-LETTER = message_bytes(NodeMessage(b"run", 0, 1, ask=b"no question"))
+LETTER = encode_message(NodeMessage(b"run", 0, 1, ask=b"no question"))
 
 
 def site(**settings):
@@ -55,7 +55,7 @@ def test_a_node_is_given_its_time_in_its_settings(tmp_path):
     text = 'name = "north"\nexperiment = "experiment.toml"\ndata = "d.npz"\n'
     for line, seconds in (("", 0.0), ("answer_after = 2.5\n", 2.5), ("answer_after = 3\n", 3.0)):
         (tmp_path / "node.toml").write_text(text + line)
-        assert NodeSettings.read(tmp_path / "node.toml").site().answer_after == seconds
+        assert NodeSettings.read(tmp_path / "node.toml").make_site().answer_after == seconds
     for wrong in ("-1.0", "inf", "nan"):
         (tmp_path / "node.toml").write_text(f"{text}answer_after = {wrong}\n")
         with pytest.raises(ValueError, match="answer_after must be"):

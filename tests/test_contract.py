@@ -293,7 +293,7 @@ RECIPES = {
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
                  *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2)],
     "q_ffl": [recipes.q_ffl(1.0, **SIZE)],
-    "term": [recipes.term(1.0, **SIZE), recipes.term(1.0, **SIZE, loss_bound=4.0)],
+    "term": [recipes.term(1.0, **SIZE), recipes.term(1.0, **SIZE, loss_bound=4.0), recipes.term(1.0, **SIZE, example_tilt=-1.0, group_tilt=2.0, groups=3)],
     "afl": [recipes.afl(**LOCAL), recipes.afl(groups=3, **SIZE)],
     "dp_fedavg": [recipes.dp_fedavg(CLIENTS, 0.1, 1.0, **SIZE, noise=noise) for noise in ("gaussian", "discrete")],
     "dp_delta_fl": [recipes.dp_delta_fl(0.5, CLIENTS, 0.1, 1.0, 1.0, 4.0, **SIZE, noise=noise, method=way) for noise, way in (("gaussian", "tree"), ("discrete", "optimal"))],

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedtail import Population
-from fedtail.deployment.flower.loopback import read_if_there
+from fedtail.deployment.flower.loopback import read_text_or_empty
 
 from deploy_cases import SAME, Deployment
 
@@ -30,7 +30,7 @@ def test_a_node_is_killed_in_a_question(tmp_path, question):
     with Deployment(tmp_path / "deployment", nodes=4, share=1.0, rounds=2) as deployment:
         deployment.run("run", timeout=TIMEOUT)
         deployment.after_exchange("run", 2 + 2 * question)
-        deployment.loopback.kill("node-4")
+        deployment.loopback.kill_process("node-4")
         deployment.finish("run")
         answered = [line["answered"] for line in deployment.answers("run")]
         assert answered == ([24, 24, 24, 24] if question == 0 else [32, 24, 24, 24])
@@ -40,15 +40,15 @@ def test_a_node_is_killed_in_a_question(tmp_path, question):
 
 def test_nodes_that_are_late_or_answer_rubbish_or_have_broken_data(tmp_path):
     with Deployment(tmp_path / "deployment", nodes=5, share=1.0, rounds=2, started=0) as deployment:
-        data = deployment.folder.node("node-5") / "data"
+        data = deployment.folder.node_folder("node-5") / "data"
         people = Population.open(data)
         broken = replace(people, inputs=people.inputs * math.nan)
         broken.save(data.with_name("broken"))
-        settings = deployment.folder.node("node-5") / "node.toml"
+        settings = deployment.folder.node_folder("node-5") / "node.toml"
         settings.write_text(settings.read_text().replace('data = "data"', 'data = "broken"'))
         faults = {"node-3": "late", "node-4": "garbage"}
         for name in deployment.names:
-            deployment.loopback.register(name)
+            deployment.loopback.register_node(name)
             extra = {"FEDTAIL_FAULT": faults[name], "PYTHONPATH": FAULTS} if name in faults else {}
             deployment.loopback.start_node(name, **extra)
         deployment.run("run", nodes=5, timeout=TIMEOUT)
@@ -64,28 +64,28 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         loopback = deployment.loopback
         loopback.start_node("node-5")                                   # which nobody registered
         deployment.run("run", timeout=TIMEOUT)
-        loopback.wait_for(deployment.out("run"), lambda log: "round 1 of 3" in log, 400.0)
+        loopback.wait_for_log(deployment.out("run"), lambda log: "round 1 of 3" in log, 400.0)
         deployment.after_exchange("run", 7)
-        loopback.kill("superlink")
-        loopback.start_link()
+        loopback.kill_process("superlink")
+        loopback.start_superlink()
         deployment.run("run", timeout=TIMEOUT, resume=True)
         deployment.finish("run")
         assert "resumed after round" in deployment.log("run")
         assert "node-5" not in deployment.log("run")
         deployment.run("undisturbed", timeout=TIMEOUT)
-        loopback.wait_for(deployment.out("undisturbed"), lambda log: "round 1 of 3" in log, 400.0)
+        loopback.wait_for_log(deployment.out("undisturbed"), lambda log: "round 1 of 3" in log, 400.0)
         deployment.finish("undisturbed")
         one, other = ((deployment.out(name) / "model.safetensors").read_bytes() for name in ("run", "undisturbed"))
         assert one == other
         deployment.run("joined", timeout=TIMEOUT)
-        loopback.wait_for(deployment.out("joined"), lambda log: "started" in log, 400.0)
-        loopback.register("node-4")
+        loopback.wait_for_log(deployment.out("joined"), lambda log: "started" in log, 400.0)
+        loopback.register_node("node-4")
         loopback.start_node("node-4")
         deployment.finish("joined")
         assert "node-4 has joined, with 8 clients" in deployment.log("joined")
         assert "lost" not in deployment.log("joined")
         assert "node-5" not in "".join(deployment.log(name) for name in ("run", "undisturbed", "joined"))
-        assert "Failed to activate SuperNode" in read_if_there(loopback.log_file("node-5"))
+        assert "Failed to activate SuperNode" in read_text_or_empty(loopback.log_file("node-5"))
 
 
 def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):
@@ -94,8 +94,8 @@ def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):
     wanted, examples = np.array([0.0, 2.0, 9.0]), np.array([10, 20, 10])
     with Deployment(tmp_path / "deployment", nodes=3) as deployment:
         for name, target, count in zip(deployment.names, wanted, examples, strict=True):
-            (deployment.folder.node(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
-        deployment.loopback.run(app, out=str(deployment.out("stock")))
+            (deployment.folder.node_folder(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
+        deployment.loopback.submit_run(app, out=str(deployment.out("stock")))
         deployment.finish("stock")
     w = 3.0
     for _ in range(2):                                                  # half of 40 examples: the worst node's 10, 10 of the next

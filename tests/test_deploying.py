@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import fedtail
 from fedtail.cli import app
 from fedtail.deployment import RemoteFleet
-from fedtail.deployment.deployed_experiment import channel_for, deployed_experiment, deployed_experiments
+from fedtail.deployment.deployed_experiment import deployed_experiment, deployed_experiments, deployment_channel
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.keys import make_certificates, make_node_key
 from fedtail.deployment.parts import user_parts
-from fedtail.deployment.registry import NodeInfo, node_info, read_node_info
+from fedtail.deployment.registry import NodeInfo, packed_node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
 from fedtail.runs import find_runs
 from fedtail.runs.files import RunRefused
@@ -125,8 +125,8 @@ def test_on_deployments_the_losses_are_asked_about_once_and_sums_are_masked(tmp_
     said = tmp_path / "said.toml"
     said.write_text(FILE.partition("[channel]")[0] + TAIL + 'quantile = { part = "ExactQuantile", bits = 32 }\n')
     assert deployed_experiment(said).algorithm.risk == fedtail.Superquantile(0.5)
-    assert channel_for(deployed_experiment(said), PEOPLE) == fedtail.SecureChannel(11)
-    assert channel_for(deployed_experiment(file), PEOPLE) == fedtail.SecureChannel(8, minimum_contributors=3)
+    assert deployment_channel(deployed_experiment(said), PEOPLE) == fedtail.SecureChannel(11)
+    assert deployment_channel(deployed_experiment(file), PEOPLE) == fedtail.SecureChannel(8, minimum_contributors=3)
     several = tmp_path / "several.toml"
     several.write_text(FILE + '[[method]]\nname = "A"\n[[method]]\nname = "B"\nrisk = { part = "TailFilter", tail_fraction = 0.5 }\n')
     assert [one.name for one in deployed_experiments(several)] == ["A", "B"]
@@ -140,13 +140,13 @@ def test_a_nodes_own_settings(tmp_path, file):
     place = tmp_path / "node.toml"
     place.write_text('name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n')
     settings = NodeSettings.read(place)
-    info = read_node_info(node_info(settings))
-    assert msgpack.unpackb(node_info(settings))["type"] == "Who"        # on the wire as in version 0.1
+    info = read_node_info(packed_node_info(settings))
+    assert msgpack.unpackb(packed_node_info(settings))["type"] == "Who"        # on the wire as in version 0.1
     assert info.name == "north"
     assert len(info.key.unique()) == 3
     assert not torch.equal(info.key, PEOPLE.key[:3])
-    assert torch.equal(read_node_info(node_info(replace(settings, keys="data"))).key, PEOPLE.key[:3])
-    assert settings.node(0).round == -1
+    assert torch.equal(read_node_info(packed_node_info(replace(settings, keys="data"))).key, PEOPLE.key[:3])
+    assert settings.make_node(0).round == -1
     for text, wrong in (("does not say data", 'name = "n"\nexperiment = "e"\n'), ("has no setting 'nam'", 'nam = "n"\n'),
                         ("minimum must be at least 2", place.read_text() + "minimum = 1\n"), ("keys must be name or data", place.read_text() + 'keys = "x"\n')):
         (tmp_path / "wrong.toml").write_text(wrong)
@@ -279,13 +279,13 @@ def test_nodes_come_come_back_and_are_left_out(flower):
 
     grid, log = GridHere({20: who("b", 1, 2), 21: who("a", 3), 22: lambda _: {"fedtail": {"who": b"rubbish"}}}), []
     nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append)
-    nodes.wait(2, 1.0)
+    nodes.wait_for_nodes(2, 1.0)
     assert nodes.names == ["a", "b"]
     assert nodes.registry.key.tolist() == [3, 1, 2]
     assert any("node 22 is left out" in line for line in log)
     grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2), 33: who("a", 3)}
     del grid.nodes[20]
-    nodes.find()
+    nodes.register_new_nodes()
     assert any("node 33 is left out: it calls itself a, and a is here" in line for line in log)
     assert nodes.names == ["a", "b", "c"]
     assert nodes.transport.ids == {0: 21, 1: 32, 2: 30}
@@ -293,15 +293,15 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     assert any("thief is left out: node 3 has clients whose keys others have already" in line for line in log)
     said = len(log)
     for _ in range(5):
-        nodes.find(tries=2)
+        nodes.register_new_nodes(tries=2)
     assert sum("node 33" in line for line in log[said:]) == 2
     with pytest.raises(RuntimeError, match=r"3 nodes have joined in 0\.1 s, and 9 are waited for"):
-        nodes.wait(9, 0.1)
+        nodes.wait_for_nodes(9, 0.1)
 
 
 def test_a_node_answers_under_masks_only_unless_its_own_settings_say_otherwise(tmp_path, file):
     (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\n')
     assert NodeSettings.read(tmp_path / "node.toml").masked_only
-    assert NodeSettings.read(tmp_path / "node.toml").site().masked_only
+    assert NodeSettings.read(tmp_path / "node.toml").make_site().masked_only
     (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\nmasked_only = false\n')
-    assert not NodeSettings.read(tmp_path / "node.toml").site().masked_only
+    assert not NodeSettings.read(tmp_path / "node.toml").make_site().masked_only

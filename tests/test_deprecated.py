@@ -16,7 +16,7 @@ from fedtail.channel import FixedPoint, SignedGraph, SparseGraph
 from fedtail.client_statistics import ClientStatistics
 from fedtail.clients import Clients
 from fedtail.composition import Composition
-from fedtail.deployment import AnswerReport, RemoteFleet
+from fedtail.deployment import AnswerReport, Node, RemoteFleet, Site
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
@@ -93,8 +93,8 @@ def holders():
             "WeightedClients": ClientStatistics(some.double(), some.double()).with_density(some.double()),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
-            "LocalFleet": fleet, "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
-            "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
+            "LocalFleet": fleet, "Experiment": experiment(), "Site": Site(lambda: Node(PEOPLE, TASK)), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
+            "Node": Node(PEOPLE, TASK), "Population": PEOPLE, "RowFile": store.file, "RowFolder": folder, "RowPlaces": folder.reserve_places(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}

@@ -74,7 +74,7 @@ def wrong_curvature(self, updates, seen, train, clients):
 
 right_curvature_rows, right_batches, right_weighted = CurvatureMean.rows, sgd.batches, batches._padded_order_and_weights
 right_state, right_put = checkpoint._state_of_model, shared_memory.SharedMemory.put_sum
-right_weighted_rows, right_draws = weighted_mean.WeightedMean.rows, Clients.draws
+right_weighted_rows, right_draws = weighted_mean.WeightedMean.rows, Clients.random_bits
 
 DEFECTS = {
     "the boundary of the tail counts fully": (
@@ -105,7 +105,7 @@ DEFECTS = {
     "the first batch is skipped": (
         plain_batches, sgd, "batches", lambda *given: islice(right_batches(*given), 1, None)),
     "every epoch in the same order": (
-        locally("epochs"), Clients, "draws",
+        locally("epochs"), Clients, "random_bits",
         lambda self, name, *parts: right_draws(self, name, *(0 * part for part in parts)) if name == "batches" else
         right_draws(self, name, *parts)),
     "a small last batch weighs less": (

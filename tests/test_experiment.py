@@ -16,8 +16,8 @@ import torch
 import fedtail
 from fedtail.data import Population, label_shift, synthetic
 from fedtail.errors import FieldError
-from fedtail.experiment import ExperimentError, Source, read_experiment, read_experiments, seeds_of
-from fedtail.experiment.data_sources import fingerprint
+from fedtail.experiment import ExperimentError, Source, parse_seeds, read_experiment, read_experiments
+from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.part_tables import SLOTS, PartPlan
 from fedtail.experiment.starter import starter_text
@@ -87,7 +87,7 @@ def test_the_resolved_experiment_gives_itself_again(name):
     again = parsed(tomli_w.dumps(first.table()))
     assert again.table() == first.table()
     assert repr(again.algorithm) == repr(first.algorithm)
-    assert fingerprint(again.data.load(0)) == fingerprint(first.data.load(0))
+    assert data_fingerprint(again.data.load(0)) == data_fingerprint(first.data.load(0))
 
 
 def test_every_public_part_of_a_method_can_be_named():
@@ -195,8 +195,8 @@ def test_your_own_parts_hold_parts_text_paths_and_nothing(tmp_path):
     again = parsed(tomli_w.dumps(first.table()), trust=tmp_path)          # the resolved file says where its own parts are
     assert again.table() == first.table()
     assert again.task.make(0).module.hidden is None
-    assert again.own_code() == first.own_code()
-    assert list(first.own_code()) == ["mine_holding.py"]
+    assert again.own_code_digests() == first.own_code_digests()
+    assert list(first.own_code_digests()) == ["mine_holding.py"]
     inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path, trust=tmp_path)
     assert parsed(tomli_w.dumps(inner.table()), trust=tmp_path).table() == inner.table()
     assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path, trust=tmp_path)
@@ -360,7 +360,7 @@ def test_a_partitioner_can_follow_the_seed_of_the_run(arrays):
     for seed in (0, 4):
         wanted = Population.from_arrays(columns["feature"], columns["label"], fedtail.data.dirichlet(columns["label"], 7, 0.5, seed))
         assert torch.equal(plan.load(seed)["train"].targets, wanted.targets)
-    assert not plan.same_for_all_seeds
+    assert not plan.is_same_for_all_seeds
     assert plan.table()["client"]["seed"] == "run"
 
 
@@ -414,10 +414,10 @@ def test_a_hugging_face_folder_by_column_our_partitioner_or_flowers(tmp_path):
 
 def test_the_fingerprint_changes_with_any_number_and_not_otherwise():
     splits = {"train": synthetic(0, 0, 3, sizes=[4, 5, 6])}
-    same = fingerprint({"train": synthetic(0, 0, 3, sizes=[4, 5, 6])})
-    assert fingerprint(splits) == same
+    same = data_fingerprint({"train": synthetic(0, 0, 3, sizes=[4, 5, 6])})
+    assert data_fingerprint(splits) == same
     splits["train"].inputs[3, 7] += 1e-6
-    assert fingerprint(splits) != same
+    assert data_fingerprint(splits) != same
 
 
 # How they are refused: the line, what came, the nearest name or the allowed range
@@ -527,13 +527,13 @@ def test_missing_files_and_methods_are_refused(tmp_path):
 @pytest.mark.parametrize(("value", "seeds"), [
     (3, (3,)), ([0, 2], (0, 2)), ("0..4", (0, 1, 2, 3, 4)), ("7", (7,)), ("1,5,1", (1, 5)), ("2..2", (2,))])
 def test_seeds_are_written_in_a_few_ways(value, seeds):
-    assert seeds_of(value) == seeds
+    assert parse_seeds(value) == seeds
 
 
 @pytest.mark.parametrize("value", ["", "a", "4..1", -1, [], [0.5], [True], None, "0..x"])
 def test_other_seeds_are_refused(value):
     with pytest.raises(ValueError, match="seeds must be whole numbers"):
-        seeds_of(value)
+        parse_seeds(value)
 
 
 # The file to start from

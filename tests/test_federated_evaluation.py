@@ -250,15 +250,15 @@ def test_a_node_holds_out_a_share_of_each_clients_examples_or_a_file_of_its_own(
     people.save(tmp_path / "people")
     base = 'name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n'
     (tmp_path / "node.toml").write_text(base + "test_share = 0.2\n")
-    own, held = NodeSettings.read(tmp_path / "node.toml").splits()
+    own, held = NodeSettings.read(tmp_path / "node.toml").read_splits()
     assert (own.size.tolist(), held.size.tolist()) == ([8] * 4, [2] * 4)
     assert sorted([*own.inputs.flatten().tolist(), *held.inputs.flatten().tolist()]) == list(range(40))
     fedtail.Population.from_arrays(np.ones((3, 1)), [0, 1, 1], ["d", "b", "x"]).save(tmp_path / "held")
     (tmp_path / "node.toml").write_text(base + 'test = "held"\n')
-    own, held = NodeSettings.read(tmp_path / "node.toml").splits()
+    own, held = NodeSettings.read(tmp_path / "node.toml").read_splits()
     assert held.key.tolist() == own.key[[1, 3]].tolist()
     (tmp_path / "node.toml").write_text(base)
-    assert NodeSettings.read(tmp_path / "node.toml").splits()[1] is None
+    assert NodeSettings.read(tmp_path / "node.toml").read_splits()[1] is None
     for wrong, text in (("test_share = 1.5", r"test_share must be in \[0, 1\)"), ('test_share = 0.5\ntest = "held"', "Write one of them")):
         (tmp_path / "node.toml").write_text(base + wrong + "\n")
         with pytest.raises(ValueError, match=text):

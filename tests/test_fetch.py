@@ -28,7 +28,7 @@ from fedtail.data.fetching.client_database import read_features
 from fedtail.data.fetching.downloading import WrongFile
 from fedtail.data.fetching.shakespeare import OTHER, cut_windows, letter_codes
 from fedtail.data.fetching.words import WordVectors
-from fedtail.data.opening import open_any
+from fedtail.data.opening import open_any_data
 
 CONTENT = np.random.default_rng(0).bytes(700_000)
 
@@ -269,7 +269,7 @@ def test_features_are_read_packed_or_not_and_damage_is_named():
 def test_femnist_becomes_a_population_of_writers(site, tmp_path):
     content, held = pictures(tmp_path / "it.sqlite")
     record = fetched(site, "femnist", content, tmp_path / "femnist")
-    people = open_any(tmp_path / "femnist")
+    people = open_any_data(tmp_path / "femnist")
     assert (people.names.tolist(), people.size.tolist()) == (list(held), [len(images) for images in held.values()])
     for k, images in enumerate(held.values()):
         x, y = people.client(k)

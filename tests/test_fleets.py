@@ -168,13 +168,13 @@ def test_a_node_builds_only_what_it_was_given_and_says_so():
     node = Node(POPULATION, make_task("linear"))
     algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
     broadcast = algorithm.broadcast(algorithm.initial_state(make_task("linear").params(), 0), 0)
-    node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
+    node.receive_broadcast(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
     question = Ask(0, (Statistic(Expectile(0.8), torch.zeros(1)),), PlainChannel().encoding(8, 30.0))
     with pytest.raises(Refused, match="'Expectile', which this node was not given"):
         node.answer(pack(question))
     for wrong in (Cohort, 3):
         with pytest.raises(Refused, match="a node cannot be"):
-            node.tell(pack(algorithm.sample(POPULATION, 0, 0) if wrong is Cohort else wrong))
+            node.receive_broadcast(pack(algorithm.sample(POPULATION, 0, 0) if wrong is Cohort else wrong))
 
 
 def test_every_part_crosses_as_bytes_and_comes_back_equal():
@@ -367,11 +367,11 @@ def test_a_node_answers_only_about_the_round_that_is_open():
     for round, opened in ((0, -1), (1, 0)):
         with pytest.raises(Refused, match=f"round {round} is asked about, but round {opened} is open"):
             node.answer(pack(Ask(round, (question,), code)))
-        node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))))
+        node.receive_broadcast(pack(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))))
     assert len(unpack(node.answer(pack(Ask(0, (question,), code))), types)) == 1
-    node.tell(pack(Close(3, True)))                                   # of another round: told again, too late
+    node.receive_broadcast(pack(Close(3, True)))                                   # of another round: told again, too late
     assert node.round == 0
-    node.tell(pack(Close(0, True)))
+    node.receive_broadcast(pack(Close(0, True)))
     with pytest.raises(Refused, match="round -1 is open"):
         node.answer(pack(Ask(0, (question,), code)))
 

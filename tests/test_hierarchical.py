@@ -249,6 +249,14 @@ def test_examples_in_clients_in_groups_through_sums_only(channel, tolerance):
     assert torch.allclose(trained.state.params, expected, atol=tolerance)
 
 
+def test_the_recipe_puts_the_levels_together():
+    method = fedtail.term(2.0, 12, example_tilt=-1.0, group_tilt=3.0, groups=4, batch_size=None)
+    assert (method.risk, method.local.example_risk) == (THREE, Tilted(-1.0))
+    assert fedtail.term(2.0, 12).risk == Tilted(2.0)
+    with pytest.raises(ValueError, match=r"group_tilt=3\.0 and groups=None: give both"):
+        fedtail.term(2.0, group_tilt=3.0)
+
+
 def test_on_nodes_and_in_workers_with_mini_batches():
     method = replace(full_step(THREE), local=LocalSGD(0.2, batch_size=3, epochs=2, momentum=0.5, example_risk=Superquantile(0.5)))
     alone = params_of(train(method, softmax(), people(), rounds=2, engine=Engine(workers=1)))

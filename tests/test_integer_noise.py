@@ -207,7 +207,7 @@ def test_which_clients_add_a_share_is_never_sent_and_cannot_be_told_to_a_node():
     with pytest.raises(ValueError, match="a message sets last_share of a Statistic, which only this process may say"):
         unpack(forged, types)
     with pytest.raises(Refused, match="a message sets last_share"):
-        Sites().sites[0]._make()._read(forged)
+        Sites().sites[0]._make()._unpack_message(forged)
 
 
 # Exact integers

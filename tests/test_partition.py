@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtail.data import by_column, dirichlet, label_shards, quantity_skew
-from fedtail.data.partition import _examples_to_give, named_random
+from fedtail.data.partition import _examples_to_give_away, named_generator
 
 labelled = st.lists(st.integers(0, 6), min_size=1, max_size=80)
 
@@ -96,7 +96,7 @@ def test_the_shortest_are_filled_from_the_largest():
 def test_the_largest_give_first(counts, data):
     count = np.array(counts)
     need = data.draw(st.integers(0, count.sum()))
-    taken = _examples_to_give(count, need)
+    taken = _examples_to_give_away(count, need)
     assert taken.sum() == need
     assert ((taken >= 0) & (taken <= count)).all()
     left = count - taken
@@ -108,8 +108,8 @@ def test_seeds_give_different_partitions_and_names_different_streams():
     assert not np.array_equal(dirichlet(labels, 10, 1.0, seed=0), dirichlet(labels, 10, 1.0, seed=1))
     assert not np.array_equal(label_shards(labels, 10, seed=0), label_shards(labels, 10, seed=1))
     assert not np.array_equal(quantity_skew(1000, 10, 1.0, seed=0), quantity_skew(1000, 10, 1.0, seed=1))
-    assert named_random(0, "a").random() != named_random(0, "b").random()
-    assert named_random(-1, "a").random() == named_random(2**64 - 1, "a").random()
+    assert named_generator(0, "a").random() != named_generator(0, "b").random()
+    assert named_generator(-1, "a").random() == named_generator(2**64 - 1, "a").random()
 
 
 @given(labelled, st.data(), st.integers(0, 99))
@@ -126,7 +126,7 @@ def test_shards_are_even_and_hold_few_labels(labels, data, seed):
 
 
 def test_two_shards_of_balanced_labels_are_at_most_two_labels():
-    labels = named_random(0, "test").permutation(np.repeat(np.arange(10), 600))
+    labels = named_generator(0, "test").permutation(np.repeat(np.arange(10), 600))
     client = label_shards(labels, clients=100)
     assert np.bincount(client).tolist() == [60] * 100        # as in McMahan et al.: 200 shards, two for each client
     distinct = np.array([len(set(labels[client == k])) for k in range(100)])

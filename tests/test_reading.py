@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 import fuzz_readers
 from fedtail.data import Population
-from fedtail.data.opening import open_any
+from fedtail.data.opening import open_any_data
 from fedtail.data.tables import read_arrays, read_npy
 from fedtail.deployment.registry import read_node_info
 from fedtail.experiment import ExperimentError, Source
@@ -26,7 +26,7 @@ from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
 from fedtail.privacy.ledger_file import HEAD, LedgerError, LedgerFile
 from fedtail.reading import DEPTH, Unreadable, checked_file_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
-from fedtail.runs.execution import is_finished_and_whole
+from fedtail.runs.execution import is_run_finished_and_intact
 from fedtail.runs.run_folder import RunFolder, read_rounds
 from fedtail.wire import pack, types_by_name, unpack
 from run_folders import write_folder
@@ -219,7 +219,7 @@ def test_a_footer_that_would_end_the_process_is_refused(tmp_path):
     for at in range(len(content) - 400, len(content) - 8, 7):
         (tmp_path / "b.parquet").write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1:])
         try:
-            open_any(tmp_path / "b.parquet")
+            open_any_data(tmp_path / "b.parquet")
         except ValueError:
             continue
 
@@ -260,7 +260,7 @@ def test_columns_that_are_neither_numbers_nor_text(tmp_path):
     odd = {"x": pa.array([{"a": 1}] * 3), "y": [0, 1, 0], "client": [0, 0, 1]}
     parquet.write_table(pa.table(odd), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="column 'x' holds struct"):
-        open_any(tmp_path / "a.parquet")
+        open_any_data(tmp_path / "a.parquet")
 
 
 # Saved populations
@@ -418,7 +418,7 @@ def test_a_result_that_names_files_elsewhere_is_not_whole(tmp_path):
     for name in ("/dev/zero", "../../etc/passwd", "pipe"):
         os.path.exists(run.path / "pipe") or os.mkfifo(run.path / "pipe")
         (run.path / "result.json").write_text(json.dumps(result | {"files": {name: "0" * 32}}))
-        assert not is_finished_and_whole(run.path)
+        assert not is_run_finished_and_intact(run.path)
 
 
 # Row stores
@@ -456,7 +456,7 @@ def test_nothing_unpickles(tmp_path):
         npz(tmp_path / "a.npz", x=content, y=content, client=content)
         (tmp_path / "a.npy").write_bytes(content)
         (place / "names.npy").write_bytes(content)
-        for read in (lambda: open_any(tmp_path / "a.npz"), lambda: read_npy(tmp_path / "a.npy"), lambda: Population.open(place),
+        for read in (lambda: open_any_data(tmp_path / "a.npz"), lambda: read_npy(tmp_path / "a.npy"), lambda: Population.open(place),
                      lambda content=content: unpack(content, types_by_name([]))):
             with pytest.raises(ValueError):
                 read()

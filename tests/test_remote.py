@@ -15,7 +15,7 @@ from fedtail import Family, IntegerChannel, SecureChannel, train
 from fedtail.deployment import Node, RemoteFleet, Site
 from fedtail.deployment.masking import nodes_needed
 from fedtail.deployment.node import Open
-from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_message, read_reply
+from fedtail.deployment.node_messages import NodeMessage, encode_message, read_message, read_reply
 from fedtail.deployment.settings import NodeSettings
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
@@ -110,7 +110,7 @@ def test_noise_is_drawn_once_even_in_new_processes():
     sites, asked = Sites(nodes=2), []
 
     def fault(now, node, letter, answer):
-        sites.sites[node] = sites.fresh(node).recall(sites.sites[node].save())
+        sites.sites[node] = sites.fresh(node).restore(sites.sites[node].save())
         asked.append((answer, sites.sites[node].handle(letter)))
         return answer
 
@@ -206,19 +206,19 @@ def test_a_node_that_is_sent_another_model_has_another_context(change):
 
 def test_a_node_of_which_nothing_is_said_answers_under_masks_only():
     """Unknown is the safe case: in the clear only where somebody wrote so."""
-    ask = message_bytes(NodeMessage(b"run", 3, 1, ask=b"question"))
+    ask = encode_message(NodeMessage(b"run", 3, 1, ask=b"question"))
     for settings in ({}, {"masked_only": True}):
         site = Site(lambda: Node(PEOPLE, TASK, workers=1), **settings)
         assert read_reply(ask, site.handle(ask)).problem == b"this node answers under masks only (masked_only)."
     settings = NodeSettings(Path(), "north", "experiment.toml", "d.npz")
-    assert read_reply(ask, settings.site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
+    assert read_reply(ask, settings.make_site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
 
 
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():
     site = Site(lambda: Node(PEOPLE, TASK, workers=1), masked_only=False)
-    first = message_bytes(NodeMessage(b"run", 3, 1))
+    first = encode_message(NodeMessage(b"run", 3, 1))
     assert read_reply(first, site.handle(first)).problem == b""
-    other = message_bytes(NodeMessage(b"run", 4, 2))
+    other = encode_message(NodeMessage(b"run", 4, 2))
     assert read_reply(other, site.handle(other)).problem == b"a message is for node 4, and this is node 3."
     with pytest.raises(Refused, match="answer to another message"):
         read_reply(first, site.handle(other))
@@ -229,7 +229,7 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
     def broken():
         raise ValueError("the patient's value is 17.5")
 
-    ask = message_bytes(NodeMessage(b"run", 3, 1, ask=b"question"))
+    ask = encode_message(NodeMessage(b"run", 3, 1, ask=b"question"))
     said = read_reply(ask, Site(broken, masked_only=False).handle(ask)).problem.decode()
     assert said == "ValueError on the node; its own log says more."
 
@@ -264,11 +264,11 @@ def test_masked_are_sums_of_integers():
     from fedtail.wire import pack
 
     algorithm = RECIPES["fedavg"]
-    node.tell(pack(Open(algorithm.sample(PEOPLE, 0, 0), algorithm.broadcast(algorithm.initial_state(TASK.params(), 0), 0))))
+    node.receive_broadcast(pack(Open(algorithm.sample(PEOPLE, 0, 0), algorithm.broadcast(algorithm.initial_state(TASK.params(), 0), 0))))
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     code = IntegerChannel(40).encoding(20, 1.0)
     for wrong, bits in ((Ask(0, (question,), code), 62), (Ask(0, (replace(question, gather=True),), code), 40)):
         with pytest.raises(Refused, match="masked are sums of integers"):
-            node.row(pack(wrong), bits)
-    row, _ = node.row(pack(Ask(0, (question, Statistic(fedtail.quantiles.radix.Digit(20, 12), torch.tensor(0))), code)), 40)
+            node.integer_row(pack(wrong), bits)
+    row, _ = node.integer_row(pack(Ask(0, (question, Statistic(fedtail.quantiles.radix.Digit(20, 12), torch.tensor(0))), code)), 40)
     assert len(row) == 19 + 4096

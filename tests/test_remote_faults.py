@@ -15,7 +15,7 @@ import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.deployment.node import PARTS, Node
-from fedtail.deployment.node_messages import Reply, digest, message_bytes, read_message, read_reply
+from fedtail.deployment.node_messages import Reply, encode_message, message_digest, read_message, read_reply
 from fedtail.secure.encoding import Refused
 from fedtail.wire import pack, types_by_name, unpack
 
@@ -44,7 +44,7 @@ def with_answer(change):
         if node != 2:
             return answer
         sums = unpack(read_reply(letter, answer).answer, TYPES)
-        return message_bytes(Reply(digest(letter), change(sums)))
+        return encode_message(Reply(message_digest(letter), change(sums)))
     return fault
 
 
@@ -52,7 +52,7 @@ RUBBISH = {
     "no answer": lambda *_: None,
     "bytes": lambda *_: b"rubbish",
     "empty": lambda *_: b"",
-    "another letter": lambda now, node, letter, answer: message_bytes(Reply(digest(b"another"), b"", b"")),
+    "another letter": lambda now, node, letter, answer: encode_message(Reply(message_digest(b"another"), b"", b"")),
     "a flipped bit": lambda now, node, letter, answer: answer[:60] + bytes([answer[60] ^ 1]) + answer[61:],
 }
 IN_THE_CLEAR = {
@@ -201,7 +201,7 @@ def test_clients_of_nodes_who_answer_with_zeros_do_not_hide_anybody(unusable, he
 @pytest.mark.parametrize("answer", [b"1", b"12345"])
 def test_a_masked_row_comes_with_a_number_of_silent_clients_or_not_at_all(answer):
     def garbled(exchange, node, letter, reply):
-        return message_bytes(replace(read_reply(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
+        return encode_message(replace(read_reply(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
 
     fleet = Sites(fault=garbled).fleet(schedule="simple")
     train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=CHANNEL)
@@ -248,17 +248,17 @@ def test_a_node_refuses_a_retry_without_noise(method, answers):
     train(method, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=1, channel=SecureChannel(18, minimum_contributors=3))
     first = read_message(sites.letters[1][0])
     node, ask = Node(sites.people[0], TASK, workers=1), unpack(first.ask, TYPES)
-    node.tell(first.broadcasts[-1])
-    row, _ = node.row(first.ask, 62)
+    node.receive_broadcast(first.broadcasts[-1])
+    row, _ = node.integer_row(first.ask, 62)
     again = pack(replace(ask, attempt=1))
     if answers:
-        assert not np.array_equal(node.row(again, 62, attempt=1)[0], row)
+        assert not np.array_equal(node.integer_row(again, 62, attempt=1)[0], row)
     else:
         with pytest.raises(Refused, match="a retry asks for sums without noise"):
-            node.row(again, 62, attempt=1)
+            node.integer_row(again, 62, attempt=1)
     for question, attempt in ((first.ask, 1), (again, 0)):      # asked once more as it was, it would get the same noise
         with pytest.raises(Refused, match=f"the question is of attempt {1 - attempt}, and the sum of attempt {attempt}"):
-            node.row(question, 62, attempt=attempt)
+            node.integer_row(question, 62, attempt=attempt)
 
 
 def test_nodes_that_are_gone_for_good_do_not_stop_a_tail_and_one_that_drops_out_of_it_does():
@@ -299,8 +299,8 @@ def test_a_repetition_has_fresh_noise():
 
         def make(made=made):
             one = made()
-            row = one.row
-            one.row = lambda ask, bits, attempt=0: rows.append((ask, row(ask, bits, attempt)[0])) or row(ask, bits, attempt)
+            row = one.integer_row
+            one.integer_row = lambda ask, bits, attempt=0: rows.append((ask, row(ask, bits, attempt)[0])) or row(ask, bits, attempt)
             return one
 
         sites.sites[node]._make = make

@@ -346,7 +346,7 @@ def test_what_is_refused_is_refused_before_any_work(words, text):
 def test_a_tenth_of_the_clients_are_mislabelled_and_nobody_else():
     people = label_shift(0, 500, 1, 1, examples_per_client=20, pool_size=20_000).train
     wrong = where_not.mislabelled(people, 10, seed=0)
-    owner, rows = people.examples()
+    owner, rows = people.example_clients_and_rows()
     changed = (wrong.targets != people.targets)[rows]
     by_client = torch.zeros(500).index_add(0, owner, changed.float()) / 20
     bad = by_client[by_client > 0]
@@ -391,7 +391,7 @@ def test_writers_are_drawn_anew_for_every_seed_and_scaled_by_the_training_ones()
     train, test = writers(data, 0)
     assert len(train) == len(test) == 4
     assert not set(train.key.tolist()) & set(test.key.tolist())
-    pixels = train.inputs[train.examples()[1]]
+    pixels = train.inputs[train.example_clients_and_rows()[1]]
     assert float(pixels.mean()) == pytest.approx(0, abs=1e-4)
     assert float(pixels.std()) == pytest.approx(1, abs=1e-4)
     assert writers(data, 1)[0].key.tolist() != train.key.tolist()

@@ -80,7 +80,7 @@ def test_a_store_is_a_dictionary_with_snapshots_whatever_is_committed_copied_and
         keys = torch.randperm(9, generator=torch.Generator().manual_seed(round))[:4] - 4
         stamp, rows = bytes([round]) * 8, written(round, 4)
         for number in (0, 2, 3):                           # the client at place 1 writes nothing
-            store.file.write(len(store) + number, int(keys[number]), stamp, rows[number])
+            store.file.write_row(len(store) + number, int(keys[number]), stamp, rows[number])
         assert_holds(store.rows, model)                    # nothing of an open round is seen
         if round % 3:
             store.commit(keys, stamp)
@@ -108,8 +108,8 @@ def assert_holds(rows, model):
 def test_rows_of_a_round_that_was_not_held_to_its_end_are_not_taken_for_the_next_ones(tmp_path):
     store = RowStore.create(tmp_path / "a.rows", (2,), torch.float64)
     for number, key in enumerate((1, 2, 3)):
-        store.file.write(number, key, b"unfinish", torch.ones(2, dtype=torch.float64))
-    store.file.write(0, 5, b"finished", torch.full((2,), 7.0, dtype=torch.float64))
+        store.file.write_row(number, key, b"unfinish", torch.ones(2, dtype=torch.float64))
+    store.file.write_row(0, 5, b"finished", torch.full((2,), 7.0, dtype=torch.float64))
     store.commit([5, 2], b"finished")                      # 2 wrote before, in the same place, and not now
     assert store.rows.read([5, 2, 1]).has.tolist() == [True, False, False]
     assert RowStore.open(tmp_path, store.rows.mark).rows.read([5, 2, 1]).has.tolist() == [True, False, False]
@@ -139,7 +139,7 @@ def test_a_damaged_file_is_refused_in_words(tmp_path, damage):
 
 
 def test_rows_of_another_shape_are_refused(tmp_path):
-    places = RowFolder(tmp_path).reserve(torch.arange(3))
+    places = RowFolder(tmp_path).reserve_places(torch.arange(3))
     places.write("risk 0", torch.tensor([0]), torch.zeros(1, 8))
     with pytest.raises(ValueError, match=r"rows of shape \(9,\) came for 'risk 0', where .* holds rows of shape \(8,\)"):
         places.write("risk 0", torch.tensor([1]), torch.zeros(1, 9))
@@ -148,7 +148,7 @@ def test_rows_of_another_shape_are_refused(tmp_path):
 def test_rows_of_another_type_are_refused_and_not_cast(tmp_path):
     folder = RowFolder(tmp_path)
     for dtype in (torch.float64, torch.float32):
-        places = folder.reserve(torch.arange(3))
+        places = folder.reserve_places(torch.arange(3))
         if dtype == torch.float64:
             places.write("risk 0", torch.tensor([0]), torch.full((1, 8), 0.1, dtype=dtype))
             folder.commit(places)
@@ -156,38 +156,38 @@ def test_rows_of_another_type_are_refused_and_not_cast(tmp_path):
             r"rows\.to\(torch\.float64\) from it")
     for write in (lambda: places.write("risk 0", torch.tensor([1]), torch.zeros(1, 8)),
                   lambda: folder.stores["risk 0"].write([1], torch.zeros(1, 8)),
-                  lambda: folder.stores["risk 0"].file.write(1, 1, b"12345678", torch.zeros(8))):
+                  lambda: folder.stores["risk 0"].file.write_row(1, 1, b"12345678", torch.zeros(8))):
         with pytest.raises(FieldError, match=text):
             write()
     folder.commit(places)
-    assert folder.rows()["risk 0"].keys == [0]
+    assert folder.rows_by_name()["risk 0"].keys == [0]
 
 
 def test_every_name_has_a_file_of_its_own_however_long_it_is_and_whatever_is_in_it(tmp_path):
     names = ["a b", "a-b", "a%20b", "A b", "", ".", "../a", "a/b", "a\0b", "\u00e4" * 300, "x" * 300, "x" * 300 + "y", "x" * 39 + "\u00e4"]
     folder = RowFolder(tmp_path / "rows")
-    places = folder.reserve(torch.arange(1))
+    places = folder.reserve_places(torch.arange(1))
     for number, name in enumerate(names):
         places.write(name, torch.tensor([0]), torch.full((1, 2), float(number)))
     folder.commit(places)
-    assert {name: rows.read([0]).rows[0, 0].item() for name, rows in folder.rows().items()} == {n: k for k, n in enumerate(names)}
+    assert {name: rows.read([0]).rows[0, 0].item() for name, rows in folder.rows_by_name().items()} == {n: k for k, n in enumerate(names)}
     assert len([path for path in (tmp_path / "rows").iterdir() if path.suffix == ".rows"]) == len(names)
-    marks = {name: rows.mark for name, rows in folder.rows().items()}
+    marks = {name: rows.mark for name, rows in folder.rows_by_name().items()}
     assert {RowStore.open(tmp_path / "rows", mark).file.name for mark in marks.values()} == set(names)
     with pytest.raises(FieldError, match=r"has 5000 letters, and with the shape it must fit into 4096 bytes"):
-        folder.reserve(torch.arange(1)).write("z" * 5000, torch.tensor([0]), torch.zeros(1, 2))
+        folder.reserve_places(torch.arange(1)).write("z" * 5000, torch.tensor([0]), torch.zeros(1, 2))
 
 
 def test_a_file_under_the_name_it_had_before_opens(tmp_path):
     store = RowStore.create(tmp_path / "risk-0-0011223344556677.rows", (2,), torch.float32, "risk 0")
     store.write([4], torch.ones(1, 2))
     folder = RowFolder(tmp_path)
-    folder.recall("risk 0", RowStore.open(tmp_path, store.rows.mark).rows)
-    places = folder.reserve(torch.tensor([5]))
+    folder.restore_rows("risk 0", RowStore.open(tmp_path, store.rows.mark).rows)
+    places = folder.reserve_places(torch.tensor([5]))
     places.write("risk 0", torch.tensor([0]), torch.zeros(1, 2))
     folder.commit(places)
-    assert folder.rows()["risk 0"].read([4, 5]).rows.tolist() == [[1.0, 1.0], [0.0, 0.0]]
-    assert folder.rows()["risk 0"].mark.file == store.file.path.name
+    assert folder.rows_by_name()["risk 0"].read([4, 5]).rows.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert folder.rows_by_name()["risk 0"].mark.file == store.file.path.name
 
 
 def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
@@ -275,7 +275,7 @@ def test_replaced_rows_are_given_up_when_they_outweigh_the_others(tmp_path, monk
     assert same(trained, narrow)
     store = trained.memory.kept["risk 0"].store
     assert len(store) <= 2 * store.num_keys + 7
-    assert len(list((tmp_path / "memory").glob("*.rows"))) > 1      # until `sweep`, for whoever still refers to them
+    assert len(list((tmp_path / "memory").glob("*.rows"))) > 1      # until `remove_unused_files`, for whoever still refers to them
     for earlier, then in snapshots:
         assert all(torch.equal(*pair) for pair in zip(column(earlier), then, strict=True))
 
@@ -493,14 +493,14 @@ def test_a_second_fleet_is_refused_until_the_first_lets_go(impatient, tmp_path):
 
 def test_both_in_their_first_round_the_second_to_end_it_is_refused(impatient, tmp_path):
     folders = [RowFolder(tmp_path / "rows") for _ in range(2)]
-    places = [folder.reserve(torch.arange(2)) for folder in folders]
+    places = [folder.reserve_places(torch.arange(2)) for folder in folders]
     for k, place in enumerate(places):
         place.write("risk 0", torch.tensor([0]), torch.full((1, 3), float(k)))
     folders[0].commit(places[0])
-    folders[0].sweep(())                                   # the other's rows are gone
+    folders[0].remove_unused_files(())                                   # the other's rows are gone
     with pytest.raises(RowsError, match="has a writer already"):
         folders[1].commit(places[1])
-    assert folders[0].rows()["risk 0"].read([0]).rows.tolist() == [[0.0] * 3]
+    assert folders[0].rows_by_name()["risk 0"].read([0]).rows.tolist() == [[0.0] * 3]
 
 
 def test_whoever_lets_go_does_not_write_over_what_another_process_wrote_since(tmp_path):
@@ -584,9 +584,9 @@ def test_a_second_node_with_the_same_folder_is_refused(impatient, tmp_path, widt
     saved = sites.sites[0]._loaded_node().save()
     second = sites.fresh(0)._loaded_node()
     with pytest.raises(RowsError, match="has a writer already"):
-        second.recall(saved)
+        second.restore(saved)
     sites.sites.clear()
-    second.recall(saved)
+    second.restore(saved)
 
 
 def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impatient, tmp_path):

@@ -23,7 +23,7 @@ from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.comparison import paired_differences, rows_by_method
-from fedtail.runs.files import Lines, only_writer, write_whole
+from fedtail.runs.files import Lines, hold_folder_lock, write_atomically
 
 from run_cases import BASE, METHODS, Onlooker, digests, experiment
 
@@ -333,8 +333,8 @@ def test_killed_with_no_warning_it_goes_on_to_the_same_bits(whole, tmp_path, aft
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("after", ["os.fsync", "fedtail.runs.simulation_records.round_line", "os.open", "fedtail.runs.recording.write_whole",
-                                   "fedtail.runs.simulation_records.write_clients", "fedtail.runs.files.Path.replace"])
+@pytest.mark.parametrize("after", ["os.fsync", "fedtail.runs.simulation_records.round_line", "os.open", "fedtail.runs.recording.write_atomically",
+                                   "fedtail.runs.simulation_records.write_client_table", "fedtail.runs.files.Path.replace"])
 def test_killed_at_every_moment(whole, tmp_path, after):
     """At the first call, the second, ..., until a run gets through; each resumes what the one before it left."""
     for hits in range(60):
@@ -458,7 +458,7 @@ def test_a_folder_in_use_is_not_written(tmp_path, whole):
     folder = interrupted(tmp_path)
     with pytest.raises(RunError, match=r"holds a run that has done 5 of 6 rounds\. Go on with --resume"):
         run(experiment(), 3, folder, Onlooker())
-    with only_writer(folder), pytest.raises(RunError, match="another process is writing"):
+    with hold_folder_lock(folder), pytest.raises(RunError, match="another process is writing"):
         run(experiment(), 3, folder, Onlooker(), resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "experiment.toml").write_text("precious")
@@ -487,10 +487,10 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(tmp_path):
 
 def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
     place = tmp_path / "file"
-    write_whole(place, "old")
+    write_atomically(place, "old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(RunError, match=r"could not be written: No space left on device\. What was there before is still whole"):
-        write_whole(place, "new")
+        write_atomically(place, "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 

@@ -161,7 +161,7 @@ def test_a_private_search_states_what_its_best_model_cost(tmp_path, private, cov
         assert "held-out clients, by whose exact results the best trial was chosen, are not covered" in said["statement"]
     search = read_search(tmp_path / "t.toml")
     trial = PrivateSearch(search, *_split_held_out(search, 0))
-    assert said["epsilon"] > epsilon_at([(trial.trial_round, trial.rounds)], 0.01)
+    assert said["epsilon"] > epsilon_at([(trial.trial_round_event, trial.rounds_per_trial)], 0.01)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -234,14 +234,14 @@ def test_a_node_reads_its_identity_from_its_own_settings(tmp_path):
     text = 'name = "north"\nexperiment = "experiment.toml"\ndata = "d.npz"\n'
     signs = f'identity = "identity"\npinned = {publics}\ncolluding = 1\n'.replace("'", '"')
     (tmp_path / "north" / "node.toml").write_text(text + signs)
-    identity = NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity
+    identity = NodeSettings.read(tmp_path / "north" / "node.toml").make_site()._identity
     assert (identity.public_key.hex(), [one.hex() for one in identity.pinned], identity.colluding) == (publics[0], publics, 1)
     (tmp_path / "north" / "node.toml").write_text(text)
-    assert NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity is None
+    assert NodeSettings.read(tmp_path / "north" / "node.toml").make_site()._identity is None
     for wrong, message in (('identity = "identity"\n', "Write identity and pinned"), ("colluding = 1\n", "Write identity and pinned"),
                            (signs.replace("colluding = 1", "colluding = -1"), "colluding must be 0 or more nodes, got -1"),
                            (signs.replace(publics[1], "zz"), "a pinned identity must be 64 hexadecimal digits, as in identity.pub; got 'zz'"),
                            (signs.replace('"identity"', '"key"'), "there is no identity"), (signs.replace('"identity"', '"node.toml"'), "holds no identity key")):
         (tmp_path / "north" / "node.toml").write_text(text + wrong)
         with pytest.raises(ValueError, match=message):
-            NodeSettings.read(tmp_path / "north" / "node.toml").site()
+            NodeSettings.read(tmp_path / "north" / "node.toml").make_site()

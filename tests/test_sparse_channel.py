@@ -124,8 +124,8 @@ def test_a_session_that_was_set_up_ahead_is_used_where_it_is_the_one_that_is_nee
     masking = DropoutTolerant(clients, b"run", ahead=True)
     for threshold, graph in ((7, GRAPH), (7, GRAPH), (7, None), (7, None), (12, None), (12, GRAPH)):
         before = clients.exchanges
-        masking.open(counts, threshold, counts, graph)
-        assert masking.sum(1, 8, b"", asked_in_vain).total.tolist() == [66]
+        masking.open_round(counts, threshold, counts, graph)
+        assert masking.sum_rows(1, 8, b"", asked_in_vain).total.tolist() == [66]
         session = masking._rounds.server.session
         taken.append((clients.exchanges - before, type(session), session.threshold))
     assert taken == [(4, SparseSession, 10), (2, SparseSession, 10), (4, Session, 7), (2, Session, 7), (4, Session, 12), (4, SparseSession, 12)]
@@ -151,7 +151,7 @@ def test_a_node_refuses_neighbours_that_are_too_few_for_its_own_settings(tmp_pat
     train(FEDAVG, TASK, fleet=Sites(nodes=NODES, corrupted=0.3).fleet(), rounds=1, channel=replace(CHANNEL, graph=SparseGraph(0.3, 0.1)))
     place = tmp_path / "node.toml"
     place.write_text('name = "north"\nexperiment = "e"\ndata = "d"\ncorrupted = 0.2\n')
-    assert NodeSettings.read(place).site().corrupted == 0.2
+    assert NodeSettings.read(place).make_site().corrupted == 0.2
     place.write_text('name = "north"\nexperiment = "e"\ndata = "d"\ncorrupted = 20\n')
     with pytest.raises(ValueError, match=r"corrupted must be in \[0, 1\), got 20\. It is a share of the nodes\."):
         NodeSettings.read(place)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fedtail.data import Population, dirichlet, pad_sequences
-from fedtail.data.opening import open_any
+from fedtail.data.opening import open_any_data
 from fedtail.data.tables import Sequences, list_arrays, read_arrays, values_per_client
 
 
@@ -136,7 +136,7 @@ def test_sequences_are_padded_as_by_pad_sequences(rows, fill):
     sequences = Sequences(flat, np.array([len(row) for row in rows]))
     expected = pad_sequences([np.array(row, dtype=np.int64) for row in rows], fill)
     assert sequences.pad(fill).tolist() == expected["sequence"].tolist()
-    assert [row.tolist() for row in sequences.rows()] == rows
+    assert [row.tolist() for row in sequences.as_list()] == rows
 
 
 def test_ragged_columns_of_bytes_are_padded_with_what_losses_ignore(tmp_path):
@@ -173,43 +173,43 @@ def test_every_kind_of_path_opens_to_the_same_population(tmp_path):
     (tmp_path / "leaf" / "a.json").write_text(json.dumps(
         {"users": list(users), "num_samples": [2, 2, 2], "user_data": users}))
     for place, more in (("d.npz", {}), ("d.parquet", {}), ("hub", {}), ("two", {"split": "train"}), ("saved", {}), ("leaf", {})):
-        p = open_any(tmp_path / place, **more)
+        p = open_any_data(tmp_path / place, **more)
         assert (len(p), p.targets.tolist()) == (3, y)
         assert isinstance(p.inputs, torch.Tensor)
         assert p.inputs.flatten().tolist() == list(range(6))
-    assert len(open_any(tmp_path / "two", split="test")) == 1
+    assert len(open_any_data(tmp_path / "two", split="test")) == 1
     with pytest.raises(ValueError, match=re.escape("there are 2 splits: train, test. Choose one: split='train'.")):
-        open_any(tmp_path / "two")
+        open_any_data(tmp_path / "two")
     with pytest.raises(ValueError, match=re.escape("saved is a saved population, whose x, y and clients are known. Leave out y, group.")):
-        open_any(tmp_path / "saved", y="y", group="g")
+        open_any_data(tmp_path / "saved", y="y", group="g")
     with pytest.raises(ValueError, match=re.escape("leaf is a folder of LEAF files, whose x, y and clients are known. Leave out client.")):
-        open_any(tmp_path / "leaf", client="user")
+        open_any_data(tmp_path / "leaf", client="user")
     with pytest.raises(FileNotFoundError, match=re.escape(f"LEAF's json files. Did you mean {tmp_path / 'hub'}?")):
-        open_any(tmp_path)
+        open_any_data(tmp_path)
 
 
 def test_names_are_taken_as_given_and_else_guessed(write):
     path = write(scan=np.eye(4), y=[0, 1, 2, 3], client=[0, 0, 1, 1], writer=[0, 1, 2, 3], site=[0, 1, 2, 2])
-    assert len(open_any(path, x="scan")) == 2
-    p = open_any(str(path), x="scan", client="writer", group="site")
+    assert len(open_any_data(path, x="scan")) == 2
+    p = open_any_data(str(path), x="scan", client="writer", group="site")
     assert p.group is not None
     assert (len(p), p.group.tolist()) == (4, [0, 1, 2, 2])
     with pytest.raises(ValueError, match=r"data\.\w+ has no array called x\. Say which of its arrays to take as x\. It holds: "
                        r"scan \(4,.*; y \(4,\) int64; client \(4,\) int64; writer"):
-        open_any(path)
+        open_any_data(path)
 
 
 def test_paths_that_hold_no_data_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is nothing at"):
-        open_any(tmp_path / "absent.npz")
+        open_any_data(tmp_path / "absent.npz")
     with pytest.raises(FileNotFoundError, match="is neither a saved population, nor a saved data set, nor a folder of LEAF's"):
-        open_any(tmp_path)
+        open_any_data(tmp_path)
     (tmp_path / "d.csv").write_text("x,y\n")
     with pytest.raises(ValueError, match=re.escape("ends in '.csv'; files that end in .npz or .parquet are read")):
-        open_any(tmp_path / "d.csv")
+        open_any_data(tmp_path / "d.csv")
     (tmp_path / "d.npz").write_text("not a zip")
     with pytest.raises(ValueError, match=re.escape("is not an .npz file")):
-        open_any(tmp_path / "d.npz")
+        open_any_data(tmp_path / "d.npz")
 
 
 class Runs:

@@ -19,7 +19,7 @@ from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment import AS_WRITTEN, ExperimentError, Source, Trust, read_experiment, read_experiments
 from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.part_tables import SLOTS
-from fedtail.experiment.trust import file_beside
+from fedtail.experiment.trust import module_file_in_folder
 
 BASE = """\
 rounds = 2
@@ -118,7 +118,7 @@ def test_what_is_trusted_is_imported_and_nothing_else(mine, tmp_path):
         else:
             given(risk(f"{mine}:Mine"), tmp_path, trust)
         assert mine not in sys.modules
-    for trust in (tmp_path, str(tmp_path), [tmp_path.parent], Trust.of([tmp_path])):
+    for trust in (tmp_path, str(tmp_path), [tmp_path.parent], Trust.from_names([tmp_path])):
         assert type(given(risk(f"{mine}:Mine"), tmp_path, trust).algorithm.risk).__name__ == "Mine"
     task = given(module("torch.nn:Linear", "in_features = 60\nout_features = 10"), tmp_path, "torch").task.make(0)
     assert isinstance(task.module, torch.nn.Linear)
@@ -173,8 +173,8 @@ def test_a_link_out_of_a_trusted_folder_is_not_followed(tmp_path):
     (lambda name: BASE.replace("[task.module]", f'[task]\nloss = "{name}:number"\n[task.module]'), "is a int, a function is needed"),
     (lambda name: BASE.replace('kind = "synthetic"', f'kind = "{name}:getoutput"'), "is a function of subprocess"),
     (lambda name: BASE + f'[local]\nschedule = {{ part = "{name}:NoPart" }}\n', "has no method __call__"),
-    (lambda name: module("fedtail.runs.files:write_whole", 'path = "x"\ncontent = "y"'), "is a function of fedtail.runs.files"),
-    (lambda name: BASE.replace('kind = "synthetic"', 'kind = "fedtail.runs.files:write_whole"'), "is a function of fedtail.runs.files"),
+    (lambda name: module("fedtail.runs.files:write_atomically", 'path = "x"\ncontent = "y"'), "is a function of fedtail.runs.files"),
+    (lambda name: BASE.replace('kind = "synthetic"', 'kind = "fedtail.runs.files:write_atomically"'), "is a function of fedtail.runs.files"),
     (lambda name: risk("fedtail.runs:RunFolder"), "has no method density"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_named_is_checked_before_it_is_called(mine, tmp_path, text, problem):
@@ -256,16 +256,16 @@ def test_a_deployment_is_written_without_importing_and_nodes_decide_themselves(m
     assert "trust = []" in told
     (node / "node.toml").write_text(told)
     with pytest.raises(ExperimentError, match=r"in node.toml trust = \[\"\.\"\] for the node's own folder"):
-        NodeSettings.read(node / "node.toml").node(0)
+        NodeSettings.read(node / "node.toml").make_node(0)
     (node / "node.toml").write_text(told.replace("trust = []", 'trust = ["."]'))
-    assert "Mine" in NodeSettings.read(node / "node.toml").node(0).types
+    assert "Mine" in NodeSettings.read(node / "node.toml").make_node(0).types
 
 
 @pytest.mark.parametrize(("trust", "problem"), [
     ("./no/such/folder", "is not a folder"), ([3], "must name folders or packages"), ("a b", "is not a folder")])
 def test_what_cannot_be_trusted_is_refused(trust, problem):
     with pytest.raises((ValueError, TypeError), match=problem):
-        Trust.of(trust)
+        Trust.from_names(trust)
 
 
 def test_files_are_found_without_importing(tmp_path):
@@ -274,10 +274,10 @@ def test_files_are_found_without_importing(tmp_path):
     (tmp_path / "pack" / "b.py").write_text("raise SystemExit\n")
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "__init__.py").write_text("raise SystemExit\n")
-    assert file_beside(tmp_path, "a") == tmp_path / "a.py"
-    assert file_beside(tmp_path, "pack.b") == tmp_path / "pack" / "b.py"
-    assert file_beside(tmp_path, "whole.x") == tmp_path / "whole" / "__init__.py"
-    assert file_beside(tmp_path, "torch") is None
+    assert module_file_in_folder(tmp_path, "a") == tmp_path / "a.py"
+    assert module_file_in_folder(tmp_path, "pack.b") == tmp_path / "pack" / "b.py"
+    assert module_file_in_folder(tmp_path, "whole.x") == tmp_path / "whole" / "__init__.py"
+    assert module_file_in_folder(tmp_path, "torch") is None
 
 
 def test_a_run_with_code_of_ones_own_goes_from_run_to_choose(mine, tmp_path, monkeypatch):

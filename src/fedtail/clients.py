@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
 from fedtail.data.arrays import inputs_to_device, take_rows
-from fedtail.data.population import Population, rows_of
+from fedtail.data.population import Population, select_rows
 from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.draws import hash_bits
@@ -340,7 +340,7 @@ class Clients:
         population = self.shard.population
         where = population.targets.device
         rows = to_device(population.start[self.place], where)[:, None] + to_device(within, where)
-        inputs, targets = rows_of(population.inputs, rows), take_rows(population.targets, rows)
+        inputs, targets = select_rows(population.inputs, rows), take_rows(population.targets, rows)
         params = self.shard.params
         return inputs_to_device(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
@@ -371,10 +371,10 @@ def batches_across_clients(population: Population, batch: int, like: Tensor) -> 
     of `like`, and floating-point inputs have its dtype.
     """
     before = 0
-    for piece in population.pieces(PIECE):
-        owner, rows = piece.examples(population.targets.device)
+    for piece in population.client_blocks(PIECE):
+        owner, rows = piece.example_clients_and_rows(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = inputs_to_device(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
+            inputs = inputs_to_device(cast_inputs(select_rows(population.inputs, few), like.dtype), like.device)
             yield mine, inputs, to_device(take_rows(population.targets, few), like.device)
         before += len(piece)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.population import rows_of
+from fedtail.data.population import select_rows
 from fedtail.losses import is_padding
 from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
@@ -56,7 +56,7 @@ def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Ten
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
         trial.move_parameters()                                       # last layers that start at zero would hide all before them
         for copied in (trial.evaluating, trial.learning):
-            whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
+            whole, pair = trial(copied, inputs), trial(copied, select_rows(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
                 trial.refuse_different_outputs(pair, whole[picked], targets[picked])
 

@@ -22,6 +22,7 @@ from fedtail.risk import (
     Ascent,
     Binned,
     GroupAscent,
+    Hierarchical,
     Mean,
     PowerFair,
     Refreshed,
@@ -94,13 +95,23 @@ def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, 
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
 
 
-def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t -> 0 is FedAvg.
+def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, example_tilt: float | None = None,
+         group_tilt: float | None = None, groups: int | None = None, **local: Any) -> FederatedAlgorithm:
+    """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t = 0 is FedAvg.
 
-    `loss_bound` is a public bound on the losses; without one each round first asks for the cohort's largest loss. Other keywords
-    go to `LocalSGD`.
+    `loss_bound` is a public bound on the losses; without one each round first asks for the cohort's largest loss. Hierarchical:
+    with `example_tilt` (tau) each client minimises the tilted loss of its examples, and with `group_tilt` the clients are tilted
+    within the groups of `population.group`, whose number is `groups`, and the groups by `group_tilt`. Other keywords go to
+    `LocalSGD`. Raises ValueError where one of `group_tilt` and `groups` is missing.
     """
-    return replace(fedavg(cohort_size, **local), risk=Tilted(tilt, loss_bound))
+    if (group_tilt is None) != (groups is None):
+        raise ValueError(f"group_tilt={group_tilt} and groups={groups}: give both, the tilt across groups and their number, or "
+                         "neither.")
+    risk: Risk = Tilted(tilt, loss_bound)
+    if group_tilt is not None:
+        risk = Hierarchical(risk, Tilted(group_tilt), groups)
+    inside = {} if example_tilt is None else {"example_risk": Tilted(example_tilt)}
+    return replace(fedavg(cohort_size, **local, **inside), risk=risk)
 
 
 def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:

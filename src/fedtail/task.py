@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import inputs_to_device, take_rows, tensors_of
-from fedtail.data.population import CPU, Population, rows_of
+from fedtail.data.arrays import input_tensors, inputs_to_device, take_rows
+from fedtail.data.population import CPU, Population, select_rows
 from fedtail.losses import (
     cross_entropy,
     default_error,
@@ -137,7 +137,7 @@ class Task:
         """The inputs and targets in these rows of the population, on the CPU; floating-point inputs in the module's dtype."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
-        return inputs_to_device(cast_inputs(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
+        return inputs_to_device(cast_inputs(select_rows(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_ambiguous_padding(self, population: Population) -> None:
         """Raise a ValueError where loss or error is `squared_error`, and targets are integer sequences that hold -100.
@@ -147,7 +147,7 @@ class Task:
         targets = population.targets
         if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
             return
-        rows = (piece.examples()[1].to(targets.device) for piece in population.pieces(PIECE))
+        rows = (piece.example_clients_and_rows()[1].to(targets.device) for piece in population.client_blocks(PIECE))
         if any(bool(is_padding(take_rows(targets, some)).any()) for some in rows):
             raise ValueError("squared_error cannot tell the number -100 from padding, which is -100 among whole numbers. "
                              "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
@@ -182,13 +182,14 @@ def _rows_to_try(population: Population) -> Tensor:
 
     Extremes are the smallest and the largest of the targets, and of each integer input (tokens).
     """
-    whole = (v for v in tensors_of(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
+    whole = (v for v in input_tensors(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
     told = [population.targets, *whole]
     first = int(population.start[0])
     picked = [torch.arange(first, first + min(2, int(population.size[0])))]
     for values in told:
         sequences = values is population.targets and values.ndim > 1
-        extremes = [_smallest_and_largest(values, piece.examples()[1], sequences) for piece in population.pieces(PIECE)]
+        extremes = [_smallest_and_largest(values, piece.example_clients_and_rows()[1], sequences)
+                    for piece in population.client_blocks(PIECE)]
         picked += [min(extremes, key=lambda e: e[0])[1], max(extremes, key=lambda e: e[2])[3]]
     return torch.cat(picked)
 

@@ -39,7 +39,7 @@ FILES = {
     "module": BASE.format(data=DATA, task="", module=f'part = "subprocess:getoutput"\n{COMMAND}', local=""),
     "nested": BASE.format(data=DATA, task="", module=MODULE, local='penalty = { part = "subprocess:getoutput", cmd = "touch pwned" }'),
     "data": BASE.format(data=f'kind = "subprocess:getoutput"\n{COMMAND}', task="", module=MODULE, local=""),
-    "ours": BASE.format(data='kind = "fedtail.runs.files:write_whole"\npath = "pwned"\ncontent = ""', task="", module=MODULE, local=""),
+    "ours": BASE.format(data='kind = "fedtail.runs.files:write_atomically"\npath = "pwned"\ncontent = ""', task="", module=MODULE, local=""),
     "loss": BASE.format(data=DATA, task='loss = "marks:loss"', module=MODULE, local=""),
     "metric": BASE.format(data=DATA, task='metrics = [{ name = "a", function = "marks:loss" }]', module=MODULE, local=""),
     "part": BASE.format(data=DATA, task="", module=MODULE, local="") + '[risk]\npart = "marks:Mine"\n',

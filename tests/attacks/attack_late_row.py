@@ -54,16 +54,16 @@ def difference(repetitions: int, noise: float) -> np.ndarray | None:
 def retries(method, channel) -> int:
     """How many retries the nodes of a run answered, one of which is missing in the first round."""
     sites, again = Sites(people=PEOPLE, vanish={3: {1}}), []
-    before = AllOrNothing.sum
+    before = AllOrNothing.sum_rows
 
     def counted(self, width, bits, context, repeat, needed=0):
         return before(self, width, bits, context, repeat and (lambda: again.append(1) or repeat()), needed)
 
-    AllOrNothing.sum = counted
+    AllOrNothing.sum_rows = counted
     try:
         fedtail.train(method, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=1, channel=channel)
     finally:
-        AllOrNothing.sum = before
+        AllOrNothing.sum_rows = before
     return len(again)
 
 

@@ -31,11 +31,11 @@ def attack() -> Outcome:
     planned = planned_round(method, fleet, fedtail.SecureChannel(THRESHOLD, minimum_contributors=2), 5)
     masking, held, decided = DropoutTolerant(lambda messages: {}, b"run", ahead=False), 0, 0
     for round in range(ROUNDS):
-        counts = registry.counts(method.sample(registry, 0, round))
+        counts = registry.clients_per_node(method.sample(registry, 0, round))
         without = {one: size for one, size in counts.items() if one != 0}
-        if masking._new_session(counts, THRESHOLD) is not None:
+        if masking._next_session(counts, THRESHOLD) is not None:
             held += 1
-            decided += masking._new_session(without, THRESHOLD) is None
+            decided += masking._next_session(without, THRESHOLD) is None
     known, revealed = decided / held, planned.sampling.revealed
     counted = reveal_probability(RATE, count, THRESHOLD)
     return Outcome(revealed >= known, f"{100 * known:.2f}% of the rounds held hang on the client, {100 * revealed:.2f}% are taken as "

@@ -72,9 +72,9 @@ def one_long_text(place: Path) -> None:
 
 
 def open_data(place: Path) -> None:
-    from fedtail.data.opening import open_any
+    from fedtail.data.opening import open_any_data
 
-    open_any(next(place.iterdir()))
+    open_any_data(next(place.iterdir()))
 
 
 def mapped(place: Path) -> None:

@@ -24,9 +24,9 @@ class CuriousNode(Node):
 
     sent: Tensor
 
-    def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
+    def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The partial sums that are sent, encoded; decoded ones are kept."""
-        encoded, asked = super()._sums(ask), self._read_ask(ask)
+        encoded, asked = super()._encoded_sums(ask), self._read_ask(ask)
         question = asked.questions[0]
         decoded = asked.encoding.decode(encoded[0], row_bound_for(question, encoded[0].shape[-1], asked.encoding))
         shares = not question.mechanism.reveals_exact_sum

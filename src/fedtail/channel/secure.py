@@ -152,9 +152,9 @@ class SecureChannel(Channel):
                    if isinstance(self.graph, SignedGraph) else
                    "all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
                    "drop out. Leave graph out, or use the schedule ahead or simple.")
-        if fleet.population.nodes < 2:
-            yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
-                   "two or more.")
+        if fleet.population.num_nodes < 2:
+            yield (f"{fleet.population.num_nodes} node holds all clients, and a sum over one node is that node's. Secure sums "
+                   "need two or more.")
 
     def _needed_with_silent_clients(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
         """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.

@@ -29,9 +29,9 @@ def describe(
 ) -> None:
     """Say who the clients of a file are: how many, how large, how different, and what might go wrong."""
     from fedtail.data.describe import describe as described
-    from fedtail.data.opening import open_any
+    from fedtail.data.opening import open_any_data
 
-    found = described(open_any(path, options.name_or_names(x), y, client), path.name)
+    found = described(open_any_data(path, options.name_or_names(x), y, client), path.name)
     if as_json:
         print_json(found)
         return

@@ -34,13 +34,13 @@ def init(
     app/pyproject.toml.
     """
     from fedtail.deployment.deployed_experiment import deployed_experiments
-    from fedtail.deployment.flower.folder import startup_commands, write_deployment
+    from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
     from fedtail.experiment import AS_WRITTEN
 
     held_out = any(evaluates_test_examples(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
-    made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
-                            test_share=0.2 if held_out else 0.0)
+    made = write_deployment_folder(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
+                                   test_share=0.2 if held_out else 0.0)
     typer.echo(startup_commands(made, names, host, port))
 
 

@@ -47,6 +47,6 @@ def chosen_seeds(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]
 
     Raises ValueError where the text is neither.
     """
-    from fedtail.experiment import seeds_of
+    from fedtail.experiment import parse_seeds
 
-    return default if seeds is None else seeds_of(seeds)
+    return default if seeds is None else parse_seeds(seeds)

@@ -32,7 +32,7 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
     ledger = open_ledger(folder)
     doubts = ledger_problems(folder, ledger)
     rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
-    found = privacy_statement(ledger, rounds, delta, folder.not_charged)
+    found = privacy_statement(ledger, rounds, delta, folder.not_charged_sentences)
     change = price_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
     problems = [*doubts, *release_obstacles(ledger)]

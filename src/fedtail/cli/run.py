@@ -85,7 +85,7 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
 
     RunRefused where `folder`, which several jobs share, is a run itself or holds other files. Checking loads data into `loaded`.
     """
-    from fedtail.runs.execution import check_before_writing
+    from fedtail.runs.execution import check_experiment_can_run
     from fedtail.runs.files import RunRefused, refuse_foreign_folder
 
     several = [place for _, _, place in jobs if place != folder]
@@ -96,7 +96,7 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
     checked = set()
     for wanted, seed, place in jobs:
         if wanted.name not in checked and not (place / "result.json").exists():
-            check_before_writing(wanted, seed, loaded.loader_for(wanted, seed)())
+            check_experiment_can_run(wanted, seed, loaded.loader_for(wanted, seed)())
             checked.add(wanted.name)
 
 
@@ -106,7 +106,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     The entries of `more` are added to the JSON. The line with `folder` is printed only where `more` is None.
     """
     from fedtail.cli.terminal import show_finetuned_errors, show_statistics
-    from fedtail.runs.comparison import rows_by_method, unit_of
+    from fedtail.runs.comparison import metric_unit, rows_by_method
 
     table = rows_by_method(runs)
     if as_json:
@@ -114,7 +114,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
         return
     about = runs[0].about
     clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
-    unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
+    unit = f", {metric_unit(runs[0])}" if metric_unit(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_statistics(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
@@ -156,11 +156,11 @@ def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) 
     With `resume`, the last of those that exist and hold a run of one of the jobs, if any. `jobs` gives the jobs in a folder.
     Nothing is created.
     """
-    from fedtail.runs.execution import holds_run_of
+    from fedtail.runs.execution import folder_holds_run
 
     taken = existing_numbered_folders(place)
     if resume:
-        ours = [folder for folder in taken if any(holds_run_of(*job) for job in jobs(folder))]
+        ours = [folder for folder in taken if any(folder_holds_run(*job) for job in jobs(folder))]
         return ours[-1] if ours else first_unused_folder(place)
     return first_unused_folder(place)
 
@@ -202,7 +202,7 @@ class _LoadedData:
         """
         def load() -> Any:
             """The populations by name of their split; those that were loaded last, or loaded now and stored in their place."""
-            key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
+            key = (experiment.data.table(), seed if not experiment.data.is_same_for_all_seeds else None)
             if self._key != key:
                 self._key, self._splits = key, experiment.data.load(seed)
             return self._splits

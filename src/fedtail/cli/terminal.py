@@ -53,9 +53,9 @@ def exit_with_message(text: str, code: int) -> None:
 
 def print_json(value: Any) -> None:
     """Print `value` to stdout as one line of JSON; numbers that are not finite become null."""
-    from fedtail.runs.files import json_values
+    from fedtail.runs.files import to_json_values
 
-    typer.echo(json.dumps(json_values(value), allow_nan=False))
+    typer.echo(json.dumps(to_json_values(value), allow_nan=False))
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str) -> None:

@@ -38,7 +38,7 @@ def tune(
 
     changes = [*options.settings_with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
     search = read_search(experiment, changes, method, trust)
-    numbers = options.chosen_seeds(seeds, search.first().seeds)
+    numbers = options.chosen_seeds(seeds, search.first_experiment().seeds)
     place = Path("runs") / f"{folder_name(search.name)}-tune"
     folder = out or (([*existing_numbered_folders(place)] or [place])[-1] if resume else first_unused_folder(place))
     watcher = Watcher(quiet=as_json)

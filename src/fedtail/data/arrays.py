@@ -16,7 +16,7 @@ from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
 
-def rows_of(inputs: Examples, rows: Any) -> Examples:
+def select_rows(inputs: Examples, rows: Any) -> Examples:
     """`inputs[rows]` along the first axis, for a tensor or for every tensor in a dict.
 
     `rows` is a slice (which gives a view), a mask, an int64 tensor of row numbers, or one number, which drops the axis.
@@ -35,7 +35,7 @@ def take_rows(values: Tensor, rows: Any) -> Tensor:
     return found if rows.ndim == 1 else found.unflatten(0, rows.shape)
 
 
-def tensors_of(inputs: Examples) -> list[Tensor]:
+def input_tensors(inputs: Examples) -> list[Tensor]:
     """The tensors of the inputs as a list: the tensor itself, or those of a dict in its order."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
@@ -78,7 +78,7 @@ class Sequences(NamedTuple):
     values: np.ndarray                                  # (positions, ...)
     lengths: np.ndarray                                 # (examples,)
 
-    def rows(self) -> list[np.ndarray]:
+    def as_list(self) -> list[np.ndarray]:
         """A list of one array per sequence, (length, ...), views of `values`."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
@@ -175,7 +175,7 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
     return {"sequence": padded, "lengths": torch.tensor([len(row) for row in rows])}
 
 
-def join_clients(parts: list[Any], name: str) -> Any:
+def join_client_arrays(parts: list[Any], name: str) -> Any:
     """Concatenate the clients' arrays: a tensor where all are tensors, else an array; integers take the precision of the floats.
 
     Where examples differ in length, the result is a list of one entry per example. Raises ValueError for arrays or tensors

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.partition import named_random
+from fedtail.data.partition import named_generator
 from fedtail.data.population import Population
 from fedtail.losses import IGNORED
 
@@ -43,7 +43,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """
     if not len(population):
         raise ValueError("this population has no clients, so there is nothing to describe. Were all filtered out?")
-    owner, rows = population.examples()
+    owner, rows = population.example_clients_and_rows()
     parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
     spreads = {key: _value_spread(values, rows) for key, values in parts.items()}
     inputs = {key: {"shape": list(values.shape[1:]), "dtype": str(values.dtype).removeprefix("torch."),
@@ -158,13 +158,13 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
     `total_variation` is the mean distance, `if_shuffled` that after shuffling the labels (always in the same way), and
     `single_label` the share of clients with one label only. `owner` and `label` are the client and the class of each target.
     """
-    distance, distinct = _total_variation(owner, label, clients)
-    shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
+    distance, distinct = _label_distances_and_counts(owner, label, clients)
+    shuffled, _ = _label_distances_and_counts(owner, named_generator(0, "describe").permutation(label), clients)
     return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
             "single_label": float((distinct == 1).mean())}
 
 
-def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+def _label_distances_and_counts(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """Each client's distance (total variation) to the label proportions of all clients, and its number of distinct labels.
 
     Two arrays, without the clients that have no labels. `owner` and `label` are the client and the class of each target. Only

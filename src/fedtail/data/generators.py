@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedtail.data.partition import dirichlet, named_random
+from fedtail.data.partition import dirichlet, named_generator
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
 
@@ -53,13 +53,13 @@ def label_shift(
     x, y = make_classification(
         n_samples=pool_size, n_features=20, n_informative=15, n_redundant=2, n_repeated=0, n_classes=10,
         n_clusters_per_class=1, class_sep=5.0, hypercube=False, random_state=2345)
-    mixed = named_random(seed, "label shift pool").permutation(pool_size)
+    mixed = named_generator(seed, "label shift pool").permutation(pool_size)
     by_label = mixed[np.argsort(y[mixed], kind="stable")]
     held = np.bincount(y, minlength=10)
     wanted = (("train", train_clients, train_concentration), ("validation", validation_clients, test_concentration),
              ("test", test_clients, test_concentration))
     counts = [_label_counts(seed, *one, examples_per_client) for one in wanted]
-    _check_pool(held, sum(count.sum(0) for count in counts))
+    _check_pool_suffices(held, sum(count.sum(0) for count in counts))
     first, parts = held.cumsum() - held, []
     for count in counts:
         taken = np.concatenate([by_label[a:a + n] for a, n in zip(first, count.sum(0), strict=True)])
@@ -129,7 +129,7 @@ def synthetic_models(
                          text=f"alpha and beta must be at least 0, got {alpha} and {beta}. Write 1.0, 1.0 for a strong "
                               "difference between clients, 0.0, 0.0 for the mildest.")
     model_std, input_std = (alpha, beta) if spread == "std" else (np.sqrt(alpha), np.sqrt(beta))
-    random = named_random(seed, "synthetic models")
+    random = named_generator(seed, "synthetic models")
     model_mean = model_std * random.standard_normal((clients, 1, 1))             # u_k
     input_mean = input_std * random.standard_normal((clients, 1))                # B_k
     weight = model_mean + random.standard_normal((clients, _CLASSES, _FEATURES))
@@ -156,7 +156,7 @@ def three_gaussians(
         raise ValueError(f"means must hold one point for each client and examples_per_client be at least 1, got shape "
                          f"{centre.shape} and {examples_per_client}. For two clients write means=((0, 0), (1, 0)).")
     client = np.repeat(np.arange(len(centre)), examples_per_client)
-    noise = named_random(seed, "three gaussians").standard_normal((len(client), centre.shape[1]))
+    noise = named_generator(seed, "three gaussians").standard_normal((len(client), centre.shape[1]))
     sample = (centre[client] + noise).astype(np.float32)
     return Population.from_arrays(sample, sample, client)
 
@@ -184,11 +184,11 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
     if clients < 1 or examples < 1 or not 0 < concentration < np.inf:
         raise ValueError(f"{part} needs at least one client, one example for each and a positive concentration, got "
                          f"{clients}, {examples} and {concentration}.")
-    random = named_random(seed, f"label shift {part}")
+    random = named_generator(seed, f"label shift {part}")
     return random.multinomial(examples, random.dirichlet([concentration] * 10, clients))
 
 
-def _check_pool(held: np.ndarray, needed: Any) -> None:
+def _check_pool_suffices(held: np.ndarray, needed: Any) -> None:
     """Raise ValueError where the pool has fewer examples of a label than the clients need.
 
     Both arguments are counts by label, (10,).
@@ -204,7 +204,7 @@ def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
     "power_law" is floor(LogNormal(4, 2)) + 50, "moderate" LogNormal(4.02, 0.80) rounded + 50. Raises FieldError for another
     word, and for a list that is not one whole number from 1 for each client.
     """
-    random = named_random(seed, "synthetic sizes")
+    random = named_generator(seed, "synthetic sizes")
     if isinstance(sizes, str):
         if sizes == "power_law":
             return np.floor(random.lognormal(4.0, 2.0, clients)).astype(np.int64) + 50
@@ -223,7 +223,7 @@ def _shared_model(clients: int, seed: int) -> LinearClients:
 
     The arrays are broadcast views, not copies.
     """
-    random = named_random(seed, "synthetic shared model")
+    random = named_generator(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
     parts = (weight, bias, np.zeros(_FEATURES))
     return LinearClients(*(np.broadcast_to(part, (clients, *part.shape)) for part in parts))
@@ -237,7 +237,7 @@ def _labelled_population(models: LinearClients, size: np.ndarray, seed: int, gro
     deviation = np.arange(1, _FEATURES + 1) ** -0.6                              # Sigma = diag(j^-1.2)
     parts = []
     for k, count in enumerate(size):
-        noise = named_random(seed, f"synthetic inputs {k}").standard_normal((count, _FEATURES))
+        noise = named_generator(seed, f"synthetic inputs {k}").standard_normal((count, _FEATURES))
         x = (models.centre[k] + deviation * noise).astype(np.float32)
         parts.append((x, (x @ models.weight[k].T + models.bias[k]).argmax(1)))
     return Population.from_clients(parts, group=group)

@@ -52,7 +52,7 @@ def read_federated(
     `group` and `mass` name columns, as in `read_dataset`. `split` is needed where a FederatedDataset has several. Loads every
     partition. Raises TypeError for other objects, ValueError where there are no examples.
     """
-    partitioner = _partitioner_of(federated, split)
+    partitioner = _partitioner_with_data(federated, split)
     columns, parts, features = distinct_names(x, y, group, mass), [], None
     with _silence_arrow_warning():
         for place in range(partitioner.num_partitions):
@@ -74,8 +74,8 @@ def partition_ids(
 
     `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled first
     by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the data in
-    their order. Only the columns that `settings` name are read. Raises ValueError unless every example is in exactly one
-    partition.
+    their order. Only the columns that `settings` name are read. `split` and `subset` choose the part of a data set that has
+    several. Raises ValueError unless every example is in exactly one partition.
 
     >>> from datasets import Dataset
     >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})
@@ -84,7 +84,7 @@ def partition_ids(
     """
     source = open_dataset(dataset, split, subset)
     dealer = _new_partitioner(partitioner, settings)
-    dealer.dataset = _rows_to_deal(source, settings, shuffle_seed)
+    dealer.dataset = _partitioner_input(source, settings, shuffle_seed)
     ids = np.full(len(source), -1)
     with _silence_arrow_warning():
         for place in range(dealer.num_partitions):
@@ -228,7 +228,7 @@ def _column_numbers(column: Any, feature: Any, name: str) -> Any:
     return values
 
 
-def _partitioner_of(federated: Any, split: str | None) -> Any:
+def _partitioner_with_data(federated: Any, split: str | None) -> Any:
     """A Flower partitioner that has its data: `federated` itself, or that of the given split of a FederatedDataset.
 
     Raises TypeError for anything else, ValueError for a partitioner without a dataset and for several splits with none
@@ -262,7 +262,7 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
     return getattr(module, name)(**settings)
 
 
-def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
+def _partitioner_input(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
     """A Dataset to hand to a partitioner: the row number of each example, and the columns of `source` that `settings` name.
 
     It is shuffled by `shuffle_seed` unless that is None. Raises FieldError where `partition_by` is no column.

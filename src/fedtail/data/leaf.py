@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.data.arrays import as_array, is_ragged, join_clients
+from fedtail.data.arrays import as_array, is_ragged, join_client_arrays
 from fedtail.data.population import Population
 from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, short_text
 
@@ -37,7 +37,7 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
                 parts.setdefault(user, []).append(_user_arrays(f"{path.name}, user {user!r}", x, y, encode))
     if not parts:
         raise ValueError(f"the files in {folder} hold no examples.")
-    merged = [tuple(join_clients(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
+    merged = [tuple(join_client_arrays(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
     population = Population.from_clients([(x, y) for x, y in merged])
     return replace(population, names=np.asarray(list(parts)))
 
@@ -62,7 +62,10 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _character_codes(text: str) -> np.ndarray:
-    """The position of every character of `text` in `ALPHABET`, int64; raises ValueError, which names them, for others."""
+    """The position of every character of `text` in `ALPHABET`, (characters,) int64.
+
+    Raises ValueError, which names them, for characters that are not in it.
+    """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -125,8 +128,8 @@ def _is_list_of(values: Any, kind: type) -> bool:
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
     """One user's x and y as arrays, after `encode` where it is given.
 
-    Where examples differ in length it is a list of arrays, and for a dict a dict of either. In y, floats that are all whole
-    become int64. Raises TypeError for text; `where` only words the errors.
+    Where examples differ in length, each is a list of arrays; a dict stays a dict, of arrays or such lists. In y, floats that
+    are all whole become int64. Raises TypeError for text; `where` only words the errors.
     """
     if encode is not None:
         x, y = encode(x, y)
@@ -134,10 +137,10 @@ def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) 
         if any(_holds_text(part) for part in (values.values() if isinstance(values, dict) else [values])):
             raise TypeError(f"{where}: {name} is text, numbers are needed. Write encode=encode_characters for LEAF's "
                             "Shakespeare, or encode=f with your own f(x, y) -> (x, y).")
-    return _as_arrays(x, f"{where}: x"), _as_classes(_as_arrays(y, f"{where}: y"))
+    return _as_arrays(x, f"{where}: x"), _whole_floats_to_int(_as_arrays(y, f"{where}: y"))
 
 
-def _as_classes(values: Any) -> Any:
+def _whole_floats_to_int(values: Any) -> Any:
     """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0.
 
     Anything else comes back unchanged.

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.population import Population
-from fedtail.data.tables import list_arrays, suffix_of
+from fedtail.data.tables import checked_suffix, list_arrays
+from fedtail.deprecated import old_names
 
 
-def open_any(
+def open_any_data(
     path: str | Path, x: str | Sequence[str] | None = None, y: str | None = None, client: str | None = None,
     group: str | None = None, mass: str | None = None, split: str | None = None,
 ) -> Population:
@@ -27,8 +28,8 @@ def open_any(
         raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz or .parquet file, or a folder that holds LEAF's json "
                                 "files, a saved population, or a saved data set.")
     if place.is_file():
-        read: Any = Population.from_parquet if suffix_of(place) == ".parquet" else Population.from_npz
-        return read(place, **_array_names(place, given, list_arrays(place)))
+        read: Any = Population.from_parquet if checked_suffix(place) == ".parquet" else Population.from_npz
+        return read(place, **_array_names_by_role(place, given, list_arrays(place)))
     return _open_folder(place, given, split)
 
 
@@ -42,8 +43,8 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
 
     if is_dataset_folder(place):
         dataset = open_dataset(place, split)
-        there = {name: f"({len(dataset)},) {_type_name(feature)}" for name, feature in dataset.features.items()}
-        return Population.from_dataset(dataset, **_array_names(place, given, there))
+        there = {name: f"({len(dataset)},) {_column_type_name(feature)}" for name, feature in dataset.features.items()}
+        return Population.from_dataset(dataset, **_array_names_by_role(place, given, there))
     saved = (place / "population.json").is_file()
     if not saved and not any(place.glob("*.json")):
         raise FileNotFoundError(f"{place} is neither a saved population, nor a saved data set, nor a folder of LEAF's json files."
@@ -55,7 +56,7 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
     return Population.open(place) if saved else Population.from_leaf(place)
 
 
-def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
+def _array_names_by_role(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
     """A dict from role (x, y, client, group, mass) to the name of the array to read; roles without one are left out.
 
     `given` maps roles to names, or None; x, y and client are by default the arrays called so. `there` describes all arrays of
@@ -71,7 +72,7 @@ def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> d
     return names
 
 
-def _type_name(feature: Any) -> str:
+def _column_type_name(feature: Any) -> str:
     """The type of a data set's column (a `datasets` feature) as text, for an error: "int64", or a class name such as "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
@@ -83,3 +84,6 @@ def _nearby_folder_hint(place: Path) -> str:
     """
     inner = sorted(path.parent for path in place.glob("*/*.json"))
     return f" Did you mean {inner[0]}?" if inner else ""
+
+
+__getattr__ = old_names(__name__)

@@ -11,7 +11,7 @@ from fedtail.data.arrays import as_labels
 from fedtail.errors import FieldError
 
 
-def named_random(seed: int, name: str) -> np.random.Generator:
+def named_generator(seed: int, name: str) -> np.random.Generator:
     """A NumPy generator (PCG64) seeded by a number and a word.
 
     Equal arguments give equal draws; two words give independent streams, so that two draws in one program do not share one.
@@ -34,11 +34,11 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
     ((6,), [0, 1])
     """
     _, label = np.unique(as_labels(labels, "labels"), return_inverse=True)
-    _check_clients(len(label), clients, at_least)
+    _check_enough_examples(len(label), clients, at_least)
     if not concentration > 0 or not np.isfinite(concentration):
         raise FieldError("concentration", "positive and finite", concentration,
                          "Write 0.1 for clients with few labels, 100 for clients that are alike.")
-    random = named_random(seed, "dirichlet partition")
+    random = named_generator(seed, "dirichlet partition")
     shares = _label_shares(random, clients, int(label.max()) + 1, concentration)
     client = np.empty(len(label), dtype=np.int64)
     for value, share in enumerate(shares.T):
@@ -46,7 +46,7 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
         order = random.permutation(clients)                     # so that rounding favours nobody twice
         ends = np.rint(share[order].cumsum() * len(members)).astype(np.int64)
         client[members] = np.repeat(order, np.diff(ends, prepend=0))
-    return _fill_up(client, clients, at_least, random)
+    return _fill_small_clients(client, clients, at_least, random)
 
 
 def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> np.ndarray:
@@ -60,8 +60,8 @@ def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: in
     [0, 0, 1, 1]
     """
     values = as_labels(labels, "labels")
-    _check_clients(len(values), clients, shards_per_client)
-    random = named_random(seed, "label shards")
+    _check_enough_examples(len(values), clients, shards_per_client)
+    random = named_generator(seed, "label shards")
     mixed = random.permutation(len(values))
     by_label = mixed[np.argsort(values[mixed], kind="stable")]
     shards = clients * shards_per_client
@@ -82,10 +82,10 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_l
     >>> numpy.bincount(quantity_skew(10, clients=5, sigma=0.0)).tolist()
     [2, 2, 2, 2, 2]
     """
-    _check_clients(examples, clients, at_least)
+    _check_enough_examples(examples, clients, at_least)
     if not 0 <= sigma < np.inf:
         raise FieldError("sigma", "at least 0", sigma, "Write 0.0 for equal sizes, 1.0 for a mild skew.")
-    random = named_random(seed, "quantity skew")
+    random = named_generator(seed, "quantity skew")
     logs = sigma * random.standard_normal(clients)
     share = np.exp(logs - logs.max())
     ends = np.rint(share.cumsum() / share.sum() * (examples - at_least * clients)).astype(np.int64)
@@ -104,7 +104,7 @@ def by_column(values: Any) -> np.ndarray:
     return np.unique(as_labels(values, "values"), return_inverse=True)[1].astype(np.int64)
 
 
-def _check_clients(examples: int, clients: int, at_least: int) -> None:
+def _check_enough_examples(examples: int, clients: int, at_least: int) -> None:
     """Raise FieldError unless `clients` and `at_least` are 1 or more and `examples` suffices for `at_least` per client."""
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
@@ -130,14 +130,14 @@ def _label_shares(random: np.random.Generator, clients: int, labels: int, concen
     return np.exp(logs - np.logaddexp.reduce(logs, axis=0, keepdims=True))
 
 
-def _fill_up(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """A copy of the client ids in which each of `clients` clients has at least `at_least` examples.
+def _fill_small_clients(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
+    """A copy of the client ids, one for each example, in which each of `clients` clients has at least `at_least` examples.
 
     The missing ones are taken from the largest clients, at random by `random`; all other examples stay with their client.
     """
     count = np.bincount(client, minlength=clients)
     missing = np.maximum(at_least - count, 0)
-    surplus = _examples_to_give(count, int(missing.sum()))
+    surplus = _examples_to_give_away(count, int(missing.sum()))
     mixed = random.permutation(len(client))
     mixed = mixed[np.argsort(client[mixed], kind="stable")]
     place = np.arange(len(client)) - (count.cumsum() - count)[client[mixed]]
@@ -147,7 +147,7 @@ def _fill_up(client: np.ndarray, clients: int, at_least: int, random: np.random.
     return filled
 
 
-def _examples_to_give(count: np.ndarray, need: int) -> np.ndarray:
+def _examples_to_give_away(count: np.ndarray, need: int) -> np.ndarray:
     """How many examples each client gives away, (clients,), so that they sum to `need`; the largest clients give first.
 
     `count` is how many each client holds. Those that give are left with about the same number, equal to within one.

@@ -19,11 +19,12 @@ from fedtail.data.arrays import (
     check_finite,
     example_counts,
     inputs_to_device,
-    join_clients,
+    join_client_arrays,
     pad_sequences,
-    rows_of,
+    select_rows,
     take_rows,
 )
+from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.draws import hash_bits
 from fedtail.errors import FieldError
@@ -31,9 +32,10 @@ from fedtail.types import Examples
 
 CPU = torch.device("cpu")
 
-__all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "rows_of"]
+__all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "select_rows"]
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Population:
     """Clients and their examples; client k holds rows `start[k]` to `start[k] + size[k]` of the data.
@@ -104,7 +106,7 @@ class Population:
         size = torch.from_numpy(np.bincount(which, minlength=len(names)))
         if not bool((np.diff(which) >= 0).all()):
             order = torch.from_numpy(np.argsort(which, kind="stable"))
-            inputs, targets, lengths = rows_of(inputs, order), targets[order], None if lengths is None else lengths[order]
+            inputs, targets, lengths = select_rows(inputs, order), targets[order], None if lengths is None else lengths[order]
         return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
@@ -122,11 +124,11 @@ class Population:
         if not len(clients):
             raise ValueError("from_clients got no clients. Pass a list of (x, y) pairs, one for each client.")
         for k, (x, y) in enumerate(clients):
-            _check_client(k, x, y, clients[0][0])
+            _check_client_arrays(k, x, y, clients[0][0])
         x = [x for x, _ in clients]
-        joined = ({key: join_clients([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
-                  if isinstance(x[0], dict) else join_clients(x, "x"))
-        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
+        joined = ({key: join_client_arrays([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
+                  if isinstance(x[0], dict) else join_client_arrays(x, "x"))
+        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_client_arrays([y for _, y in clients], "y"))
         size = torch.tensor([len(y) for _, y in clients])
         return cls._from_tensors(inputs, targets, size, mass, group, None, lengths)
 
@@ -271,14 +273,14 @@ class Population:
             raise FieldError("at_least", "2 or more", 1, write,
                              text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
-        owner, rows = self.examples()
+        owner, rows = self.example_clients_and_rows()
         place = rows - self.start[owner]
         order = hash_bits(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
         first, rows = place < cut[owner], rows[order]
-        return self._with_rows(rows[first], cut), self._with_rows(rows[~first], self.size - cut)
+        return self._with_examples(rows[first], cut), self._with_examples(rows[~first], self.size - cut)
 
-    def examples(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    def example_clients_and_rows(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """The client of every example and the example's row in `inputs` and `targets`: two int64 tensors (examples,) on `device`.
 
         Examples come client by client, in the order of the clients.
@@ -287,7 +289,7 @@ class Population:
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 
-    def pieces(self, examples: int) -> Iterator[Population]:
+    def client_blocks(self, examples: int) -> Iterator[Population]:
         """Divide the clients, in their order, into populations of about `examples` examples each; an iterator over them.
 
         A client is never cut in two, so a piece may hold more. Where there are no more than `examples` in all, the only piece
@@ -302,16 +304,16 @@ class Population:
     def client(self, index: int) -> tuple[Examples, Tensor]:
         """The inputs (a tensor, or a dict of tensors) and the targets of the client at position `index`, as views."""
         rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
-        return rows_of(self.inputs, rows), self.targets[rows]
+        return select_rows(self.inputs, rows), self.targets[rows]
 
-    def _with_rows(self, rows: Tensor, size: Tensor) -> Population:
+    def _with_examples(self, rows: Tensor, size: Tensor) -> Population:
         """A copy with the same clients that holds only the given `rows` of the examples.
 
         Each client's mass shrinks in proportion. `rows` lists rows of `inputs` client by client, `size[k]` of them for client
         k.
         """
         rows = to_device(rows, self.targets.device)
-        return replace(self, inputs=rows_of(self.inputs, rows), targets=take_rows(self.targets, rows), size=size,
+        return replace(self, inputs=select_rows(self.inputs, rows), targets=take_rows(self.targets, rows), size=size,
                        start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 
     @classmethod
@@ -361,7 +363,7 @@ def _group_numbers(group: Any, count: int) -> Tensor:
     return torch.as_tensor(groups.astype(np.int64))
 
 
-def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
+def _check_client_arrays(index: int, x: Any, y: Any, first: Any) -> None:
     """Raise ValueError where a client of `from_clients` has no examples, or its `x` and `y` have different lengths.
 
     Also where its `x` does not have the form of `first`, the x of client 0: an array, or a dict with the same keys. `index`

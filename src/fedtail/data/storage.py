@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
-from fedtail.data.tables import npy_header
+from fedtail.data.tables import read_npy_header
 from fedtail.losses import IGNORED
 from fedtail.reading import Unreadable, read_json, short_text
 
@@ -40,13 +40,13 @@ def save_population(population: Population, folder: str | Path) -> None:
     place = Path(os.path.abspath(folder))
     if not len(population):
         raise ValueError("this population has no clients, so there is nothing to save.")
-    _check_replaceable(place)
+    _check_folder_replaceable(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     try:
         writing.mkdir()
         _write_arrays(population, writing)
-        _put_in_place(writing, place)
+        _replace_folder(writing, place)
     finally:
         shutil.rmtree(writing, ignore_errors=True)
 
@@ -62,7 +62,7 @@ def open_population(folder: str | Path) -> Population:
     place = Path(folder)
     manifest = _read_manifest(place)
     arrays = {name: _map_array(place, name, entry) for name, entry in manifest["arrays"].items()}
-    _check_counts(place, manifest, arrays)
+    _check_array_lengths(place, manifest, arrays)
     if manifest["version"] == FORMER:
         _refuse_former_padding(place, arrays["targets"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "names"}
@@ -81,7 +81,7 @@ def _write_arrays(population: Population, folder: Path) -> None:
     """
     size = population.size
     start = size.cumsum(0) - size
-    rows = population.examples()[1]
+    rows = population.example_clients_and_rows()[1]
     inputs = population.inputs
     examples = {f"inputs.{k}": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
     arrays = {}
@@ -128,7 +128,7 @@ def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
                         "population, for example with .float().") from None
 
 
-def _check_replaceable(place: Path) -> None:
+def _check_folder_replaceable(place: Path) -> None:
     """Raise FileExistsError where `place` holds anything but a saved population; a missing or empty folder is fine."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
@@ -143,7 +143,7 @@ def _check_replaceable(place: Path) -> None:
                               "folder, or move them away.")
 
 
-def _put_in_place(writing: Path, place: Path) -> None:
+def _replace_folder(writing: Path, place: Path) -> None:
     """Rename the folder `writing` to `place`. A folder already there is deleted, or put back where the rename fails."""
     if not place.exists():
         writing.rename(place)
@@ -212,7 +212,7 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
                                 "again.")
     try:
         with file.open("rb") as stream:
-            shape, by_columns, kind = npy_header(stream, name)      # before numpy maps it: a header can make that divide by zero
+            shape, by_columns, kind = read_npy_header(stream, name)  # before numpy maps it: a header can make that divide by zero
             begins = stream.tell()
         whole = min(shape, default=0) >= 0 and begins + math.prod(shape) * kind.itemsize == file.stat().st_size
     except Exception as reason:                                     # whatever a damaged file makes numpy say
@@ -227,7 +227,7 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
     return np.memmap(file, kind, "c", begins, shape, "F" if by_columns else "C")      # copy on write
 
 
-def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+def _check_array_lengths(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Raise ValueError where an array does not have the length that the manifest says, or where clients are not valid.
 
     A client must have at least one example, rows within the examples, a positive and finite mass, and a group from 0. `place`

@@ -26,8 +26,8 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
     which lists what the file holds, for a name that is not there.
     """
-    arrays = _parquet_columns(path, names) if suffix_of(path) == ".parquet" else _npz_arrays(path, names)
-    return {name: array.rows() if isinstance(array, Sequences) else array for name, array in arrays.items()}
+    arrays = _read_parquet_columns(path, names) if checked_suffix(path) == ".parquet" else _read_npz_arrays(path, names)
+    return {name: array.as_list() if isinstance(array, Sequences) else array for name, array in arrays.items()}
 
 
 def list_arrays(path: str | Path) -> dict[str, str]:
@@ -35,7 +35,7 @@ def list_arrays(path: str | Path) -> dict[str, str]:
 
     Raises ValueError for a file that is neither `.npz` nor parquet.
     """
-    if suffix_of(path) == ".parquet":
+    if checked_suffix(path) == ".parquet":
         with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
             rows = file.metadata.num_rows
             return {field.name: f"({rows},) {field.type}" for field in file.schema_arrow}
@@ -43,7 +43,7 @@ def list_arrays(path: str | Path) -> dict[str, str]:
         return {name.removesuffix(".npy"): _npz_shape_and_type(archive, name) for name in archive.namelist()}
 
 
-def suffix_of(path: str | Path) -> str:
+def checked_suffix(path: str | Path) -> str:
     """The suffix of a path in lower case, ".npz" or ".parquet"; raises ValueError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".parquet"):
@@ -60,7 +60,7 @@ def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, grou
     or is None for a single client. `group` and `mass` name arrays with one value per example. Nothing is unpickled. Raises
     FieldError for a name that is not there.
     """
-    arrays = _npz_arrays(path, distinct_names(x, y, client, group, mass))
+    arrays = _read_npz_arrays(path, distinct_names(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
     return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, len(arrays[y]))}
 
@@ -75,7 +75,7 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
     Raises FieldError for a name that is not there.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    arrays = _parquet_columns(path, distinct_names(x, y, client, group, mass))
+    arrays = _read_parquet_columns(path, distinct_names(x, y, client, group, mass))
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stack_columns({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
     return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, count)}
@@ -107,7 +107,7 @@ def client_arguments(arrays: dict[str, Any], client: Any, group: str | None, mas
 
 
 def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
-    """The value of each client, in sorted order of the labels in `client`, from `values` with one for each example.
+    """The value of each client, (clients,), in sorted order of the labels in `client`; `values` has one for each example.
 
     Raises ValueError where the lengths differ or a client's examples have different values; `name` only words the error.
     """
@@ -170,16 +170,17 @@ def column_values(column: Any, name: str) -> Any:
         return column_values(arrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type), name)
     if types.is_dictionary(column.type):
         text = types.is_string(column.type.value_type) or types.is_large_string(column.type.value_type)
-        return _text_column(column, name) if text else column_values(column.cast(column.type.value_type), name)
+        return _text_column_array(column, name) if text else column_values(column.cast(column.type.value_type), name)
     if types.is_string(column.type) or types.is_large_string(column.type):
-        return _text_column(column, name)
+        return _text_column_array(column, name)
     _check_column_type(column, name)
     if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
         return column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
-    return _list_column(column_values(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
+    return _list_column_array(
+        column_values(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
 
 
-def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
+def _list_column_array(values: Any, lengths: np.ndarray, name: str) -> Any:
     """A column of lists as a matrix (rows, length, ...) where all lists have one length, else as `Sequences`.
 
     `values` holds the entries of all lists one after another, `lengths` how many each list has. Where there are no lists,
@@ -205,7 +206,7 @@ def _check_column_type(column: Any, name: str) -> None:
         raise Unreadable(f"column {name!r} holds {column.type}; numbers, text, or lists of numbers are needed.")
 
 
-def _text_column(column: Any, name: str) -> np.ndarray:
+def _text_column_array(column: Any, name: str) -> np.ndarray:
     """A column of text, dictionary-encoded or not, as an array of NumPy strings.
 
     Each distinct text becomes a Python string only once. Raises Unreadable where one long text would make the array much
@@ -224,7 +225,7 @@ def _text_column(column: Any, name: str) -> np.ndarray:
     return values[np.concatenate(codes)] if codes else values
 
 
-def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+def _read_parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Read the columns `names` of a parquet file: a dict by name of arrays, or of `Sequences` for lists of different lengths.
 
     Raises FieldError for a name that is not there, ValueError for null values, Unreadable for a damaged file.
@@ -246,7 +247,7 @@ def open_parquet(path: str | Path) -> Any:
     return open_parquet(path)
 
 
-def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+def _read_npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Read the arrays `names` of an `.npz` file: a dict by name.
 
     Raises FieldError for a name that is not there, Unreadable where the arrays would unpack to far more than the file could
@@ -257,7 +258,7 @@ def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
         for name in names:
             check_name(name, there, f"array in {path}")
         refuse_decompression_bomb(path, sum(archive.getinfo(there[name]).file_size for name in names))
-        return {name: _npz_array(path, archive, there[name], name) for name in names}
+        return {name: _read_npz_array(path, archive, there[name], name) for name in names}
 
 
 def _open_npz(path: str | Path) -> zipfile.ZipFile:
@@ -273,7 +274,7 @@ def _open_npz(path: str | Path) -> zipfile.ZipFile:
     raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
 
 
-def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
+def _read_npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
     """Read one array of an open `.npz` file, whose name in the archive is `entry`; `path` and `name` only word the errors.
 
     Raises Unreadable where the packed bytes are too few for the announced size, before memory is taken, or where the array is
@@ -284,16 +285,16 @@ def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str
         raise Unreadable(f"array {name!r} of {path} announces {about.file_size} bytes, and {about.compress_size} packed ones "
                          f"cannot hold them. {AGAIN}")
     with refuse_damaged(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
-        return npy_array(stream, about.file_size, f"array {name!r}")
+        return read_npy_stream(stream, about.file_size, f"array {name!r}")
 
 
-def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
+def read_npy_stream(stream: IO[bytes], size: int, what: str) -> np.ndarray:
     """Read an array in numpy's `.npy` format from a stream of `size` bytes, to its end.
 
     Raises Unreadable where it needs pickle, where the header announces another length than `size`, or where the stream ends
     early; `what` only words the errors.
     """
-    shape, by_columns, kind = npy_header(stream, what)
+    shape, by_columns, kind = read_npy_header(stream, what)
     count = math.prod(shape)
     if min(shape, default=0) < 0 or stream.tell() + count * kind.itemsize != size:
         raise Unreadable(f"{what} announces {kind} of shape {shape}, which is not what its {size} bytes hold. {AGAIN}")
@@ -313,10 +314,10 @@ def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
 def read_npy(path: str | Path) -> np.ndarray:
     """Read the array in a `.npy` file into memory; nothing is unpickled. Raises Unreadable where it is damaged or missing."""
     with refuse_damaged(str(path), AGAIN), Path(path).open("rb") as stream:
-        return npy_array(stream, Path(path).stat().st_size, str(path))
+        return read_npy_stream(stream, Path(path).stat().st_size, str(path))
 
 
-def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+def read_npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Read the header of an array in numpy's `.npy` format: its shape, whether it is in Fortran order, and its dtype.
 
     Afterwards the stream stands at the data. Raises Unreadable for Python objects, which need pickle, and for other dtypes
@@ -341,7 +342,7 @@ def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
     """
     try:
         with archive.open(name) as stream:
-            shape, _, kind = npy_header(stream, name)
+            shape, _, kind = read_npy_header(stream, name)
     except Exception:                                   # it may not be asked for
         return "of an unknown type"
     return f"{shape} {kind}"

@@ -18,7 +18,7 @@ BY = "the deployment"
 def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()) -> list[Experiment]:
     """The experiments of a file, one for each method, or a list of the one called `method`, with the defaults of deployments.
 
-    Its data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
+    The file's data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
     question. Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError, which
     names the key.
     """
@@ -54,7 +54,7 @@ def _with_single_tail_question(source: Source) -> Source:
     return source.with_value(("risk", "quantile"), ONE_QUESTION, BY)
 
 
-def channel_for(experiment: Experiment, population: Any) -> Channel:
+def deployment_channel(experiment: Experiment, population: Any) -> Channel:
     """The channel that the experiment file names; where it names none, a `SecureChannel`.
 
     The default's threshold is the largest of 2, the algorithm's minimum, and a majority of the clients expected in a cohort from
@@ -66,7 +66,7 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
     return SecureChannel(threshold=max(2, experiment.algorithm.minimum_cohort, int(expected) // 2 + 1))
 
 
-def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
+def deployed_experiment_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
     """The experiment for one seed with every default, as the plain values that are written to the run's folder.
 
     The sections data, engine and folder are left out, and evaluate too where nodes evaluate nothing. `channel` replaces the

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.deployed_experiment import channel_for, deployed_table
+from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
 from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoints
-from fedtail.runs.execution import earlier_checkpoint
-from fedtail.runs.files import Lines, RunError, only_writer, refuse_foreign_folder
+from fedtail.runs.execution import checkpoint_to_resume
+from fedtail.runs.files import Lines, RunError, hold_folder_lock, refuse_foreign_folder
 from fedtail.runs.measurements import SplitEvaluations
-from fedtail.runs.recording import Recorder, redirect_warnings, write_log
+from fedtail.runs.recording import Recorder, append_to_log, redirect_warnings
 from fedtail.runs.run_folder import DEPLOYED, LEDGER
 from fedtail.task import Task
 from fedtail.training import Progress, Trained, resume
@@ -50,25 +50,25 @@ class DeployedRun:
         """
         refuse_foreign_folder(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
-        with only_writer(self.folder), redirect_warnings(self.log):
-            return self._run(fleet, between)
+        with hold_folder_lock(self.folder), redirect_warnings(self.log):
+            return self._run_locked(fleet, between)
 
-    def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
+    def _run_locked(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
         """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
 
         A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are
         written.
         """
-        channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
-        table = deployed_table(self.experiment, channel, self.seed)
-        checkpoint, problems = earlier_checkpoint(checkpoints, table, self.resume, "resume=true", "out")
+        channel, checkpoints = deployment_channel(self.experiment, fleet.population), Checkpoints(self.folder)
+        table = deployed_experiment_table(self.experiment, channel, self.seed)
+        checkpoint, problems = checkpoint_to_resume(checkpoints, table, self.resume, "resume=true", "out")
         task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
-        def after_round(progress: Progress) -> bool:
+        def record_round(progress: Progress) -> bool:
             """Record the round, call `between`, and restart the clock for the next one; True where training should stop."""
-            stop = recorder.after_round(progress)
+            stop = recorder.record_round(progress)
             between()
             records.began = time.monotonic()
             return stop
@@ -78,20 +78,20 @@ class DeployedRun:
                 recorder.log(problem)
             start = recorder.start_or_resume(task, table, checkpoint)
             trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
-                             on_round=after_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
+                             on_round=record_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
             fleet.finish()
-            recorder.finish(trained)
+            recorder.write_results(trained)
         return trained
 
     def log(self, text: str) -> None:
         """Append a line with the local time to log.txt in the run's folder, which is created."""
-        write_log(self.folder, text)
+        append_to_log(self.folder, text)
 
 
 class DeploymentRecords:
     """What a run on nodes records beside checkpoints: answer reports in answers.jsonl, and the evaluations by its cohorts."""
 
-    format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
+    run_format, line_files, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
         """`log` appends a line to the run's log. The clock of the first round starts here.
@@ -103,39 +103,39 @@ class DeploymentRecords:
         self.began = time.monotonic()
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         """The number of clients at all nodes of the fleet together."""
         return len(self.fleet.population)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def run_entries(self) -> dict[str, Any]:
         """Entries for run.json: `splits` (clients by evaluated split, {} if none), `data` (a text, "at 3 nodes"), and `rates`.
 
         `rates` is whether errors are rates in [0, 1], which reports then show in percent.
         """
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
-        return {"splits": {self.tested_split: self.clients} if evaluates else {},
-                "data": f"at {self.fleet.population.nodes} nodes",
+        return {"splits": {self.tested_split: self.num_clients} if evaluates else {},
+                "data": f"at {self.fleet.population.num_nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
-    def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
+    def record_start(self, start: Trained, lines: dict[str, Lines]) -> None:
         """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet."""
 
-    def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Write the round's reports to answers.jsonl and a line to the log; returns (the run before this round, its evaluations).
 
         The cohort of a round evaluates the models that it received, those before the round: one dict by split for each model.
         None where it evaluated nothing.
         """
         for report in self.fleet.reports:
-            lines["answers.jsonl"].write(report.line())
+            lines["answers.jsonl"].write(report.as_dict())
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
                  f"{sum(report.exchanges for report in self.fleet.reports)} exchanges")
         found = progress.before.evaluation if progress.before else None
-        return None if progress.before is None or found is None else (progress.before, self._by_split(found))
+        return None if progress.before is None or found is None else (progress.before, self._evaluations_by_split(found))
 
-    def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
+    def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
         """The triple (evaluations, entries for result.json, files written), for the final models as the last cohort found them.
 
         Evaluations are one dict by split for each model; the entries hold the `histograms` that were released; the files are
@@ -146,9 +146,9 @@ class DeploymentRecords:
             return None, {}, []
         histograms = [{name: {"edges": one.edges.values, "counts": one.counts.tolist(), "noise": one.noise}
                        for name, one in evaluation.distributions.items()} for evaluation in found]
-        return self._by_split(found), {"histograms": histograms}, []
+        return self._evaluations_by_split(found), {"histograms": histograms}, []
 
-    def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
+    def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """A list with one dict for each model: its evaluation, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
 
@@ -179,7 +179,7 @@ def _wait_for_writer(folder: Path) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
-            with only_writer(folder):
+            with hold_folder_lock(folder):
                 return
         except RunError:
             time.sleep(1)

@@ -86,7 +86,7 @@ def read_identity(path: Path) -> bytes:
         raise ValueError(f"{path} holds no identity key: 64 hexadecimal digits.") from None
 
 
-def public_identity(text: str) -> bytes:
+def parse_public_identity(text: str) -> bytes:
     """The public identity key (32 bytes) that `text` holds as 64 hexadecimal digits; raises ValueError for any other text."""
     try:
         return _key_bytes(text.strip())

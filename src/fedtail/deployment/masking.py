@@ -25,9 +25,9 @@ USUAL = 2                               # questions a round, until it is known
 
 
 class Masking(Protocol):
-    """Secure sums over nodes: `open` once for each round, then `sum` for each question."""
+    """Secure sums over nodes: `open_round` once for each round, then `sum_rows` for each question."""
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
+    def open_round(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round whose sums are over `threshold` clients or more. `counts` has the sampled clients of each node.
 
         `upcoming` has those of the next round, None where they are not sampled yet. `graph` says which nodes share masks; None:
@@ -35,8 +35,8 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any_members) -> Sum:
+    def sum_rows(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+                 check: Check = accept_any_members) -> Sum:
         """The sum of the nodes' rows, `width` integers modulo 2 ** modulus_bits, and the nodes in it; TooFew if few answer.
 
         `context` is the digest that masks are bound to. `check` is called with the nodes that answered, before their sum is
@@ -45,7 +45,7 @@ class Masking(Protocol):
         """
         ...
 
-    def take_refused(self) -> list[tuple[int, Refused]]:
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
         """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
         ...
 
@@ -67,7 +67,7 @@ class DropoutTolerant:
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
         self._graph: Graph | None = None
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
+    def open_round(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round: store its cohort, threshold and graph. Nothing is sent; keys are exchanged with the first question.
 
         The number of questions in the last round, if any, becomes the number of sums that new sessions are made for.
@@ -77,8 +77,8 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any_members) -> Sum:
+    def sum_rows(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+                 check: Check = accept_any_members) -> Sum:
         """The sum of the rows of the nodes that answer, unless `check` raises for them; there is no retry, so `again` is unused.
 
         Exchanges keys first where the round's session is not open or its sums are used up. With `ahead`, the first sum of a round
@@ -86,42 +86,42 @@ class DropoutTolerant:
         """
         counts, threshold, upcoming = self._cohort
         if not self._left:
-            self._begin(counts, threshold)
-        ahead = self._new_session(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
+            self._open_session(counts, threshold)
+        ahead = self._next_session(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
         return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
-    def take_refused(self) -> list[tuple[int, Refused]]:
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
         """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
-        return take_refused(self._rounds.server)
+        return pop_refused_messages(self._rounds.server)
 
-    def _begin(self, counts: Counts, threshold: int) -> None:
+    def _open_session(self, counts: Counts, threshold: int) -> None:
         """Open a session for this cohort: the one prepared in the round before if it fits and has enough keys, else a new one.
 
         A new one takes two exchanges. A prepared session is used only for the first question of a round. Raises TooFew where the
         cohort has fewer than `threshold` clients or 2 nodes, or too few nodes send keys.
         """
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
-        if prepared is not None and self._fits(prepared, counts, threshold):
+        if prepared is not None and self._session_fits(prepared, counts, threshold):
             try:
                 self._rounds.open(prepared)
                 self._session, self._left = prepared, prepared.queries
                 return
             except TooFew:
                 pass                                                # more nodes may be there by now
-        fresh = self._new_session(counts, threshold)
+        fresh = self._next_session(counts, threshold)
         if fresh is None:
             raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are sampled; needed are {threshold} or more "
                          "clients at 2 or more nodes.")
         self._rounds.open(fresh)
         self._session, self._left = fresh, fresh.queries
 
-    def _fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
+    def _session_fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
         """Whether a session that was prepared in the round before has the nodes and threshold that this cohort needs."""
         same = prepared.members == tuple(sorted(counts))
-        return same and prepared == self._make_session(prepared.round, counts, threshold, prepared.queries)
+        return same and prepared == self._session_with_number(prepared.round, counts, threshold, prepared.queries)
 
-    def _new_session(self, counts: Counts, threshold: int) -> Session | None:
+    def _next_session(self, counts: Counts, threshold: int) -> Session | None:
         """A new session under the next number, for as many sums as the round is expected to need; nothing is sent.
 
         None where the cohort has fewer than `threshold` clients or 2 nodes, or the graph has no session for it.
@@ -131,11 +131,11 @@ class DropoutTolerant:
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
         try:
-            return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
+            return self._session_with_number(self._number, counts, threshold, min(more, MOST_QUERIES))
         except TooFew:
             return None
 
-    def _make_session(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
+    def _session_with_number(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
 
         Its threshold is in nodes: so many that any of them hold `threshold` clients. Without a graph every pair of nodes shares
@@ -155,17 +155,17 @@ class AllOrNothing:
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
+    def open_round(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round: store its cohort and threshold. `upcoming` and `graph` are ignored: every pair of nodes shares masks."""
         self._counts, self._threshold = counts, threshold
 
-    def begin(self, nodes: tuple[int, ...]) -> None:
+    def exchange_keys(self, nodes: tuple[int, ...]) -> None:
         """Exchange keys with these nodes, in one exchange, at the first call of a run; later calls do nothing."""
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
-            check: Check = accept_any_members) -> Sum:
+    def sum_rows(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+                 check: Check = accept_any_members) -> Sum:
         """The sum over all nodes of the round that have keys; where some do not answer, one retry over the others.
 
         `again` charges for the retry and returns its context digest; None: the rows have no noise, and TooFew is raised instead.
@@ -175,7 +175,7 @@ class AllOrNothing:
         assert self._rounds is not None
         known = set(self._rounds.server.members_with_keys)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._check_enough(members, check)
+        self._check_enough_clients(members, check)
         try:
             found = self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
@@ -183,16 +183,16 @@ class AllOrNothing:
                 raise TooFew(f"no row came from nodes {', '.join(map(str, why.missing))}, and all are needed: nothing is "
                              "released. Without noise there is no retry: a late row would be the difference of the two sums. "
                              "Use the schedule ahead or simple where nodes drop out.") from why
-            self._check_enough(tuple(one for one in members if one not in why.missing), check)
+            self._check_enough_clients(tuple(one for one in members if one not in why.missing), check)
             found = self._rounds.retry(again())
         check(found.survivors)                                      # with what came along with the rows
         return found
 
-    def take_refused(self) -> list[tuple[int, Refused]]:
-        """The pairs (node, Refused) of messages refused since the last call, [] before `begin`; the list here is emptied."""
-        return take_refused(self._rounds.server if self._rounds else None)
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
+        """The pairs (node, Refused) of messages refused since the last call, [] before `exchange_keys`; the list is emptied."""
+        return pop_refused_messages(self._rounds.server if self._rounds else None)
 
-    def _check_enough(self, members: tuple[int, ...], check: Check) -> None:
+    def _check_enough_clients(self, members: tuple[int, ...], check: Check) -> None:
         """Raise TooFew where the nodes `members` are fewer than 2 or hold fewer clients than the threshold; then call `check`."""
         clients = sum(self._counts[one] for one in members)
         if len(members) < 2 or clients < self._threshold:
@@ -201,7 +201,7 @@ class AllOrNothing:
         check(members)
 
 
-def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
+def pop_refused_messages(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
     """A server's list of refused messages as pairs (node, Refused); it is emptied there. [] where `server` is None."""
     if server is None:
         return []

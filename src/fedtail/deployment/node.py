@@ -20,13 +20,14 @@ from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
 from fedtail.deployment.old_trainings import remove_old_trainings
+from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
 from fedtail.evaluation.federated import ClientMetrics
 from fedtail.fleet import Broadcast
 from fedtail.questions import Count, Evaluate, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore
-from fedtail.runs.files import write_whole
+from fedtail.runs.files import write_atomically
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
@@ -92,6 +93,7 @@ def built_in_parts() -> Iterator[type]:
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
 
 
+@with_old_names
 class Node:
     """Answers questions for its own clients; a transport talks to the `Site` in front of it.
 
@@ -116,9 +118,9 @@ class Node:
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
-        self._forget()
+        self._forget_round()
 
-    def _forget(self) -> None:
+    def _forget_round(self) -> None:
         """Clear the open round: its broadcast, and the answers that were given in it."""
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
@@ -130,7 +132,7 @@ class Node:
         """The number of the open round; -1 where none is open."""
         return -1 if self._broadcast is None else self._broadcast.round
 
-    def tell(self, message: bytes) -> None:
+    def receive_broadcast(self, message: bytes) -> None:
         """Receive the beginning (a packed `Open`) or end (a packed `Close`) of a round; raises Refused for anything else.
 
         The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
@@ -138,17 +140,17 @@ class Node:
         """
         if message == self._opened:
             return
-        received = self._read(message)
+        received = self._unpack_message(message)
         if isinstance(received, Open):
-            self._open(message, received)
+            self._open_round(message, received)
         elif isinstance(received, Close):
             if received.round == self.round:
                 self.fleet.close_round(received.finished)
-                self._forget()
+                self._forget_round()
         else:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
-    def _open(self, message: bytes, received: Open) -> None:
+    def _open_round(self, message: bytes, received: Open) -> None:
         """Begin the round of `received`, the unpacked `message`. Noise is drawn on this machine, never from a seed of the server.
 
         Where it is of another training, that training's memory is loaded first. A round that is still open is closed: as finished
@@ -159,7 +161,7 @@ class Node:
             self._switch_training(received.training)
         if self.round >= 0:                                    # nobody said how it ended: the server was started again
             self.fleet.close_round(self.round < broadcast.round and self.round not in received.lost)
-        self._forget()
+        self._forget_round()
         self.fleet.open_round(received.cohort, broadcast)
         self._opened, self._broadcast = message, broadcast
 
@@ -169,7 +171,7 @@ class Node:
         An open round is closed as not finished.
         """
         place = self._state_file(training)
-        self.recall(place.read_bytes() if place and place.is_file() else b"")
+        self.restore(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
             self.fleet.reset_to_folder(place.parent)
         self._training = training
@@ -183,9 +185,9 @@ class Node:
 
         Raises Refused where the message is malformed or about another round.
         """
-        return pack(self._sums(ask))
+        return pack(self._encoded_sums(ask))
 
-    def row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
+    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a packed `Ask`, joined into one numpy vector of integers.
 
         They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. Raises Refused
@@ -198,13 +200,13 @@ class Node:
             raise Refused(f"the question is of attempt {asked.attempt}, and the sum of attempt {attempt}.")
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
-        if asked.attempt and not may_be_repeated(asked.questions):
+        if asked.attempt and not may_retry_sum(asked.questions):
             raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
-        sums = self._sums(ask)
+        sums = self._encoded_sums(ask)
         assert self._broadcast is not None
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
-    def silent(self, ask: bytes) -> int:
+    def silent_clients(self, ask: bytes) -> int:
         """How many of this node's clients answered a packed `Ask` with zeros although they were to contribute to its sums.
 
         Questions with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
@@ -212,7 +214,7 @@ class Node:
         hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
         return self.fleet.count_silent_clients(hidden)
 
-    def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
+    def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The encoded sums (or gathered rows) of a packed `Ask`, one tensor for each question.
 
         They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
@@ -226,14 +228,14 @@ class Node:
 
     def _read_ask(self, ask: bytes) -> Ask:
         """Unpack an `Ask`. Raises Refused where the message is malformed, is something else, or is not about the open round."""
-        asked = self._read(ask)
+        asked = self._unpack_message(ask)
         if not isinstance(asked, Ask):
             raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
         if asked.round != self.round:
             raise Refused(f"round {asked.round} is asked about, but round {self.round} is open (-1: none).")
         return asked
 
-    def _read(self, message: bytes) -> Any:
+    def _unpack_message(self, message: bytes) -> Any:
         """Unpack a message (an `Open`, `Ask` or `Close`) from classes that this node knows; Refused where it is malformed."""
         try:
             return unpack(message, self.types)
@@ -241,7 +243,7 @@ class Node:
             raise Refused(f"a message could not be read: {why}") from why      # which is about the message
 
     def save(self) -> bytes:
-        """The state as bytes, for `recall` in another process; also written to the training's folder where the node has one.
+        """The state as bytes, for `restore` in another process; also written to the training's folder where the node has one.
 
         Of the answers in the open round only private ones are in it, because others can be computed again. Raises RowsError where
         clients remember more than fits into a message and the node has no folder.
@@ -257,10 +259,10 @@ class Node:
         saved = pack(Computed(self._opened, tuple(memo.items()), given, small, tuple(remembered.items()), self._training,
                               tuple(stores.items()), self.fleet.rows_stamp))
         if place is not None and (kept or remembered or place.parent.is_dir()):
-            self._write(place, saved, {mark.file for mark in stores.values()})
+            self._write_state(place, saved, {mark.file for mark in stores.values()})
         return saved
 
-    def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
+    def _write_state(self, place: Path, saved: bytes, named: set[str]) -> None:
         """Write the state `saved` to the file `place`, as the only writer of the training's folder, which is created.
 
         When a training is written for the first time, old ones are deleted. `named` are the files of rows that the state refers
@@ -270,19 +272,19 @@ class Node:
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
         self.fleet.lock_folder()                               # of which one node is the writer
-        write_whole(place, saved)
+        write_atomically(place, saved)
         if not self.fleet.rows_stamp:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
-    def recall(self, saved: bytes) -> None:
+    def restore(self, saved: bytes) -> None:
         """Replace the state by one that `save` returned; b"" begins without any memory. An open round is closed as not finished.
 
         The round that was open when it was saved is opened again. Takes the writer's lock of the training's folder, if that
         exists.
         """
         self.fleet.close_round(False)
-        self._forget()
+        self._forget_round()
         self._training, self._named = b"", set()
         if not saved:
             self.fleet.restore_memory(ClientMemory(self.fleet.population.key, {}))
@@ -296,13 +298,13 @@ class Node:
             kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
         self.fleet.restore_memory(ClientMemory(self.fleet.population.key, kept))
         if was.opened:
-            self._open(was.opened, self._read(was.opened))
+            self._open_round(was.opened, self._unpack_message(was.opened))
             self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
 
 
-def may_be_repeated(questions: Iterable[Any]) -> bool:
+def may_retry_sum(questions: Iterable[Any]) -> bool:
     """Whether an all-or-nothing sum of these questions may be retried over fewer nodes: only if clients add noise to every one.
 
     Without fresh noise, a row that comes late would be revealed as the difference of the two sums.

@@ -32,7 +32,7 @@ class Reply:
     """A node's reply to one message."""
 
     about: Key                          # digest of the message
-    answer: Blob = b""                  # sums in the clear, packed; with a masked row `silence`
+    answer: Blob = b""                  # sums in the clear, packed; with a masked row what `encode_silent_count` gives
     secure: Blob = b""
     problem: Blob = b""                 # what went wrong or was refused, in words without data
 
@@ -40,18 +40,18 @@ class Reply:
 def read_reply(message: bytes, reply: bytes) -> Reply:
     """Decode the reply to `message`. Raises Refused where it is malformed, or names the digest of another message."""
     read = decode(Reply, reply)
-    if read.about != digest(message):
+    if read.about != message_digest(message):
         raise Refused("an answer to another message came, too late.")
     return read
 
 
-def silence(clients: int) -> bytes:
+def encode_silent_count(clients: int) -> bytes:
     """The `answer` field of a reply with a masked row: how many clients sent only zeros in it, as 4 bytes; b"" for 0."""
     return clients.to_bytes(4, "big") if clients else b""
 
 
-def silent_clients(answer: bytes) -> int:
-    """How many clients sent only zeros in a masked row, from the `answer` field of its reply (see `silence`).
+def decode_silent_count(answer: bytes) -> int:
+    """How many clients sent only zeros in a masked row, from the `answer` field of its reply (see `encode_silent_count`).
 
     Raises Refused unless the field has 0 or 4 bytes.
     """
@@ -60,12 +60,12 @@ def silent_clients(answer: bytes) -> int:
     return int.from_bytes(answer, "big")
 
 
-def digest(message: bytes) -> bytes:
+def message_digest(message: bytes) -> bytes:
     """The SHA-256 digest (32 bytes) by which a reply names the message it answers."""
     return hashlib.sha256(message).digest()
 
 
-def message_bytes(value: NodeMessage | Reply) -> bytes:
+def encode_message(value: NodeMessage | Reply) -> bytes:
     """Encode a message or a reply as bytes, which `read_message` or `read_reply` decodes."""
     return encode(value)
 
@@ -87,7 +87,7 @@ class AnswerReport:
     problems: Mapping[int, str]         # by node: what it reported, or why its answer was not used
     exchanges: int = 1                  # with the nodes, keys and unmasking included
 
-    def line(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The report as a dict of plain values for answers.jsonl, in which `sampled` is called "asked" and nodes are texts."""
         return {"round": self.round, "question": self.question, "asked": self.sampled, "answered": self.answered,
                 "exchanges": self.exchanges, "problems": {str(node): why for node, why in self.problems.items()}}

@@ -20,8 +20,8 @@ def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
     A training whose folder another process is writing stays as well. A folder is renamed before it is deleted, so that a crash
     leaves no training half deleted; what a crash left of earlier deletions is deleted too. Other folders are not touched.
     """
-    trainings = [place for place in folder.iterdir() if place.is_dir() and _is_training(place.name) and place != used]
-    for place in sorted(trainings, key=_last_used, reverse=True)[most - 1:]:
+    trainings = [place for place in folder.iterdir() if place.is_dir() and _is_training_name(place.name) and place != used]
+    for place in sorted(trainings, key=_last_change_time, reverse=True)[most - 1:]:
         lock = WriterLock(place)
         with suppress(RowsError):
             lock.acquire(patience=0.0)
@@ -32,14 +32,14 @@ def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _is_training(name: str) -> bool:
+def _is_training_name(name: str) -> bool:
     """Whether `name` has the form of a training's folder: pairs of hexadecimal digits in lower case."""
     with suppress(ValueError):
         return bytes.fromhex(name).hex() == name
     return False
 
 
-def _last_used(place: Path) -> float:
+def _last_change_time(place: Path) -> float:
     """When the folder or a file in it was last changed, in seconds since 1970; 0.0 where it does not exist."""
     with suppress(FileNotFoundError):
         return max(path.stat().st_mtime for path in (place, *place.iterdir()))

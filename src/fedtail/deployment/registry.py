@@ -52,16 +52,16 @@ class Who(NodeInfo):
 TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
-def node_info(settings: NodeSettings) -> bytes:
+def packed_node_info(settings: NodeSettings) -> bytes:
     """The packed node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
 
     With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
     with keys = "data" the keys in the data are sent as they are.
     """
-    population = settings.population()
+    population = settings.read_population()
     key = population.key
     if settings.keys == "name":
-        key = hash_bits(name_seed(settings.name), "client of a node", population.key)
+        key = hash_bits(seed_from_name(settings.name), "client of a node", population.key)
     return pack(Who(settings.name, key, population.mass.double(), population.group))
 
 
@@ -73,7 +73,7 @@ def read_node_info(data: bytes) -> NodeInfo:
     return info
 
 
-def name_seed(name: str) -> int:
+def seed_from_name(name: str) -> int:
     """A seed in [0, 2 ** 63) from the first 8 bytes of SHA-256 of a node's name, with which its clients' keys are hashed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
 
@@ -94,11 +94,11 @@ class ClientRegistry:
         return len(self.key)
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """The number of nodes that hold at least one client."""
         return len(self.node.unique())
 
-    def counts(self, cohort: Cohort) -> dict[int, int]:
+    def clients_per_node(self, cohort: Cohort) -> dict[int, int]:
         """The number of a cohort's clients at each node, by node in ascending order; nodes without any of them are left out."""
         nodes, counts = self.node[cohort.ids].unique(return_counts=True)
         return dict(zip(nodes.tolist(), counts.tolist(), strict=True))
@@ -126,7 +126,7 @@ class ClientRegistry:
         groups = group if self.group is None or group is None else torch.cat([self.group, group])
         nodes, places = torch.full((len(key),), node), torch.arange(len(key))
         return ClientRegistry(torch.cat([self.key, key]), torch.cat([self.mass, mass.double()]), torch.cat([self.node, nodes]),
-                      torch.cat([self.place, places]), groups)
+                              torch.cat([self.place, places]), groups)
 
     @classmethod
     def empty(cls) -> ClientRegistry:

@@ -14,8 +14,8 @@ from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
-from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply, silent_clients
+from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_retry_sum
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, decode_silent_count, encode_message, read_reply
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import value_with_new_name, with_old_names
 from fedtail.fleet import Broadcast
@@ -61,8 +61,8 @@ class RemoteFleet:
         self.answers_outside_largest_node = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
-        self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
-                                  else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
+        self._masking: Masking = (AllOrNothing(self._exchange_secure_messages, self._run) if schedule == "all-or-nothing"
+                                  else DropoutTolerant(self._exchange_secure_messages, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients sampled in this round, by node
@@ -90,7 +90,7 @@ class RemoteFleet:
         unsent.
         """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
-        self._counts, self._masked_round, self._heard = self.population.counts(cohort), -1, set()
+        self._counts, self._masked_round, self._heard = self.population.clients_per_node(cohort), -1, set()
         for node in self._counts:
             before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
@@ -101,10 +101,10 @@ class RemoteFleet:
         The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises
         RoundLost where no node answered.
         """
-        ask = self._pack_question(questions, encoding)
+        ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
-        found = {node: sums for node, reply in replies.items() if (sums := self._sums(node, reply, questions, encoding))}
-        self._report(found)
+        found = {node: sums for node, reply in replies.items() if (sums := self._checked_sums(node, reply, questions, encoding))}
+        self._append_report(found)
         if not found:
             first = next((f" Node {node} says: {why}" for node, why in self._problems.items() if why != SILENT), "")
             raise RoundLost(f"no node answered.{first}")
@@ -123,7 +123,7 @@ class RemoteFleet:
         shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
-        self._asking = self._pack_question(questions, encoding)
+        self._asking = self._begin_questions(questions, encoding)
 
         def retry_context() -> bytes:
             """Charge for the retry, mark the question as a second attempt, and return the context digest of that question."""
@@ -145,17 +145,17 @@ class RemoteFleet:
                 refuse_few_clients(expected, sum(expected.values()) - missing + silent, members)
 
         try:
-            self._open_masked(threshold, graph)
+            self._open_masked_round(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, context,
-                                      retry_context if may_be_repeated(questions) else None, check_enough)
+            found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
+                                           retry_context if may_retry_sum(questions) else None, check_enough)
         except Refused as why:
-            self._report(())
+            self._append_report(())
             raise RoundLost(str(why)) from why
-        self._note_refused()
+        self._note_refused_messages()
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
-        self._report(found.survivors)
+        self._append_report(found.survivors)
         self._heard |= set(found.survivors)
         return list(torch.from_numpy(found.total).split(widths))
 
@@ -204,7 +204,7 @@ class RemoteFleet:
         """
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
+    def _open_masked_round(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums, at its first masked question; further calls in the same round do nothing.
 
         With the all-or-nothing schedule, the first call of a run exchanges keys with all registered nodes.
@@ -212,17 +212,18 @@ class RemoteFleet:
         if self._masked_round == self._broadcast.round:
             return
         upcoming = self._drawn.get(self._broadcast.round + 1)
-        self._masking.open(self._counts, threshold, None if upcoming is None else self.population.counts(upcoming), graph)
+        expected = None if upcoming is None else self.population.clients_per_node(upcoming)
+        self._masking.open_round(self._counts, threshold, expected, graph)
         if isinstance(self._masking, AllOrNothing):
-            self._masking.begin(tuple(self.population.node.unique().tolist()))
+            self._masking.exchange_keys(tuple(self.population.node.unique().tolist()))
         self._masked_round = self._broadcast.round
 
-    def _pack_question(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """The questions of the open round, packed for nodes; resets the problems, exchanges and zeros noted for the last ones."""
+    def _begin_questions(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
+        """Reset the problems, exchanges and zeros noted for the last questions; returns the new ones as a packed `Ask`."""
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
-    def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send each node its message of the secure sum, and return the replies' messages of the secure sum, both by node.
 
         A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then
@@ -232,7 +233,7 @@ class RemoteFleet:
         replies = self._exchange_messages(contents, asks)
         for node in asks.keys() & replies.keys():
             try:
-                self._silent[node] = silent_clients(replies[node].answer)
+                self._silent[node] = decode_silent_count(replies[node].answer)
             except Refused as why:
                 self._problems[node] = str(why)
                 del replies[node]
@@ -249,7 +250,7 @@ class RemoteFleet:
         for node, bundle in secure.items():
             self._messages += 1
             broadcasts = tuple(self._unsent[node]) if node in asks else ()
-            messages[node] = message_bytes(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
+            messages[node] = encode_message(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
         came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
         for node, message in messages.items():
@@ -268,7 +269,7 @@ class RemoteFleet:
             replies[node] = reply
         return replies
 
-    def _sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
+    def _checked_sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
         """The sums in a node's reply, one tensor for each question, checked for shape, dtype and range.
 
         None where the reply holds a problem or the answer is malformed; the latter is noted in `_problems`.
@@ -279,24 +280,24 @@ class RemoteFleet:
             sums = unpack(reply.answer, self._types)
             dim, counts = self._broadcast.params.shape[-1], self._counts[node]
             for one, question in zip(sums, questions, strict=True):
-                check_answer(one, (counts,) if question.gather else (), question.width(dim), encoding)
+                check_node_answer(one, (counts,) if question.gather else (), question.width(dim), encoding)
         except Exception as why:                             # whatever garbage makes the reader say
             self._problems[node] = f"its answer was not taken: {why}"[:LONGEST]
             return None
         return sums
 
-    def _note_refused(self) -> None:
+    def _note_refused_messages(self) -> None:
         """Note in `_problems` why messages of secure sums were refused since the last call; a node's earlier reason is kept."""
-        for node, why in self._masking.take_refused():
+        for node, why in self._masking.pop_refused_messages():
             self._problems.setdefault(node, str(why))
 
-    def _report(self, nodes: Iterable[int]) -> None:
-        """Append to `reports` the report of a question whose sums hold the answers of `nodes`; none: nothing was released.
+    def _append_report(self, nodes: Iterable[int]) -> None:
+        """Append to `reports` the report of a question; its sums hold the answers of `nodes`. With none, nothing was released.
 
         Sets `answer_count` to the number of clients at these nodes, and `answers_outside_largest_node` to that of the clients at
         all but the largest of them.
         """
-        self._note_refused()
+        self._note_refused_messages()
         counts = [self._counts[node] for node in nodes]
         self.answer_count = answered = sum(counts)
         self.answers_outside_largest_node = answered - max(counts, default=0)
@@ -312,7 +313,7 @@ def asks_for_row(bundle: bytes) -> bool:
     return any(frame_class_and_session(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in decode_bundle(bundle))
 
 
-def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
+def check_node_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
     """Raise Refused unless `one`, a node's answer, is a finite tensor of shape (*lead, width) and of the encoding's dtype.
 
     That is float64 where the encoding has no modulus; else int64, with values in [0, 2 ** modulus_bits). `lead` is (clients,)

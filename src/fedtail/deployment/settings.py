@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
-from fedtail.experiment.values import fit_value, type_hints_of
+from fedtail.experiment.values import convert_value, type_hints_by_name
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
 from fedtail.secure.identity import Identity
 from fedtail.secure.sparse_graph import CORRUPTED
@@ -101,19 +101,19 @@ class NodeSettings:
         for name, example in WORDS.items():
             if name not in given:
                 raise ValueError(f"{place.name} does not say {name}. Write {example}.")
-        hints = type_hints_of(cls)
+        hints = type_hints_by_name(cls)
         for name, value in given.items():
-            problem, _ = fit_value(value, hints[name])
+            problem, _ = convert_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {short_text(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
-    def site(self, seed: int = 0) -> Site:
+    def make_site(self, seed: int = 0) -> Site:
         """The `Site` that answers messages for this node; data and model are read only when a message first needs them.
 
         `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
         """
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
+        return Site(lambda: self.make_node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
                     answer_after=self.answer_after)
 
     def own_identity(self) -> Identity | None:
@@ -123,28 +123,29 @@ class NodeSettings:
         """
         if not self.identity:
             return None
-        from fedtail.deployment.keys import public_identity, read_identity
+        from fedtail.deployment.keys import parse_public_identity, read_identity
 
-        return Identity(read_identity(self.folder / self.identity), tuple(map(public_identity, self.pinned)), self.colluding)
+        secret = read_identity(self.folder / self.identity)
+        return Identity(secret, tuple(map(parse_public_identity, self.pinned)), self.colluding)
 
-    def population(self) -> Population:
+    def read_population(self) -> Population:
         """The clients of this node with the examples they train on, read from `data` anew at each call."""
-        return self.splits()[0]
+        return self.read_splits()[0]
 
-    def splits(self) -> tuple[Population, Population | None]:
+    def read_splits(self) -> tuple[Population, Population | None]:
         """The pair (train, test): this node's clients with the examples they train on, and with those models are evaluated on.
 
         Test examples come from the file `test`, or are a random `test_share` of each client's examples in `data`. Where neither
         is set, test is None and clients train on all their examples. The files are read at each call.
         """
-        from fedtail.data.opening import open_any
+        from fedtail.data.opening import open_any_data
 
-        whole = open_any(self.folder / self.data, **self.columns)
+        whole = open_any_data(self.folder / self.data, **self.columns)
         if self.test:
-            return whole, match_by_name(open_any(self.folder / self.test, **self.columns), whole)
+            return whole, match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
-    def node(self, seed: int) -> Node:
+    def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
         `seed` is for making the model. Code that is not fedtail's is imported only from what `trust` lists. The clients' memory
@@ -155,14 +156,14 @@ class NodeSettings:
         from fedtail.deployment.parts import user_parts
         from fedtail.experiment.trust import Trust
 
-        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.of(self.trust, self.folder))
+        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
         own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
-        population, test = self.splits()
+        population, test = self.read_splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings)
 
 
-def match_by_name(test: Population, clients: Population) -> Population:
+def match_clients_by_name(test: Population, clients: Population) -> Population:
     """The clients of `test` whose names occur in `clients`, in the order of `test`, with the keys that they have in `clients`.
 
     Raises ValueError where either population has no names, or no name occurs in both.

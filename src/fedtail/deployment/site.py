@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message, silence
+from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -26,7 +27,7 @@ MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computi
 class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
-    def tell(self, message: bytes) -> None:
+    def receive_broadcast(self, message: bytes) -> None:
         """Receive the broadcast that begins a round (a packed `Open`) or ends one (a packed `Close`); Refused for any other."""
         ...
 
@@ -37,23 +38,23 @@ class Computing(Protocol):
         """
         ...
 
-    def row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
+    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
-        Refused where the question may not be answered under masks.
+        Refused where the question may not be answered under masks, or is of another `attempt` (0 for a first one, 1 for a retry).
         """
         ...
 
-    def silent(self, ask: bytes) -> int:
+    def silent_clients(self, ask: bytes) -> int:
         """How many of this node's clients sent only zeros in the row for this question although they were to contribute to it."""
         ...
 
     def save(self) -> bytes:
-        """The state of this part as bytes, which `recall` takes in another process."""
+        """The state of this part as bytes, which `restore` takes in another process."""
         ...
 
-    def recall(self, saved: bytes) -> None:
+    def restore(self, saved: bytes) -> None:
         """Replace the state of this part by one that `save` returned; b"" begins without any state."""
         ...
 
@@ -69,6 +70,7 @@ class SiteState:
     node: Blob = b""
 
 
+@with_old_names
 class Site:
     """One node of a deployment, as a transport sees it: `handle(message) -> reply`, bytes both ways.
 
@@ -84,10 +86,11 @@ class Site:
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
-        """Store the settings; nothing is loaded or computed yet. Raises ValueError unless 0 <= `answer_after` < infinity.
+        """Store the settings; nothing is loaded or computed yet.
 
-        `node` returns the part that computes; it is called when the data are first needed, and again after `recall`.
-        `repetitions` is how often the server may repeat an all-or-nothing sum over fewer nodes.
+        Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only` is off. `node` returns
+        the part that computes; it is called when the data are first needed, and again after `restore`. `repetitions` is how often
+        the server may repeat an all-or-nothing sum over fewer nodes.
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
@@ -105,12 +108,12 @@ class Site:
         self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
-        """The whole state of this node as bytes, for `recall`. It holds secrets: store it where only this node reads."""
+        """The whole state of this node as bytes, for `restore`. It holds secrets: store it where only this node reads."""
         participant = self._participant.save() if self._participant else b""
         return encode(SiteState(self._run, self._me, tuple(self._broadcasts), participant,
                                 self._node.save() if self._node is not None else self._saved_node))
 
-    def recall(self, saved: bytes) -> Site:
+    def restore(self, saved: bytes) -> Site:
         """Replace this node's state by one that `save` returned, and return this same object.
 
         The part that computes is dropped; it is made again, and given its own saved state, when a message next needs it. Raises
@@ -131,31 +134,31 @@ class Site:
         that is 0.
         """
         began = time.monotonic() if began is None else began
-        reply = self._reply(content)
+        reply = self._reply_or_problem(content)
         if keep is not None:
             keep(self.save())
         if self.answer_after:
-            wait_for_multiple(began, self.answer_after)
+            sleep_to_next_multiple(began, self.answer_after)
         return reply
 
-    def _reply(self, content: bytes) -> bytes:
+    def _reply_or_problem(self, content: bytes) -> bytes:
         """The reply to a message, without the wait of `answer_after`; any exception becomes a reply that holds its `error_text`.
 
         Changes the state: a new run begins afresh, and the message's broadcasts join those that wait for the part that computes.
         Only the newest MOST_BROADCASTS of them are kept.
         """
-        about = digest(content)
+        about = message_digest(content)
         try:
             message = read_message(content)
-            self._begin(message)
+            self._begin_run(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return message_bytes(self._answer_masked(about, message))
-            return message_bytes(Reply(about, self._answer_in_the_clear(message)))
+                return encode_message(self._masked_reply(about, message))
+            return encode_message(Reply(about, self._unmasked_answer(message)))
         except Exception as why:
-            return message_bytes(Reply(about, problem=error_text(why).encode()))
+            return encode_message(Reply(about, problem=error_text(why).encode()))
 
-    def _begin(self, message: NodeMessage) -> None:
+    def _begin_run(self, message: NodeMessage) -> None:
         """If the message belongs to another run than the last one, forget that run and take this node's number from the message.
 
         Waiting broadcasts and the secrets of secure sums are dropped with the old run. Raises Refused where the message is for a
@@ -167,7 +170,7 @@ class Site:
         if message.to != self._me:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
-    def _answer_in_the_clear(self, message: NodeMessage) -> bytes:
+    def _unmasked_answer(self, message: NodeMessage) -> bytes:
         """The packed answer to the message's question, without masks; b"" where it asks none.
 
         Broadcasts that wait are passed on to the part that computes first. Raises Refused for a question where `masked_only` is
@@ -181,7 +184,7 @@ class Site:
             raise Refused("this node answers under masks only (masked_only).")
         return self._loaded_node().answer(message.ask)
 
-    def _answer_masked(self, about: bytes, message: NodeMessage) -> Reply:
+    def _masked_reply(self, about: bytes, message: NodeMessage) -> Reply:
         """The reply to the message's part of a secure sum: key exchange, masked row or unmasking, whichever the server asks for.
 
         `about` is the digest of the message. Texts of what was refused are joined into the reply's `problem`; the rest is still
@@ -191,10 +194,11 @@ class Site:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
         self._silent = 0
-        answer, refused = self._participant.answer(message.secure, lambda _, ask, attempt=0: self._row(message, ask, attempt))
-        return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
+        answer, refused = self._participant.answer(
+            message.secure, lambda _, ask, attempt=0: self._integer_row(message, ask, attempt))
+        return Reply(about, encode_silent_count(self._silent), answer, "; ".join(map(str, refused)).encode())
 
-    def _row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
+    def _integer_row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
         """The pair (row of integers, context digest) for a masked question; sets `_silent` to the clients in it with zeros only.
 
         Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
@@ -203,8 +207,8 @@ class Site:
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            row = self._loaded_node().row(message.ask, ask.modulus_bits, attempt)
-            self._silent = self._loaded_node().silent(message.ask)
+            row = self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt)
+            self._silent = self._loaded_node().silent_clients(message.ask)
             return row
         except Refused:
             raise
@@ -215,14 +219,14 @@ class Site:
         """The part that computes, after it received all waiting broadcasts; the first call makes it and restores its state."""
         if self._node is None:
             node = self._make()
-            node.recall(self._saved_node)
+            node.restore(self._saved_node)
             self._node = node
         while self._broadcasts:
-            self._node.tell(self._broadcasts.pop(0))
+            self._node.receive_broadcast(self._broadcasts.pop(0))
         return self._node
 
 
-def wait_for_multiple(began: float, seconds: float) -> None:
+def sleep_to_next_multiple(began: float, seconds: float) -> None:
     """Sleep until 1, 2, 3, ... times `seconds` after `began` (by `time.monotonic()`), whichever of these times comes next.
 
     Logs a warning where it is not the first, because the multiple reveals roughly how long the answer took.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Blocks
-from fedtail.data.arrays import tensors_of
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.engine.kernels import Kernel
 
@@ -63,7 +63,7 @@ def max_clients_at_once(kernel: Kernel, population: Population, device: torch.de
 
     The bounds are on the parameters of all models, and on examples padded to the largest client; a GPU gets 64 times the room.
     """
-    per_example = sum(values[0].numel() for values in (*tensors_of(population.inputs), population.targets))
+    per_example = sum(values[0].numel() for values in (*input_tensors(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example
     room = 1 if device.type == "cpu" else ON_A_GPU
     return max(1, min(kernel.stack, room * ROW_ENTRIES // kernel.dim, room * EXAMPLE_ENTRIES // padded))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.arrays import inputs_to_device
-from fedtail.data.population import Population, rows_of
+from fedtail.data.population import Population, select_rows
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.modules import (
@@ -183,7 +183,7 @@ class ModuleKernel:
         """
         rows = []
         for k in range(len(params)):
-            _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
@@ -194,7 +194,7 @@ class ModuleKernel:
         """
         sums, rows = [], []
         for k in range(len(params)):
-            losses, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
+            losses, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
             sums.append((losses * weight[k]).sum(dtype=torch.float64))
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(sums), torch.stack(rows)
@@ -205,14 +205,14 @@ class ModuleKernel:
         for k in range(len(params)):
             self._bind_parameters(self.trained, params[k])
             with torch.no_grad(), use_precision(self.precision, self.device):
-                outputs = call_module(self.training, rows_of(inputs, k))
+                outputs = call_module(self.training, select_rows(inputs, k))
             rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
         return torch.stack(rows)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The gradient of each example's loss, (examples, dim), under one model (dim,), by one backward pass per example."""
         one = params.new_ones(1)
-        alone = [(rows_of(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
+        alone = [(select_rows(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
         found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
         return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
 
@@ -222,7 +222,7 @@ class ModuleKernel:
         The module's parameters are views of a client's row, so they are updated without a flat gradient vector.
         """
         for k in range(len(params)):
-            _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
 
@@ -269,7 +269,7 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with lock_and_restore_generators(device), suppress(Exception):
         before = generator_states(device)
-        kernel.gradients(task.params().to(device, dtype)[None], rows_of(inputs, slice(1)), targets[:1],
+        kernel.gradients(task.params().to(device, dtype)[None], select_rows(inputs, slice(1)), targets[:1],
                          torch.full((1, 2), 0.5, device=device, dtype=dtype))
         return not all(map(torch.equal, before, generator_states(device)))
     return True
@@ -281,7 +281,7 @@ def two_client_batch(population: Population, device: torch.device, dtype: torch.
     Both are on `device`, floating-point inputs in `dtype`.
     """
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
-    return inputs_to_device(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
+    return inputs_to_device(cast_inputs(select_rows(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

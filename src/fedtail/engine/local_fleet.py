@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
-from fedtail.data.arrays import tensors_of
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
 from fedtail.engine.blocks import cohort_blocks, max_blocks, max_clients_at_once
@@ -168,7 +168,7 @@ class LocalFleet(SimulatedFleet):
         Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
         """
         opening, _ = self._current_round()
-        written = opening.places.read_written()
+        written = opening.places.read_written_rows()
         self._rows.discard(opening.places)
         return written
 
@@ -327,6 +327,6 @@ def population_on_device(population: Population, device: torch.device) -> Popula
     """
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
-    needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))
+    needed = sum(tensor.nbytes for tensor in (*input_tensors(population.inputs), population.targets))
     free, _ = torch.cuda.mem_get_info(device)
     return population.to(device) if needed < free // 2 else population

@@ -98,15 +98,15 @@ class SimulatedFleet:
 
         Small rows are tensors (population, ...), NaN for a client that has none; large rows are references to their files.
         """
-        return ClientMemory(self.population.key, {**self._kept, **self._rows.rows()})
+        return ClientMemory(self.population.key, {**self._kept, **self._rows.rows_by_name()})
 
     def restore_memory(self, memory: ClientMemory) -> None:
         """Replace all that clients remember by `memory`, on disk too; ValueError where it is not of this population's clients."""
-        self._rows.forget()
+        self._rows.drop_stores()
         self._kept = {}
         for name, values in memory.entries_aligned_to(self.population.key).items():
             if isinstance(values, Rows):
-                self._rows.recall(name, values)
+                self._rows.restore_rows(name, values)
             elif values.shape[1:].numel() >= LARGE:        # of a run from before there were files of rows
                 known = ~values.flatten(1).isnan().all(1)
                 self._rows.write(name, self.population.key[known], values[known])
@@ -123,15 +123,15 @@ class SimulatedFleet:
 
         Raises RowsError where another fleet or process is the writer, or has written there since `unlock_folder`.
         """
-        self._rows.hold()
+        self._rows.start_writing()
 
     def unlock_folder(self) -> None:
         """Let other fleets and processes write to the folder for large rows; the next round that needs it locks it again."""
-        self._rows.release()
+        self._rows.stop_writing()
 
     def remove_unused_files(self, names: Collection[str]) -> None:
         """Delete files of large rows that are neither in use nor named in `names`; RowsError where another fleet writes there."""
-        self._rows.sweep(names)
+        self._rows.remove_unused_files(names)
 
     def _memory_of_cohort(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
         """What the cohort's clients remember, in cohort order and by name: small rows, and references to large rows.
@@ -141,16 +141,16 @@ class SimulatedFleet:
         """
         if broadcast.round == 0:
             self._kept = {}
-            self._rows.forget()
+            self._rows.drop_stores()
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
-                {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
+                {name: rows.row_references(self._cohort_keys(cohort)) for name, rows in self._rows.rows_by_name().items()})
 
     def _reserve_row_places(self, cohort: Cohort) -> RowPlaces:
         """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.
 
         Raises RowsError where another fleet writes to the folder.
         """
-        return self._rows.reserve(self._cohort_keys(cohort))
+        return self._rows.reserve_places(self._cohort_keys(cohort))
 
     def _cohort_keys(self, cohort: Cohort) -> Tensor:
         """The keys of the cohort's clients in the population, (clients,) int64, in the order of the cohort."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.clients import batches_across_clients, client_means
-from fedtail.data.arrays import tensors_of
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cohort_blocks
 from fedtail.engine.engine import Engine, resolve_engine
@@ -112,7 +112,7 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
     tensors, which PyTorch raises at every write in place. Classes and functions are held by weak references; None where one
     does not allow that, or a lazy module has no shapes yet.
     """
-    module, data = task.module, (*tensors_of(population.inputs), population.targets)
+    module, data = task.module, (*input_tensors(population.inputs), population.targets)
     try:
         return (*(ref(type(part)) for part in module.modules()),
                 *((name, t.shape, t.dtype, t.requires_grad) for name, t in (*module.named_parameters(), *module.named_buffers())),

@@ -18,7 +18,7 @@ from fedtail.experiment.part_tables import PartPlan, checked_arguments, import_f
 from fedtail.experiment.source import Key, Source, nearest_hint
 
 READERS: dict[str, Callable[..., Any]] = {
-    "arrays": data_sources.read_array_file, "leaf": data_sources.read_leaf, "saved": data_sources.open_saved,
+    "arrays": data_sources.read_array_file, "leaf": data_sources.read_leaf, "saved": data_sources.open_saved_population,
     "huggingface": data_sources.read_huggingface}
 GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
@@ -39,7 +39,7 @@ class DataPlan:
     follows: frozenset[str]                 # which of the seeds are the run's
 
     @property
-    def same_for_all_seeds(self) -> bool:
+    def is_same_for_all_seeds(self) -> bool:
         """Whether runs with different seeds have the same data and splits: no seed in the section is "run"."""
         return not self.follows
 
@@ -60,16 +60,16 @@ class DataPlan:
         if isinstance(population, Splits):
             return {name: self._drop_small_clients(part) for name, part in population._asdict().items()}
         if not isinstance(population, Population):
-            raise self.reader.source.refuse(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
-                                                              f"{type(population).__name__}.")
+            raise self.reader.source.error_at(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
+                                                                f"{type(population).__name__}.")
         split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
         try:
             splits = (self.split or SplitPlan(1.0))(self._drop_small_clients(population), split_seed)
         except FieldError as reason:
             file = "Write at_least = 2 below [data]." if reason.field == "at_least" else reason.write      # what helps in a file
-            raise self.reader.source.refuse(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
+            raise self.reader.source.error_at(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
         except ValueError as reason:
-            raise self.reader.source.refuse(("data", "split"), reason) from reason
+            raise self.reader.source.error_at(("data", "split"), reason) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
             splits["test"] = self._drop_small_clients(self._read_population(seed, path=self.test_path))
@@ -113,7 +113,7 @@ class DataPlan:
         return {**table, "seed": RUN} if name in self.follows else table
 
 
-def data_plan(source: Source) -> DataPlan:
+def plan_data(source: Source) -> DataPlan:
     """Check the [data] section, its kind, fields, partitioner, split and that paths exist; returns the plan to load it.
 
     No data are read. The user's own functions are imported where they are trusted. Raises ExperimentError, which names the
@@ -140,7 +140,7 @@ def data_plan(source: Source) -> DataPlan:
         given["dataset"] = source.folder / given["dataset"]
     at_least = table.get("at_least", 1)
     if type(at_least) is not int or at_least < 1:
-        raise source.refuse(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
+        raise source.error_at(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
     test = table.get("test_path")
     test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _plan_split(source, table, reader.name), at_least, test_path,
@@ -155,11 +155,11 @@ def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
-        raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
+        raise source.error_at(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
     if ":" in kind:
         return PartPlan(kind, plan_target(import_function(source, ("data", "kind"), kind)), {}, source, ("data",))
     if kind not in known:
-        raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest_hint(kind, known)}")
+        raise source.error_at(("data", "kind"), f"there is no kind of data {kind!r}. {nearest_hint(kind, known)}")
     target = READERS[kind] if kind in READERS else getattr(generators, kind)
     return PartPlan(kind, target, {}, source, ("data",))
 
@@ -173,18 +173,18 @@ def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPla
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
-        return PartPlan(name, _flower_settings, fields, source, key)
+        return PartPlan(name, _flower_partitioner_settings, fields, source, key)
     if name not in PARTITIONS:
-        raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
-                                            f"{nearest_hint(str(name), PARTITIONS)}")
+        raise source.error_at((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
+                                              f"{nearest_hint(str(name), PARTITIONS)}")
     target = getattr(partition, name)
     named = ("values",) if name == "by_column" else ()
     given = checked_arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
     return PartPlan(name, target, given, source, key)
 
 
-def _flower_settings(**settings: Any) -> Any:
-    """Stands for a Flower partitioner in a plan, and returns its settings as a dict; the real one is made with the data set."""
+def _flower_partitioner_settings(**settings: Any) -> Any:
+    """The keyword arguments as a dict: stands in a plan for a Flower partitioner, which can be made only with the data set."""
     return settings
 
 
@@ -193,20 +193,20 @@ def _partition_function(plan: PartPlan) -> data_sources.Deal:
 
     The planned partitioner assigns them.
     """
-    def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
+    def assign_clients(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
         """The client of each example, (examples,) int, as the partitioner assigns them.
 
         `read` returns a column by name, `y` names the labels, and `dataset` is the Hugging Face data set, which only Flower's
         partitioners use.
         """
-        if plan.target is _flower_settings:
+        if plan.target is _flower_partitioner_settings:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
         if plan.name == "by_column":
             return partition.by_column(read(plan.arguments["values"]))
         labels = read(y)
         return plan.make(**({"examples": len(labels)} if plan.name == "quantity_skew" else {"labels": labels}))
-    return deal
+    return assign_clients
 
 
 def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
@@ -218,17 +218,17 @@ def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan |
     split = table.get("split")
     if kind == "label_shift":
         if split is not None:
-            raise source.refuse(("data", "split"), "label_shift gives its own training, validation and test clients. Remove "
-                                                   "split, or set train_clients, validation_clients and test_clients.")
+            raise source.error_at(("data", "split"), "label_shift gives its own training, validation and test clients. Remove "
+                                                     "split, or set train_clients, validation_clients and test_clients.")
         return None
     if split is None:
         return SplitPlan(1.0) if "test_path" in table else SplitPlan(0.8, test=0.2)
     if not isinstance(split, dict):
-        raise source.refuse(("data", "split"), f"split must be a table, got {split!r}. Write "
-                                               "split = { train = 0.8, test = 0.2, seed = 0 }.")
+        raise source.error_at(("data", "split"), f"split must be a table, got {split!r}. Write "
+                                                 "split = { train = 0.8, test = 0.2, seed = 0 }.")
     given = checked_arguments(source, ("data", "split"), split, SplitPlan, "split")
     if "test_path" in table and given.get("test") is not None:
-        raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
+        raise source.error_at(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
         shares = [given.get(name) or 0 for name in ("validation", "test")]
         given["train"] = 1 - sum(share for share in shares if isinstance(share, (int, float)))
@@ -239,5 +239,5 @@ def _existing_path(source: Source, key: Key, value: Any) -> Path:
     """`value` as a path relative to the experiment file's folder. Raises ExperimentError about `key` where nothing is there."""
     path = source.folder / str(value)
     if not path.exists():
-        raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")
+        raise source.error_at(key, f"there is no {path}. Paths are relative to the experiment file.")
     return path

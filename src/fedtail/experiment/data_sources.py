@@ -28,9 +28,9 @@ def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: s
     `x`, `y`, `group` and `mass` name arrays, a list of names for several inputs. `client` names an array of client ids, or is
     a function that assigns the examples to clients.
     """
-    from fedtail.data.tables import read_arrays, suffix_of
+    from fedtail.data.tables import checked_suffix, read_arrays
 
-    read = Population.from_parquet if suffix_of(path) == ".parquet" else Population.from_npz
+    read = Population.from_parquet if checked_suffix(path) == ".parquet" else Population.from_npz
     dealt = client if isinstance(client, str) else client(y, lambda name: read_arrays(path, [name])[name], None)
     return read(path, x, y, dealt, group, mass)
 
@@ -46,7 +46,7 @@ def read_leaf(path: str, encode: str | None = None) -> Population:
     return Population.from_leaf(path, encode_characters if isinstance(encode, str) else encode)
 
 
-def open_saved(path: str) -> Population:
+def open_saved_population(path: str) -> Population:
     """The reader of [data] kind = "saved": a population from a folder that `Population.save` wrote. Its arrays stay on disk."""
     return Population.open(path)
 
@@ -104,7 +104,7 @@ class SplitPlan:
         return splits
 
 
-def fingerprint(splits: dict[str, Population]) -> str:
+def data_fingerprint(splits: dict[str, Population]) -> str:
     """The hexadecimal BLAKE2b digest of all tensors and client names of the splits; a run is not resumed where it has changed."""
     digest, known = hashlib.blake2b(digest_size=16), set()
     for name, population in sorted(splits.items()):

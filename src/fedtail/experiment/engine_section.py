@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import own_file
+from fedtail.experiment.part_tables import own_code_file
 from fedtail.experiment.values import NONE
 from fedtail.task import Task
 
@@ -54,11 +54,11 @@ class EnginePlan:
         """
         from fedtail.engine.ray import RayFleet
 
-        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),
+        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=loaded_own_modules(folder),
                         folder=memory)
 
 
-def own_modules(folder: Path) -> list[ModuleType]:
+def loaded_own_modules(folder: Path) -> list[ModuleType]:
     """The loaded modules whose files are in the experiment's `folder`, and so are missing on other machines.
 
     Modules of fedtail are left out.
@@ -66,7 +66,7 @@ def own_modules(folder: Path) -> list[ModuleType]:
     found = []
     for module in list(sys.modules.values()):
         name, file = getattr(module, "__name__", "fedtail"), getattr(module, "__file__", None) or ""
-        beside = own_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
+        beside = own_code_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
         if beside and beside.resolve() == Path(file).resolve():
             found.append(module)
     return found

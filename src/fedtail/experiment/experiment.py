@@ -21,11 +21,11 @@ from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
 from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.evaluation.federated import FederatedEvaluation
-from fedtail.experiment.data_section import DataPlan, data_plan
+from fedtail.experiment.data_section import DataPlan, plan_data
 from fedtail.experiment.engine_section import UNSET, EnginePlan
-from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_file, toml_value
+from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_code_file, toml_value
 from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
-from fedtail.experiment.task_section import TaskPlan, task_plan
+from fedtail.experiment.task_section import TaskPlan, plan_task
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
@@ -115,8 +115,8 @@ class Experiment:
         ExperimentError where the engine is Ray and the device is not the CPU.
         """
         if self.engine.kind == "ray" and self.device != "cpu":
-            raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
-                                                         "device = \"cpu\", or kind = \"local\" below [engine].")
+            raise self.source.error_at(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
+                                                           "device = \"cpu\", or kind = \"local\" below [engine].")
         if self.engine.kind == "local":
             at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
@@ -124,7 +124,7 @@ class Experiment:
         return self.engine.ray_fleet(task, population, self.source.folder, memory)
 
     @property
-    def evaluating(self) -> Engine:
+    def evaluation_engine(self) -> Engine:
         """The engine for evaluation and fine-tuning: the experiment's device and workers, always in full precision."""
         return Engine(self.device, workers=self.engine.workers)
 
@@ -151,13 +151,13 @@ class Experiment:
         privacy = {k: v for k, v in toml_value(self.privacy).items() if k != "part" and v != "none"}
         sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": toml_value(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
-        folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
+        folder = {"folder": str(self.source.folder)} if own_code_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
 
-    def own_code(self) -> dict[str, str]:
+    def own_code_digests(self) -> dict[str, str]:
         """Hexadecimal digests, by file name, of the user's own code files that the experiment names; read at every call."""
-        files = own_files(self.table(), self.source.folder)
+        files = own_code_files(self.table(), self.source.folder)
         return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
 
@@ -210,38 +210,38 @@ def pick_method(source: Source, method: str) -> Source:
 
 
 def method_names(source: Source) -> list[str]:
-    """The names of the `[[method]]` entries, in order; empty where the file has none, and so is a single method.
+    """The names of the `[[method]]` entries, in order; an empty list where the file describes a single method, without entries.
 
     Raises ExperimentError for an unknown key at the top of the file or in an entry, and for missing or equal names.
     """
     _check_keys(source, source.tables, (*SETTINGS, *SECTIONS, "method"), ())
     entries = source.tables.get("method", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise source.refuse(("method",), "methods are written [[method]], each with a name and what it changes.")
+        raise source.error_at(("method",), "methods are written [[method]], each with a name and what it changes.")
     for index, entry in enumerate(entries):
         _check_keys(source, entry, OWN, ("method", index))
         if not isinstance(entry.get("name"), str):
-            raise source.refuse(("method", index), "a method needs a name. Write name = \"Delta-FL\".")
+            raise source.error_at(("method", index), "a method needs a name. Write name = \"Delta-FL\".")
     names = [entry["name"] for entry in entries]
     if len(set(names)) < len(names):
-        raise source.refuse(("method",), f"methods need different names, got {', '.join(names)}.")
+        raise source.error_at(("method",), f"methods need different names, got {', '.join(names)}.")
     return names
 
 
-def own_files(table: Any, folder: Path) -> set[Path]:
-    """The files in `folder`, an experiment's, that texts "module:name" anywhere in its tables name: parts, functions or data.
+def own_code_files(table: Any, folder: Path) -> set[Path]:
+    """The user's code files that an experiment's `table` names: a set of paths in `folder`, the experiment's own.
 
-    Names of installed packages are left out.
+    Names are texts "module:name" at any depth of the table; those of installed packages are left out.
     """
     if isinstance(table, dict):
-        return set().union(*(own_files(value, folder) for value in table.values()))
+        return set().union(*(own_code_files(value, folder) for value in table.values()))
     if isinstance(table, list):
-        return set().union(*(own_files(value, folder) for value in table))
-    beside = own_file(folder, table) if isinstance(table, str) and re.fullmatch(r"[\w.]+:[\w.]+", table) else None
+        return set().union(*(own_code_files(value, folder) for value in table))
+    beside = own_code_file(folder, table) if isinstance(table, str) and re.fullmatch(r"[\w.]+:[\w.]+", table) else None
     return {beside} if beside else set()
 
 
-def seeds_of(value: Any) -> tuple[int, ...]:
+def parse_seeds(value: Any) -> tuple[int, ...]:
     """The distinct seeds, in order, that 3, [0, 1], "0..4" (both ends included) or "0,1,7" stand for.
 
     Raises FieldError, a ValueError, for anything else, for negative seeds, and for no seed or more than 10,000.
@@ -269,16 +269,16 @@ def build_experiment(source: Source, name: str) -> Experiment:
     if type(rounds) is not int or rounds < 1:
         came = "nothing" if rounds is None else repr(rounds)
         text = f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top."
-        raise source.refuse(("rounds",), FieldError("rounds", "a whole number from 1", rounds, "rounds = 100", text=text))
+        raise source.error_at(("rounds",), FieldError("rounds", "a whole number from 1", rounds, "rounds = 100", text=text))
     try:
-        seeds = seeds_of(source.tables.get("seeds", [0]))
+        seeds = parse_seeds(source.tables.get("seeds", [0]))
     except ValueError as reason:
-        raise source.refuse(("seeds",), reason) from None
+        raise source.error_at(("seeds",), reason) from None
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
-        raise source.refuse(("name",), FieldError("name", "text", given))
+        raise source.error_at(("name",), FieldError("name", "text", given))
     algorithm, family = _build_algorithm(source)
-    return Experiment(given, rounds, seeds, _checked_device(source), data_plan(source), task_plan(source), algorithm,
+    return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm,
                       build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
                       _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
                       _build_section(source, "evaluate", EvaluationPlan), source)
@@ -294,11 +294,11 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
         return _build_method(source), None
     varied = list(_leaf_values(source.table("family")))
     if len(varied) != 1 or varied[0][0][0] not in METHOD or not isinstance(varied[0][1], list) or len(varied[0][1]) < 2:
-        raise source.refuse(("family",), "a family varies one field of a part over two values or more. Write "
-                                         "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
+        raise source.error_at(("family",), "a family varies one field of a part over two values or more. Write "
+                                           "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
     key, values = varied[0]
     if len(set(map(repr, values))) < len(values):
-        raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
+        raise source.error_at(("family",), f"the models of a family differ, got {values}. Name each value once.")
     by = source.location("family", *key)
     members = tuple(_build_method(source.with_value(key, value, by)) for value in values)
     family = PartPlan("family", Family, {"members": members}, source, ("family",)).part_or_plan()
@@ -320,8 +320,8 @@ def _build_method(source: Source) -> FederatedAlgorithm:
     for name in METHOD:
         table = source.table(name)
         if name == "sample" and not table:
-            raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
-                                             "part = \"Everyone\".")
+            raise source.error_at(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
+                                               "part = \"Everyone\".")
         parts[name] = build_part(source, (name,), table, SLOTS[name])
     return PartPlan("method", FederatedAlgorithm, parts, source, ()).part_or_plan()
 
@@ -345,7 +345,7 @@ def _build_section(source: Source, name: str, kind: type) -> Any:
     """
     given = checked_arguments(source, (name,), source.table(name), kind, f"[{name}]")
     plan = PartPlan(name, kind, given, source, (name,))
-    return kind(**given) if plan.is_unread else plan.make()      # a section can hold parts as names only, and does not use them
+    return kind(**given) if plan.has_unimported_code else plan.make()      # parts as names only are not used
 
 
 def _checked_device(source: Source) -> str:
@@ -357,11 +357,11 @@ def _checked_device(source: Source) -> str:
     try:
         kind = torch.device(device).type if isinstance(device, str) else ""
     except (RuntimeError, ValueError):
-        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device)) from None
+        raise source.error_at(("device",), FieldError("device", "cpu or cuda", device)) from None
     if kind not in ("cpu", "cuda"):
-        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device))
+        raise source.error_at(("device",), FieldError("device", "cpu or cuda", device))
     if kind == "cuda" and not torch.cuda.is_available():
-        raise source.refuse(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
+        raise source.error_at(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
     return str(device)
 
 
@@ -372,6 +372,6 @@ def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], k
     """
     for name in table:
         if name in NOT_YET:
-            raise source.refuse((*key, name), f"{NOT_YET[name]}. Remove [{name}].")
+            raise source.error_at((*key, name), f"{NOT_YET[name]}. Remove [{name}].")
         if name not in known:
-            raise source.refuse((*key, name), f"there is no section or setting {name!r}. {nearest_hint(name, known)}")
+            raise source.error_at((*key, name), f"there is no section or setting {name!r}. {nearest_hint(name, known)}")

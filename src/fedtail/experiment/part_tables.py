@@ -16,8 +16,8 @@ from typing import Any
 from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
-from fedtail.experiment.trust import Unread, defining_module, file_beside, find_attribute, is_ours
-from fedtail.experiment.values import NONE, fit_value, type_hints_of
+from fedtail.experiment.trust import Unread, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
+from fedtail.experiment.values import NONE, convert_value, type_hints_by_name
 from fedtail.reading import short_text
 
 
@@ -95,13 +95,13 @@ class PartPlan:
     key: Key
 
     @property
-    def is_unread(self) -> bool:
+    def has_unimported_code(self) -> bool:
         """Whether the part, or one of its arguments, is user code that was not imported, so that it cannot be made."""
-        return self.target is _unread_part or any(_holds_unread_plan(value) for value in self.arguments.values())
+        return self.target is _unimported_part or any(_holds_unimported_plan(value) for value in self.arguments.values())
 
     def part_or_plan(self) -> Any:
         """Make the part, as `make` does; where it holds user code that was not imported, return the plan itself."""
-        return self if self.is_unread else self.make()
+        return self if self.has_unimported_code else self.make()
 
     def make(self, **more: Any) -> Any:
         """Call `target` with the planned arguments and `more`; returns the part.
@@ -109,20 +109,21 @@ class PartPlan:
         An error in the call becomes an ExperimentError that names the key in the file; only unexpected kinds of errors in
         fedtail's own code are passed on. Raises ExperimentError too where the part holds user code that was not imported.
         """
-        if self.is_unread:
-            raise self.source.refuse(self.key, f"{self.name} was read as a name only, so it cannot be made.")
+        if self.has_unimported_code:
+            raise self.source.error_at(self.key, f"{self.name} was read as a name only, so it cannot be made.")
         try:
             return self.target(**self.arguments, **more)
         except (ValueError, TypeError, OSError, ImportError, OverflowError) as reason:
-            raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
+            raise self.source.error_at((*self.key, *self._likely_fields(reason)[:1]), reason) from reason
         except (RuntimeError, MemoryError) as reason:      # what torch says of a size that no memory holds
-            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {short_text(reason)}.") from reason
+            text = f"{self.name} failed: {type(reason).__name__}: {short_text(reason)}."
+            raise self.source.error_at(self.key, text) from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise
-            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
+            raise self.source.error_at(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
-    def _fields_of(self, reason: Exception) -> list[str]:
+    def _likely_fields(self, reason: Exception) -> list[str]:
         """The names of the arguments that an error is most likely about, the likeliest first; perhaps none.
 
         For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the
@@ -136,7 +137,7 @@ class PartPlan:
 
     def table(self) -> dict[str, Any]:
         """The part as a dict for an experiment file: `part`, its name, and every field with its value, defaults included."""
-        defaults = {name: parameter.default for name, parameter in parameters_of(self.target).items()
+        defaults = {name: parameter.default for name, parameter in parameters_by_name(self.target).items()
                     if parameter.default is not parameter.empty}
         return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
@@ -159,13 +160,13 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
     """
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
-        raise source.refuse(key, f"a part is needed, got {table!r}. Write {{ part = \"{_example_part(slot)}\" }} with its "
-                                 "fields.")
+        raise source.error_at(key, f"a part is needed, got {table!r}. Write {{ part = \"{_example_part(slot)}\" }} with its "
+                                   "fields.")
     name = table.get("part", slot.default)
     if not isinstance(name, str):
         came = "nothing" if name is None else repr(name)
-        raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example_part(slot)}\"; there are "
-                                 f"{', '.join(slot.candidates())}.")
+        raise source.error_at(key, f"part must be a name, got {came}. Write part = \"{_example_part(slot)}\"; there are "
+                                   f"{', '.join(slot.candidates())}.")
     target = find_part(source, (*key, "part"), name, slot)
     given = keywords_with_new_names(name, {field: value for field, value in table.items() if field != "part"})
     return PartPlan(name, target, checked_arguments(source, key, given, target, name), source, key)
@@ -179,22 +180,23 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
     dataclass.
     """
     if ":" in name:
-        own = import_named(source, key, name)
+        own = import_object(source, key, name)
         if isinstance(own, Unread):
             return plan_target(own)
         if not isinstance(own, type) and not (slot is SLOTS["module"] and callable(own)):
-            raise source.refuse(key, f"{name} is not a class, and {key[-2]} needs one with a method {slot.needs or 'of a part'}.")
+            raise source.error_at(key, f"{name} is not a class, and {key[-2]} needs one with a method "
+                                       f"{slot.needs or 'of a part'}.")
         if isinstance(own, type) and not slot.fits(own):
             needs = f"no method {slot.needs}, which {key[-2]} needs" if slot.needs else "the methods of no part"
-            raise source.refuse(key, f"{name} has {needs}.")
+            raise source.error_at(key, f"{name} has {needs}.")
         if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
-            raise source.refuse(key, f"{name} must be a dataclass, so that its fields can be checked and written down. Put "
-                                     "@dataclass(frozen=True) above it.")
-        return own if isinstance(own, type) else _check_own_function(source, key, name, own)
+            raise source.error_at(key, f"{name} must be a dataclass, so that its fields can be checked and written down. Put "
+                                       "@dataclass(frozen=True) above it.")
+        return own if isinstance(own, type) else _checked_own_function(source, key, name, own)
     known = slot.candidates()
     if name not in known:
-        raise source.refuse(key, f"{slot.room} has no part {name!r} for {key[-2]}. {nearest_hint(name, known)} "
-                                 "Your own is written \"module:Class\".")
+        raise source.error_at(key, f"{slot.room} has no part {name!r} for {key[-2]}. {nearest_hint(name, known)} "
+                                   "Your own is written \"module:Class\".")
     return known[name]
 
 
@@ -204,11 +206,11 @@ def import_function(source: Source, key: Key, name: str) -> Any:
     Raises ExperimentError about `key` where it cannot be imported, cannot be called, or is defined in code that is not
     trusted.
     """
-    found = import_named(source, key, name)
-    return found if isinstance(found, Unread) else _check_own_function(source, key, name, found)
+    found = import_object(source, key, name)
+    return found if isinstance(found, Unread) else _checked_own_function(source, key, name, found)
 
 
-def import_named(source: Source, key: Key, name: str) -> Any:
+def import_object(source: Source, key: Key, name: str) -> Any:
     """Import what "module:name" names, from a file in the experiment's folder or else from an installed package.
 
     Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not
@@ -218,35 +220,35 @@ def import_named(source: Source, key: Key, name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
-        raise source.refuse(key, f"{name!r} is not a module and a name. For class Net in mine.py beside this file write "
-                                 "\"mine:Net\".")
-    beside = None if is_ours(module) else file_beside(source.folder, module)
-    if not is_ours(module):
+        raise source.error_at(key, f"{name!r} is not a module and a name. For class Net in mine.py beside this file write "
+                                   "\"mine:Net\".")
+    beside = None if is_fedtail_module(module) else module_file_in_folder(source.folder, module)
+    if not is_fedtail_module(module):
         if source.trust.as_written:
             return Unread(name)
-        _refuse_untrusted(source, key, name, beside)
+        _refuse_untrusted_code(source, key, name, beside)
     try:
-        with _on_import_path(source.folder) if beside else nullcontext():
+        with _folder_on_import_path(source.folder) if beside else nullcontext():
             found = importlib.import_module(module)
     except ImportError as reason:
         where = source.folder if beside else "the installed packages"
-        raise source.refuse(key, f"{name!r} cannot be imported: {reason}. It is looked for in {where}.") from reason
+        raise source.error_at(key, f"{name!r} cannot be imported: {reason}. It is looked for in {where}.") from reason
     except Exception as reason:
-        raise source.refuse(key, f"importing {module} failed: {type(reason).__name__}: {reason}.") from reason
-    own = own_file(source.folder, name)
+        raise source.error_at(key, f"importing {module} failed: {type(reason).__name__}: {reason}.") from reason
+    own = own_code_file(source.folder, name)
     if beside and own and own.resolve() != Path(getattr(found, "__file__", None) or "").resolve():
-        raise source.refuse(key, f"{own} is not what was imported: a module of the same name is loaded from "
-                                 f"{getattr(found, '__file__', 'elsewhere')}. Give the file another name.")
+        raise source.error_at(key, f"{own} is not what was imported: a module of the same name is loaded from "
+                                   f"{getattr(found, '__file__', 'elsewhere')}. Give the file another name.")
     try:
         return find_attribute(found, attribute, source.trust)
     except AttributeError:
-        raise source.refuse(key, f"module {module} has no {attribute}.") from None
+        raise source.error_at(key, f"module {module} has no {attribute}.") from None
     except PermissionError as through:
-        raise source.refuse(key, f"{name!r} leads into the module {through}, which is not trusted. Name what is defined in "
-                                 f"{module} itself.") from None
+        raise source.error_at(key, f"{name!r} leads into the module {through}, which is not trusted. Name what is defined in "
+                                   f"{module} itself.") from None
 
 
-def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) -> None:
+def _refuse_untrusted_code(source: Source, key: Key, name: str, beside: Path | None) -> None:
     """Raise ExperimentError about `key` where `source.trust` does not allow the import of `name`; otherwise do nothing.
 
     `beside` is the file it would be imported from, None for an installed package. The text says what would be imported and
@@ -256,18 +258,19 @@ def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) 
     if beside is not None and not source.trust.allows_file(beside):
         place = beside.resolve().parent
         folder = next((above for above in (place, *place.parents) if source.folder.resolve() == above), place)
-        shown = _typed_folder(folder)
-        raise source.refuse(key, f"{name!r} is not fedtail's: it would import {beside}, and that runs the code in it. If you "
-                                 f"trust what is in that folder, write --trust {shlex.quote(shown)} (in Python trust={shown!r}; "
-                                 f"in node.toml trust = [\".\"] for the node's own folder).")
+        shown = _command_line_folder(folder)
+        raise source.error_at(key, f"{name!r} is not fedtail's: it would import {beside}, and that runs the code in it. If you "
+                                   f"trust what is in that folder, write --trust {shlex.quote(shown)} (in Python "
+                                   f"trust={shown!r}; in node.toml trust = [\".\"] for the node's own folder).")
     if beside is None and not source.trust.allows_package(module):
         package = module.partition(".")[0]
-        raise source.refuse(key, f"{name!r} is not fedtail's: it would import the installed package {package} (there is no "
-                                 f"{package}.py in {source.folder}), and that runs code. If you trust that this file uses it, "
-                                 f"write --trust {package} (in Python trust={package!r}; in node.toml trust = [\"{package}\"]).")
+        raise source.error_at(key, f"{name!r} is not fedtail's: it would import the installed package {package} (there is no "
+                                   f"{package}.py in {source.folder}), and that runs code. If you trust that this file uses it, "
+                                   f"write --trust {package} (in Python trust={package!r}; in node.toml "
+                                   f"trust = [\"{package}\"]).")
 
 
-def _typed_folder(folder: Path) -> str:
+def _command_line_folder(folder: Path) -> str:
     """A folder as one would type it on the command line: "." or "./..." in or below the current directory, else its full path."""
     here = Path.cwd()
     inner = folder.relative_to(here) if folder.is_relative_to(here) else folder
@@ -275,22 +278,22 @@ def _typed_folder(folder: Path) -> str:
     return text if text == "." or inner.is_absolute() else f"./{text}"
 
 
-def _check_own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
+def _checked_own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
     """Return `found`, the user's function called `name`.
 
     Raises ExperimentError about `key` where it cannot be called, or where it is defined in a module that is neither trusted
     nor `fedtail.losses`.
     """
     if not callable(found):
-        raise source.refuse(key, f"{name} is a {type(found).__name__}, a function is needed.")
+        raise source.error_at(key, f"{name} is a {type(found).__name__}, a function is needed.")
     home = defining_module(found)
-    if not (home == "fedtail.losses" or source.trust.allows(home)):
-        raise source.refuse(key, f"{name} is a function of {home}, which is not trusted. Define one of your own that calls it, "
-                                 f"or write --trust {home.partition('.')[0]} too.")
+    if not (home == "fedtail.losses" or source.trust.allows_module(home)):
+        raise source.error_at(key, f"{name} is a function of {home}, which is not trusted. Define one of your own that calls it, "
+                                   f"or write --trust {home.partition('.')[0]} too.")
     return found
 
 
-def own_file(folder: Path, name: str) -> Path | None:
+def own_code_file(folder: Path, name: str) -> Path | None:
     """The file in `folder`, an experiment's, that holds the module of "module:name" or "module": `module.py` or a package's.
 
     None where there is none, as for an installed package.
@@ -307,20 +310,20 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
     become parts, names of functions become functions, and "none" becomes None. Parameters in `skip` must not be in the table:
     the caller gives them. `name` is what errors call the target. Raises ExperimentError about the key.
     """
-    known = {field: p for field, p in parameters_of(target).items() if field not in skip}
+    known = {field: p for field, p in parameters_by_name(target).items() if field not in skip}
     for field in table:
         if field not in known and not _takes_any_field(target):
-            raise source.refuse((*key, field), f"{name} has no field {field!r}. {nearest_hint(field, known)}")
+            raise source.error_at((*key, field), f"{name} has no field {field!r}. {nearest_hint(field, known)}")
     for field, parameter in known.items():
         if parameter.default is parameter.empty and field not in table:
-            raise source.refuse(key, f"{name} needs {field}, which is missing. Write {field} = ... there.")
-    hints = type_hints_of(target)
+            raise source.error_at(key, f"{name} needs {field}, which is missing. Write {field} = ... there.")
+    hints = type_hints_by_name(target)
     empty = [field for field, value in table.items() if value == NONE and field in known and known[field].default is None]
     return {field: None if field in empty else _checked_argument(source, (*key, field), value, hints.get(field, Any))
             for field, value in table.items()}
 
 
-def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or function by name, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
@@ -337,16 +340,16 @@ def toml_value(value: Any) -> Any:
         return value.table()
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
-        return {"part": written_name(type(value)), **own}
+        return {"part": name_in_file(type(value)), **own}
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
     if callable(value) and hasattr(value, "__qualname__"):
-        return written_name(value)
+        return name_in_file(value)
     plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, Unread)
     return value if plain else str(value)
 
 
-def written_name(value: Any) -> str:
+def name_in_file(value: Any) -> str:
     """The name by which a file refers to a class or function: "Name" alone if it is fedtail's, else "module:name"."""
     ours = value.__module__.startswith("fedtail.")
     return value.__name__ if ours else f"{value.__module__}:{value.__qualname__}"
@@ -359,7 +362,7 @@ def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
     Raises ExperimentError about `key` where it does not fit.
     """
     field = str(key[-1])
-    if value == NONE and fit_value(value, hint)[1] is None:
+    if value == NONE and convert_value(value, hint)[1] is None:
         return None
     if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
         return build_part(source, key, value, SLOTS[field])
@@ -367,13 +370,13 @@ def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
         return tuple(build_part(source, key, one, SLOTS[field]) for one in value)
     if isinstance(value, Mapping) and "part" in value:
         return build_part(source, key, value, ANYTHING)
-    problem, result = fit_value(value, hint, lambda name: _find_function(source, key, name))
+    problem, result = convert_value(value, hint, lambda name: _find_loss_function(source, key, name))
     if problem:
-        raise source.refuse(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
+        raise source.error_at(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
     return source.folder / result if isinstance(result, Path) else result
 
 
-def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
+def _find_loss_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """The function of `fedtail.losses` called `name`, or the user's own "module:function", which is imported.
 
     Raises ExperimentError about `key` where there is none, or where it is not trusted.
@@ -384,7 +387,8 @@ def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     known = [name for name, value in vars(losses).items()
              if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["outputs", "targets"]]
     if name not in known:
-        raise source.refuse(key, f"fedtail.losses has no {name!r}. {nearest_hint(name, known)} Your own is \"module:function\".")
+        raise source.error_at(key, f"fedtail.losses has no {name!r}. {nearest_hint(name, known)} "
+                                   "Your own is \"module:function\".")
     return getattr(losses, name)
 
 
@@ -395,21 +399,21 @@ def _example_part(slot: Slot) -> str:
 
 def plan_target(found: Any) -> Callable[..., Any]:
     """The callable for a plan: `found` itself or, where it is an `Unread` name, a stand-in that takes any fields."""
-    return _unread_part if isinstance(found, Unread) else found
+    return _unimported_part if isinstance(found, Unread) else found
 
 
-def _unread_part(**fields: Any) -> Any:
+def _unimported_part(**fields: Any) -> Any:
     """Stands in a plan for a user's part that was not imported: takes any fields, and raises ValueError when called."""
     raise ValueError("a part that was read as a name only cannot be made.")
 
 
-def _holds_unread_plan(value: Any) -> bool:
+def _holds_unimported_plan(value: Any) -> bool:
     """Whether a value is a plan of code that was not imported, or holds one at any depth of lists and dicts."""
     if isinstance(value, (list, tuple)):
-        return any(map(_holds_unread_plan, value))
+        return any(map(_holds_unimported_plan, value))
     if isinstance(value, Mapping):
-        return any(map(_holds_unread_plan, value.values()))
-    return isinstance(value, PartPlan) and value.is_unread
+        return any(map(_holds_unimported_plan, value.values()))
+    return isinstance(value, PartPlan) and value.has_unimported_code
 
 
 def _takes_any_field(target: Callable[..., Any]) -> bool:
@@ -418,7 +422,7 @@ def _takes_any_field(target: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def _on_import_path(folder: Path) -> Iterator[None]:
+def _folder_on_import_path(folder: Path) -> Iterator[None]:
     """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name."""
     sys.path.insert(0, str(folder))
     try:

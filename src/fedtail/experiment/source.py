@@ -90,7 +90,7 @@ class Source:
             raise ExperimentError(str(reason)) from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
-        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.of(trust))
+        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.from_names(trust))
         for setting in settings:
             source = source.with_value(*_parse_setting(setting), f"--set {setting}")
         return source
@@ -141,7 +141,7 @@ class Source:
                 return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
-    def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
+    def error_at(self, key: Key, problem: str | Exception) -> ExperimentError:
         """An ExperimentError about `key`, with its line in the file, for the caller to raise.
 
         `problem` is the text, or an exception with that text; the attributes of a FieldError are copied.
@@ -157,7 +157,7 @@ class Source:
         if isinstance(value, str):
             return {"part": value}
         if not isinstance(value, dict):
-            raise self.refuse((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
+            raise self.error_at((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
         return dict(value)
 
 

@@ -124,9 +124,9 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
                            rate=0.1, every=10)
     from fedtail.data.describe import describe
-    from fedtail.data.opening import open_any
+    from fedtail.data.opening import open_any_data
 
-    population = open_any(data, x, y, client)
+    population = open_any_data(data, x, y, client)
     about = describe(population, data.name)
     section = _data_section(data, file.parent, len(population), int(population.size.min()), {"x": x, "y": y, "client": client})
     return HEAD.format(name=file.name, rounds=100, data=section, module=_module_section(about["suggested"]),

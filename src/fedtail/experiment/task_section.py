@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_of, plan_part, toml_value
+from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_by_name, plan_part, toml_value
 from fedtail.experiment.source import Source, nearest_hint
 from fedtail.modules import set_precision
 from fedtail.task import Metric, Task
@@ -35,8 +35,8 @@ class TaskPlan:
             torch.manual_seed(seed)
             module = self.module.make()
         if not isinstance(module, torch.nn.Module):
-            raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
-                                                             "torch.nn.Module is needed.")
+            raise self.module.source.error_at(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
+                                                               "torch.nn.Module is needed.")
         whole = {"module": set_precision(module, DTYPES[self.dtype]), **self.rest}
         return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
 
@@ -48,27 +48,27 @@ class TaskPlan:
         return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
 
 
-def task_plan(source: Source) -> TaskPlan:
+def plan_task(source: Source) -> TaskPlan:
     """Read and check the [task] section; the module is made later, for each seed.
 
     Raises ExperimentError, which names the key at fault, for an unknown field, a missing module or a value that does not fit.
     """
     table = source.table("task")
     for name in table:
-        if name not in ("dtype", *parameters_of(Task)):
-            hint = nearest_hint(name, ["dtype", *parameters_of(Task)])
-            raise source.refuse(("task", name), f"[task] has no field {name!r}. {hint}")
+        if name not in ("dtype", *parameters_by_name(Task)):
+            hint = nearest_hint(name, ["dtype", *parameters_by_name(Task)])
+            raise source.error_at(("task", name), f"[task] has no field {name!r}. {hint}")
     module = table.pop("module", None)
     if module is None:
-        raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
-                                       f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
-                                       "own is written \"module:Class\".")
+        raise source.error_at(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
+                                         f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; "
+                                         "your own is written \"module:Class\".")
     dtype = table.pop("dtype", "float32")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise source.refuse(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
+        raise source.error_at(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
     listed = table.pop("metrics", [])
     if not isinstance(listed, list):
-        raise source.refuse(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
+        raise source.error_at(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
     metrics = tuple(_build_metric(source, index, entry) for index, entry in enumerate(listed))
     rest = checked_arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
     return TaskPlan(plan_part(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
@@ -80,7 +80,7 @@ def _build_metric(source: Source, index: int, table: Any) -> Metric:
     Raises ExperimentError, which names the key at fault, where it is no table or a field does not fit.
     """
     if not isinstance(table, dict):
-        raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
-                                                 '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
+        raise source.error_at(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
+                                                   '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
     key = ("task", "metrics", index)
     return PartPlan("Metric", Metric, checked_arguments(source, key, table, Metric, "a metric"), source, key).make()

@@ -29,7 +29,7 @@ class Trust:
     A folder allows the files in it and below it; a package allows what is installed under its name. With `as_written`, names
     of user code are kept as text and none of it is imported.
 
-    >>> Trust.of(["torch"]).packages
+    >>> Trust.from_names(["torch"]).packages
     ('torch',)
     """
 
@@ -38,7 +38,7 @@ class Trust:
     as_written: bool = False
 
     @classmethod
-    def of(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
+    def from_names(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
         """Make a Trust from folders and packages, one or several; a Trust is returned unchanged.
 
         Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to
@@ -72,7 +72,7 @@ class Trust:
         """Whether the dotted name `module` is that of a trusted package or of a module in one."""
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
-    def allows(self, module: str) -> bool:
+    def allows_module(self, module: str) -> bool:
         """Whether the module of this dotted name belongs to a trusted package, or was loaded from a file in a trusted folder.
 
         A module that is not loaded, or has no file, is trusted by its package only.
@@ -92,12 +92,12 @@ class Unread(str):
         raise ValueError(f"{str(self)!r} was read as a name only, so it cannot be called.")
 
 
-def is_ours(module: str) -> bool:
+def is_fedtail_module(module: str) -> bool:
     """Whether the dotted name `module` is "fedtail" or that of a module in it."""
     return module == OURS or module.startswith(f"{OURS}.")
 
 
-def file_beside(folder: Path, module: str) -> Path | None:
+def module_file_in_folder(folder: Path, module: str) -> Path | None:
     """The file that importing `module` would run first if `folder` came first on the import path; None where it has none.
 
     For a module in a package that is the package's file. Only file names are inspected; nothing is imported.
@@ -119,7 +119,7 @@ def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
     found: Any = module
     for name in path.split("."):
         found = getattr(found, name)
-        if isinstance(found, ModuleType) and not (is_ours(found.__name__) or trust.allows(found.__name__)):
+        if isinstance(found, ModuleType) and not (is_fedtail_module(found.__name__) or trust.allows_module(found.__name__)):
             raise PermissionError(found.__name__)
     return found
 

@@ -44,7 +44,7 @@ class Range:
             needed = "less than high, and positive with log = true"
             raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
-    def ends(self) -> list[Any]:
+    def values_to_test(self) -> list[Any]:
         """[low, high]: the values that are tested when the file is read, since each must give a valid experiment."""
         return [self.low, self.high]
 
@@ -60,7 +60,7 @@ class Choices:
 
     values: tuple[Any, ...]
 
-    def ends(self) -> list[Any]:
+    def values_to_test(self) -> list[Any]:
         """All values as a list: each is tested when the file is read, since it must give a valid experiment."""
         return list(self.values)
 
@@ -117,7 +117,7 @@ class Search:
     @cached_property
     def metrics(self) -> dict[str, Better]:
         """The metrics of the task by name, each with "lower" or "higher", whichever values are better."""
-        return {metric.name: metric.better for metric in self.first().task.make(0).all_metrics}
+        return {metric.name: metric.better for metric in self.first_experiment().task.make(0).all_metrics}
 
     @property
     def statistic(self) -> str:
@@ -129,7 +129,7 @@ class Search:
         """Which values of the statistic are better, "lower" or "higher". Lower for std and variance, else as for the metric."""
         return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
-    def experiment(self, chosen: dict[str, Any]) -> Experiment:
+    def experiment_with(self, chosen: dict[str, Any]) -> Experiment:
         """The experiment of the file with the searched fields set to the values `chosen`, by dotted name ("risk.tail_fraction").
 
         Raises ExperimentError, which names the field, where a value gives no valid experiment.
@@ -140,12 +140,12 @@ class Search:
             source = source.with_value(tuple(name.split(".")), value, by)
         return build_experiment(source, self.name)
 
-    def first(self) -> Experiment:
+    def first_experiment(self) -> Experiment:
         """The experiment with the first value of every searched field (`low` of a range). Built anew at every call.
 
         Its data, metrics, device and privacy budget are those of all trials.
         """
-        return self.experiment({name: field.ends()[0] for name, field in self.space.items()})
+        return self.experiment_with({name: field.values_to_test()[0] for name, field in self.space.items()})
 
     def combinations(self) -> list[dict[str, Any]] | None:
         """All combinations of the searched values, each a dict by field name; None where there are too many or infinitely many.
@@ -154,9 +154,9 @@ class Search:
         """
         if not all(isinstance(field, Choices) for field in self.space.values()):
             return None
-        if math.prod(len(field.ends()) for field in self.space.values()) > self.settings.trials:
+        if math.prod(len(field.values_to_test()) for field in self.space.values()) > self.settings.trials:
             return None
-        values = itertools.product(*(field.ends() for field in self.space.values()))
+        values = itertools.product(*(field.values_to_test() for field in self.space.values()))
         return [dict(zip(self.space, chosen, strict=True)) for chosen in values]
 
 
@@ -173,18 +173,18 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
     elif names := method_names(source):
         raise ExperimentError(f"{source.name} holds {len(names)} methods: {', '.join(names)}. Tune one of them with --method.")
     if "family" in source.tables:
-        raise source.refuse(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a copy.")
+        raise source.error_at(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a copy.")
     table = source.table("tune")
     found = dict(_searched_fields(source, table.pop("search", None)))
     given = checked_arguments(source, ("tune",), table, TuneSettings, "[tune]")
     search = Search(source, name, PartPlan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
     if search.settings.metric not in search.metrics:
-        raise source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
-                                                f"{nearest_hint(search.settings.metric, [*search.metrics])}")
+        raise source.error_at(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
+                                                  f"{nearest_hint(search.settings.metric, [*search.metrics])}")
     _check_percentile_side(search)
     for field, values in found.items():
-        for value in values.ends():
-            search.experiment({field: value})           # refused here, not in the middle of the search
+        for value in values.values_to_test():
+            search.experiment_with({field: value})           # refused here, not in the middle of the search
     return search
 
 
@@ -196,7 +196,7 @@ def _check_percentile_side(search: Search) -> None:
     metric, statistic, better = search.settings.metric, search.statistic, search.better
     percent = float(statistic[1:]) if statistic[0] == "p" else 50.0
     if (percent < 50 and better == "lower") or (percent > 50 and better == "higher"):
-        raise search.source.refuse(
+        raise search.source.error_at(
             ("tune", "statistic"), f"{better} values of the {metric} are better, so {statistic} is about clients who do well. "
             f"For those who do worst write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
 
@@ -209,11 +209,11 @@ def _searched_fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> I
     """
     at = ("tune", "search", *key)
     if not isinstance(table, dict) or not table:
-        raise source.refuse(at, "what is to be searched? Write [tune.search] and below it local.learning_rate = { low = 0.01, "
-                                "high = 1.0, log = true } or risk.tail_fraction = [0.3, 0.5, 0.8].")
+        raise source.error_at(at, "what is to be searched? Write [tune.search] and below it local.learning_rate = { low = 0.01, "
+                                  "high = 1.0, log = true } or risk.tail_fraction = [0.3, 0.5, 0.8].")
     for name, value in table.items():
         if not key and name not in SEARCHED:
-            raise source.refuse((*at, name), f"{name} is the same for all trials. Search the fields of {', '.join(SEARCHED)}.")
+            raise source.error_at((*at, name), f"{name} is the same for all trials. Search the fields of {', '.join(SEARCHED)}.")
         if isinstance(value, list) and value:
             yield ".".join((*key, name)), Choices(tuple(value))
         elif isinstance(value, dict) and "low" in value:

@@ -22,7 +22,7 @@ ELSE = "a part, { part = ... }"
 FindFunction = Callable[[str], Any]
 
 
-def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+def type_hints_by_name(target: Callable[..., Any]) -> dict[str, Any]:
     """The evaluated type annotations of a dataclass's fields, or of the arguments of a class or function, by name.
 
     An empty dict where an annotation cannot be evaluated.
@@ -34,7 +34,7 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
+def convert_value(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
     """Check a value from a file against a type hint; returns (problem, value to pass on).
 
     The problem is "" where the value fits, else what is needed, such as "a whole number"; the second entry is then of no use.
@@ -45,14 +45,14 @@ def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tu
         return ("", None) if value == NONE else (f'"{NONE}"', value)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return _fit_union(value, typing.get_args(hint), function)
+        return _convert_union(value, typing.get_args(hint), function)
     if origin is Literal:
         choices = typing.get_args(hint)
         return ("" if value in choices else f"one of {', '.join(map(repr, choices))}"), value
     if hint in _PLAIN:
-        return _fit_plain(value, hint)
+        return _convert_plain(value, hint)
     if origin in (list, tuple, collections.abc.Sequence):
-        return _fit_sequence(value, origin, typing.get_args(hint), function)
+        return _convert_sequence(value, origin, typing.get_args(hint), function)
     if origin is collections.abc.Callable or hint is Callable:
         return ("", function(value)) if isinstance(value, str) and function else ("the name of a function", value)
     if hint is Path:
@@ -62,7 +62,7 @@ def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tu
     return ELSE, value
 
 
-def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
+def _convert_plain(value: Any, hint: type) -> tuple[str, Any]:
     """Check a value against float, int, bool or str; returns (problem, value), the problem being "" where it fits.
 
     An int fits float and is converted. A bool fits only bool, and NaN fits nothing.
@@ -72,14 +72,14 @@ def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 
-def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
+def _convert_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
     """Check a value against several types; returns ("", converted value) for the first that it fits, None being tried first.
 
     Otherwise what the types need, joined by " or ", and the value as it came.
     """
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
-        problem, result = fit_value(value, arm, function)
+        problem, result = convert_value(value, arm, function)
         if not problem:
             return "", result
         needed.append(problem)
@@ -87,7 +87,7 @@ def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None)
     return " or ".join(dict.fromkeys(useful)), value
 
 
-def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
+def _convert_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
     """Check a list against a list, tuple or sequence type; returns (problem, tuple of converted entries).
 
     The problem is "" where all entries fit, else what is needed. `origin` is the type (list, tuple or Sequence) and `arms`
@@ -99,6 +99,6 @@ def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: Find
     if fixed and len(arms) != len(value):
         return f"a list of {len(arms)}", value
     of = arms if fixed else [arms[0] if arms else Any] * len(value)
-    fits = [fit_value(entry, arm, function) for entry, arm in zip(value, of, strict=True)]
+    fits = [convert_value(entry, arm, function) for entry, arm in zip(value, of, strict=True)]
     problem = next((text for text, _ in fits if text), "")
     return (f"a list with {problem} in each place" if problem else ""), tuple(entry for _, entry in fits)

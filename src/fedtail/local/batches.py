@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
-from fedtail.data.population import rows_of
+from fedtail.data.population import select_rows
 from fedtail.devices import to_device
 from fedtail.draws import random_permutations
 from fedtail.types import Examples
@@ -107,4 +107,4 @@ def _slice_batch(gathered: tuple[Examples, Tensor, Tensor], clients: slice, plac
     """
     inputs, targets, weight = gathered
     some = (clients, places)
-    return Batch(clients.stop, rows_of(inputs, some), targets[some], weight[some])
+    return Batch(clients.stop, select_rows(inputs, some), targets[some], weight[some])

@@ -138,7 +138,10 @@ def _grid_interval(steps: Steps) -> float:
 
 
 def _largest_privacy_loss(step: Step) -> float:
-    """About the largest privacy loss of `step` that the grid has to hold: its loss 10.5 standard deviations from the mean."""
+    """About the largest privacy loss of `step` that the grid has to hold, with its sampling.
+
+    It is the loss 10.5 standard deviations from the mean.
+    """
     shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
     full = shift**2 / 2 + 10.5 * shift
     return math.log1p(step.rate * math.expm1(full)) if full < 50 else full
@@ -162,10 +165,10 @@ def _composed_loss_distribution(steps: Steps, interval: float) -> Any:
 def _step_loss_distribution(step: Step, interval: float) -> Any:
     """A dp-accounting `PrivacyLossDistribution` of one step under its sampling scheme, on a grid of width `interval`. Cached.
 
-    Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all
-    such pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y the hockey-stick
-    divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so that it is
-    largest at the smallest covariance. dp-accounting uses this pair, and doubles the sensitivity itself.
+    Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all such
+    pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y and constants a, b > 0 the
+    hockey-stick divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so
+    that it is largest at the smallest covariance. dp-accounting uses this pair, and doubles the sensitivity itself.
     """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as losses

@@ -53,7 +53,7 @@ class Guarantee:
 
     @property
     def is_experimental(self) -> bool:
-        """Whether any of `notes` begins with "experimental", as that on amplification by cohorts of fixed size does."""
+        """Whether one of `notes` begins with "experimental": that is the one on amplification by cohorts of fixed size."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
@@ -124,9 +124,10 @@ def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
 
 
 def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
-    """Whether `rounds`, pairs of a round and its count, are (`epsilon`, `delta`)-private with amplification by sampling.
+    """Whether `rounds`, pairs of a round and its count, are (`epsilon`, `delta`)-private with amplification by their sampling.
 
-    The accountant is chosen by the noise and sampling of the rounds. A ValueError unless `delta` is in (0, 1).
+    False where something was released without noise, unless `epsilon` is infinite. The accountant is the best valid one. A
+    ValueError unless `delta` is in (0, 1).
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -135,10 +136,11 @@ def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacen
 
 def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], delta: float,
                            adjacency: Adjacency = "zero-out") -> str:
-    """Words on the model that `rounds` began with, which a guarantee for `rounds` does not cover; "" if `before` is empty.
+    """A text about the model that `rounds` began with, which a guarantee for `rounds` does not cover; "" if `before` is empty.
 
-    The text starts with "they began with". If the model was trained without privacy, it says what was released; if all earlier
-    rounds are known and private, it gives epsilon at `delta` of those and `rounds` together; otherwise it names what is unknown.
+    `before` are the histories of that model. The text starts with "they began with". If the model was trained without privacy,
+    it says what was released; if all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds`
+    together; otherwise it names what is unknown.
     """
     if not before:
         return ""

@@ -64,16 +64,18 @@ class Attack:
     def mu(self) -> float:
         """A lower bound on mu, at least 0, that holds with probability `confidence` however the scores are distributed.
 
-        A threshold is chosen on every other run; Clopper and Pearson's bounds on its two error rates, from the remaining runs,
-        give mu >= Phi^-1(1 - alpha) - Phi^-1(beta).
+        mu is the distance of two unit normal distributions that are as hard to tell apart as runs with and without the client.
+        A threshold is chosen on every other run; Clopper and Pearson's bounds on its rates of false alarms (alpha) and misses
+        (beta), from the remaining runs, give mu >= Phi^-1(1 - alpha) - Phi^-1(beta).
         """
         return max(0.0, float(_normal_distance(*self._bounds_at_best_threshold(_normal_distance))))
 
     def mu_if_normal(self) -> float:
         """A lower bound on mu, at least 0, if scores with and without the client are normal with one variance.
 
-        It holds with probability `confidence` and needs several times fewer runs than `mu`. Scores are normal where an attack
-        adds up Gaussian sums, and a client contributes the same in every run. The bound is exact, by the noncentral t
+        mu is the distance of two unit normal distributions that are as hard to tell apart as runs with and without the client.
+        The bound holds with probability `confidence` and needs several times fewer runs than `mu`. Scores are normal where an
+        attack adds up Gaussian sums, and a client contributes the same in every run. The bound is exact, by the noncentral t
         distribution; mean scores more than 100 standard deviations apart are treated as 100 apart.
         """
         from scipy.optimize import brentq
@@ -110,8 +112,9 @@ class Attack:
     def epsilon_of_any_shape(self, delta: float) -> float:
         """A lower bound on epsilon at `delta`, at least 0, for any mechanism; a ValueError unless `delta` is in [0, 1).
 
-        From 1 - beta <= e^epsilon alpha + delta and 1 - alpha <= e^epsilon beta + delta. It is far from tight at a usual delta,
-        because events that rare do not occur in an affordable number of runs. Compare at a large delta, such as 0.05.
+        It follows from 1 - beta <= e^epsilon alpha + delta and 1 - alpha <= e^epsilon beta + delta for the rates of false
+        alarms (alpha) and misses (beta) at a threshold. It is far from tight at a usual delta, because events that rare do not
+        occur in an affordable number of runs. Compare at a large delta, such as 0.05.
         """
         if not 0 <= delta < 1:
             raise ValueError(f"delta must be in [0, 1), got {delta:g}.")
@@ -159,9 +162,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 def _error_rate_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
                        confidence: float) -> tuple[np.ndarray, np.ndarray]:
-    """(alpha, beta): upper bounds on the rates of false alarms and of misses, each in the shape of `threshold`.
+    """(alpha, beta): upper bounds on the rates of false alarms and of misses at `threshold`, each in its shape.
 
-    A score at or above the threshold is an alarm. At any one threshold both hold at once with probability `confidence`.
+    `without` and `present` are the scores of runs without and with the client. A score at or above the threshold is an alarm.
+    At any one threshold both bounds hold at once with probability `confidence`.
     """
     alarms = len(without) - np.searchsorted(np.sort(without), threshold)
     misses = np.searchsorted(np.sort(present), threshold)
@@ -172,7 +176,8 @@ def _error_rate_bounds(without: np.ndarray, present: np.ndarray, threshold: np.n
 def _clopper_pearson_bound(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
     """Clopper and Pearson's upper bound on the probability of an event that `happened` so many times in `runs` independent runs.
 
-    Elementwise; each bound is too small with probability `risk` at most.
+    An array in the shape of `happened`; each bound is too small with probability `risk` at most, and 1 where the event always
+    happened.
     """
     from scipy.special import betaincinv
 

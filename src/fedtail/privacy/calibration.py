@@ -37,12 +37,14 @@ def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, qua
               discrete: bool = False) -> NoiseLevels:
     """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one client, split between releases.
 
-    `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23, section 7.7]; 0 or None
-    means no quantile. Every round releases one update, and one histogram if there is a quantile, for each of `models` models.
-    `discrete` is for integer noise (`DiscreteNoise`). A ValueError where no noise up to 10^6 times the sensitivity is enough.
+    `sampling` is how the cohorts are drawn, `adjacency` the neighbouring relation, and `accountant` the name of the accountant
+    (None: the best valid one). `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23,
+    section 7.7]; 0 or None means no quantile. Every round releases one update, and one histogram if there is a quantile, for
+    each of `models` models. `discrete` is for integer noise (`DiscreteNoise`). A ValueError where no noise up to 10^6 times the
+    sensitivity is enough.
     """
     def event(noise: float) -> RoundEvent:
-        """One round whose releases compose to the noise multiplier `noise`, for pricing."""
+        """One round, for accountants, whose releases compose to the noise multiplier `noise`; all else is from the arguments."""
         return round_event(noise, sampling, quantile_ratio, models, discrete)
 
     noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
@@ -54,6 +56,7 @@ def noise_levels(noise: float, delta: float, rounds: int, sampling: Sampling, qu
                  discrete: bool = False) -> NoiseLevels:
     """The noise multipliers of rounds whose releases compose to the given `noise` (z), and the guarantee of `rounds` such rounds.
 
+    The guarantee is at `delta` under `adjacency`, by `accountant` (None: the best valid one), for cohorts drawn by `sampling`.
     `quantile_ratio` (r) is the cost of a quantile over that of an update; 0 or None means no quantile. Every round releases one
     update, and one histogram if there is a quantile, for each of `models` models. `discrete` is for integer noise.
     """
@@ -66,8 +69,9 @@ def noise_levels(noise: float, delta: float, rounds: int, sampling: Sampling, qu
 def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> tuple[float | None, float]:
     """(z of a histogram, z of an update) such that the releases of `models` models compose to `noise`: sum of 1/z^2 = 1/noise^2.
 
-    z_w = z sqrt(models (1 + r)), z_q = z sqrt(models (1 + r) / r). The first is None where `quantile_ratio` (r) is 0 or None.
-    A ValueError for an argument out of range.
+    With r = `quantile_ratio`, the cost of a histogram over that of an update, z of an update is noise sqrt(models (1 + r)) and
+    z of a histogram noise sqrt(models (1 + r) / r); the latter is None where r is 0 or None. A ValueError for an argument out
+    of range.
 
     >>> split_noise(1.0, 0.25)
     (2.23606797749979, 1.118033988749895)
@@ -86,10 +90,10 @@ def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> 
 
 def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
                 discrete: bool = False) -> RoundEvent:
-    """A round for accountants to price, whose releases compose to the noise multiplier `noise` (z).
+    """A `RoundEvent` for accountants to price, with this `sampling`, whose releases compose to the noise multiplier `noise` (z).
 
-    For each of `models` it releases an update and, where `quantile_ratio` is not 0 or None, a flat histogram. The noise is
-    continuous, or with `discrete` discrete Gaussian.
+    For each of `models` it releases an update and, where `quantile_ratio` (cost of a histogram over that of an update) is not 0
+    or None, a flat histogram. The noise is continuous, or with `discrete` discrete Gaussian.
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
     release = _integer_release if discrete else GaussianRelease
@@ -100,8 +104,9 @@ def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None =
 def _integer_release(noise: float, exchange: float, what: str) -> LatticeRelease:
     """A release with discrete Gaussian noise of multiplier `noise` (z), for pricing only.
 
-    It has a single share on so fine a grid that the price does not depend on the number of clients. `exchange` is how many times
-    further the sum moves if a client's data are exchanged than if its row is zeroed; `what` names the release.
+    It has a single share of noise and a sensitivity of 4096: a grid so fine that the price does not depend on the number of
+    clients. `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed;
+    `what` names the release.
     """
     return LatticeRelease(LARGE, variance_as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what, constant=True)
 

@@ -60,11 +60,12 @@ class ComposedMechanism:
     notes: tuple[str, ...]
 
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
-        """The accountant named `wanted` ("pld", "rdp" or "zcdp") over the amplified steps; by default the sharpest valid one.
+        """An accountant over the amplified steps: the one named `wanted`, or by default the one that suits the rounds best.
 
-        For integer noise that is zcdp, or rdp where rounds are sampled. For continuous noise it is pld, or rdp where rounds are
-        sampled and `delta` is below 1e-12 or below 1000 times the probability that the minimum-cohort rule reveals participation.
-        A ValueError where `wanted` is not valid: pld for integer noise, zcdp for sampled rounds, or an unknown name.
+        Names are "pld" (privacy loss distributions), "rdp" (Rényi divergences) and "zcdp" (concentrated privacy). The default
+        for integer noise is zcdp, or rdp where rounds are sampled; for continuous noise pld, or rdp where rounds are sampled
+        and `delta` is below 1e-12 or below 1000 times the probability that the minimum-cohort rule reveals participation. A
+        ValueError for an unknown name, for pld with integer noise, and for zcdp with sampled rounds.
         """
         sampled = any(step.scheme != "none" for step, _ in self.steps)
         if wanted is None:
@@ -83,9 +84,9 @@ class ComposedMechanism:
         return PrivacyLosses(self.steps) if wanted == "pld" else Concentrated(self.steps)
 
     def second_accountant(self, first: str) -> Accountant | None:
-        """Another accountant than the one named `first`, for a second opinion: rdp, or pld where `first` is rdp.
+        """An accountant of another kind than the one named `first`, to compare with: "rdp", or "pld" where `first` is "rdp".
 
-        None where `first` is rdp and some noise is in integers, for which pld is not valid.
+        None where `first` is "rdp" and some noise is in integers, for which "pld" is not valid.
         """
         if first != "rdp":
             return RenyiDivergences(self.steps, self.whole)
@@ -93,9 +94,9 @@ class ComposedMechanism:
 
     @property
     def unamplified_accountant(self) -> Accountant:
-        """The accountant that prices the rounds without amplification, against an observer who knows the cohorts.
+        """The accountant of the rounds without amplification by sampling: against an observer who knows the cohorts.
 
-        zCDP where some noise is in integers, otherwise privacy loss distributions.
+        It is `Concentrated` (zCDP) where some noise is in integers, otherwise `PrivacyLosses`.
         """
         return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
 
@@ -113,9 +114,9 @@ class ComposedMechanism:
     def epsilon(self, accountant: Accountant, delta: float, if_none: float | None = None) -> float:
         """Epsilon at `delta` of this mechanism by `accountant`; inexact draws of integer noise are charged to `delta`.
 
-        That error adds (1 + e^epsilon) times its total variation distance to delta. Where no epsilon can pay for it, returns
-        `if_none` or, without it, raises a ValueError. Infinite where something was released without noise; 0 where the accountant
-        has no steps.
+        At epsilon that charge is (1 + e^epsilon) times `error`, the total variation distance of the draws from exact ones.
+        Where it exceeds `delta` at every epsilon that would be enough, returns `if_none` or, if that is None, raises a
+        ValueError. Infinite where something was released without noise; 0 where the accountant has no steps.
         """
         if self.non_private:
             return math.inf
@@ -150,10 +151,11 @@ class ComposedMechanism:
 
 @lru_cache(maxsize=256)
 def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> ComposedMechanism:
-    """One mechanism from `rounds`, pairs of a round and its count: releases are composed per round, then amplified once. Cached.
+    """One `ComposedMechanism` from `rounds`, which are pairs of a round and its count. Cached.
 
-    A round with a release without noise is not priced: `non_private` names that release. A ValueError for an unknown adjacency,
-    and a TypeError or ValueError for a round, release or sampling that no accountant can price.
+    The releases of a round are composed, then amplified once by its sampling. A round with a release without noise is not
+    priced: `non_private` names that release. Rounds of count 0 or without releases are left out. A ValueError for an unknown
+    adjacency, and a TypeError or ValueError for a round, release or sampling that no accountant can price.
     """
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
@@ -180,19 +182,19 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
 
 
 def round_noise_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
-    """The noise multiplier of all `releases` of one round composed, z_eff = (sum of z^-2)^(-1/2); infinite without releases.
+    """The noise multiplier of all `releases` of one round composed: (sum of 1/z^2)^(-1/2) for multipliers z.
 
-    Every release must have noise.
+    Infinite without releases. `adjacency` is the neighbouring relation. Every release must have noise.
     """
     return composed_noise_multiplier(tuple((Step(_noise_multiplier(release, adjacency)), 1) for release in releases))
 
 
 def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
-    """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more.
+    """The round `event` as one `Step` for accountants, with the amplification that its sampling provably earns, and no more.
 
-    Poisson sampling amplifies, unless integer noise may depend on the size of the cohort or `sampling.revealed` is 1. Cohorts of
-    fixed size amplify only under replace-one adjacency with continuous noise. Any other round becomes a step with rate 1. Every
-    release must have noise.
+    Poisson sampling amplifies, unless integer noise may depend on the size of the cohort or `sampling.revealed` is 1. Cohorts
+    of fixed size amplify only under replace-one adjacency with continuous noise. Any other round becomes a step with rate 1,
+    that is, without amplification. Every release must have noise.
     """
     sampling, full = event.sampling, Step(round_noise_multiplier(event.releases, adjacency))
     rate = sampling_rate(sampling)
@@ -216,9 +218,9 @@ def sampling_rate(sampling: Sampling) -> float:
 
 
 def _amplification_obstacle(event: RoundEvent) -> str | None:
-    """The reason, as a text for users, why Poisson sampling does not amplify this round; None where it does.
+    """Why Poisson sampling does not amplify this round, as a text for users; None where it does.
 
-    None also for any other kind of sampling.
+    None also where the round has another kind of sampling.
     """
     if not isinstance(event.sampling, PoissonSampling):
         return None
@@ -282,7 +284,10 @@ def _lacks_noise(release: Release) -> bool:
 
 
 def _noise_multiplier(release: Release, adjacency: Adjacency) -> float:
-    """The noise multiplier (z) of a release under the neighbouring relation `adjacency`; the release must not be non-private."""
+    """The noise multiplier (z) of a release under the neighbouring relation `adjacency`.
+
+    An AssertionError for a `NonPrivateRelease`, which has none.
+    """
     assert not isinstance(release, NonPrivateRelease)
     return release.multiplier(adjacency)
 

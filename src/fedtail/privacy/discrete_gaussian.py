@@ -112,7 +112,10 @@ def _draw_discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray
 
 
 def _draw_geometric(count: int, random: Randomness) -> np.ndarray:
-    """`count` independent draws, int64, of how many times in a row an event of probability 1/e happens (a geometric variable)."""
+    """`count` independent draws, int64, of how many times in a row an event of probability 1/e happens (a geometric variable).
+
+    Draws from `random`.
+    """
     result, going = np.zeros(count, dtype=np.int64), np.arange(count)
     while len(going):
         going = going[_draw_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, random)]
@@ -121,7 +124,7 @@ def _draw_geometric(count: int, random: Randomness) -> np.ndarray:
 
 
 def _draw_bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """One independent draw for each numerator: True with probability exp(-numerator / denominator).
+    """One independent draw from `random` for each numerator: True with probability exp(-numerator / denominator).
 
     `numerator` (draws,) int64 has no negative entry; the result is (draws,) bool.
     """
@@ -140,8 +143,8 @@ def _draw_bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomn
 def _draw_bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
     """One independent draw for each numerator: True with probability exp(-ratio), ratio = numerator / denominator in [0, 1].
 
-    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. `numerator` is (draws,) int64,
-    the result (draws,) bool.
+    Draws, from `random`, events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. `numerator`
+    is (draws,) int64, the result (draws,) bool.
     """
     k, going = np.ones(len(numerator), dtype=np.int64), np.arange(len(numerator))
     while len(going):
@@ -186,9 +189,10 @@ class DiscreteGaussianTable:
 
 @lru_cache(maxsize=16)
 def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
-    """The table for a variance, computed with enough bits that every entry is correct. Cached.
+    """The table for a variance, with exact entries. Cached.
 
-    A ValueError for a variance above 10^10.
+    Probabilities are computed to 128 bits, and to 128 more while rounding could still change an entry. A ValueError for a
+    variance above 10^10.
     """
     if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
@@ -255,7 +259,7 @@ def _cumulative_error_bound(bits: int, reach: int) -> Decimal:
 
 
 def _largest_table_value(variance: Fraction, bits: int) -> int:
-    """The largest absolute value that a table tells apart: |X| is larger with probability 2^-bits at most."""
+    """The `reach` of a table: an integer that |X| exceeds with probability 2^-bits at most, for the discrete Gaussian X."""
     return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
 
 
@@ -273,7 +277,10 @@ def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def _unnormalised_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
-    """[exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach], each computed from the one before, in the current decimal context."""
+    """[exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach]: the discrete Gaussian probabilities of x before division by their sum.
+
+    Each is computed from the one before, in the precision of the current decimal context.
+    """
     inverse = Decimal(variance.denominator) / Decimal(variance.numerator)
     step, ratio = (-inverse / 2).exp(), (-inverse).exp()
     weights = [Decimal(1)]

@@ -73,9 +73,10 @@ Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 
 def with_constant_noise(release: Release) -> Release:
-    """`release` with `constant` set to True, for a channel through which every sampled client answers.
+    """`release` with `constant` True: as many shares of noise are in the sum whatever the size of the cohort.
 
-    Only a `LatticeRelease` whose `constant` is False changes, in a copy; any other release is returned as it is.
+    It is called for a channel through which every sampled client answers; Poisson sampling then amplifies the release. Only a
+    `LatticeRelease` whose `constant` is False changes, in a copy; any other release is returned as it is.
     """
     if isinstance(release, LatticeRelease) and release.constant is False:
         return replace(release, constant=True)

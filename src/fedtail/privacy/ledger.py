@@ -137,10 +137,10 @@ class Ledger:
                                    if isinstance(release, NonPrivateRelease)))
 
     def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
-        """Begin round number `round`, which will release at most `planned`, and record that, in the file too.
+        """Begin round number `round`, in which the releases of `planned` are planned, and record that, in the file too.
 
-        Closes a round that is still open. `BudgetSpent`, and no round is opened, where `planned` would exceed the privacy budget.
-        `channel` says in words what the server sees.
+        Closes a round that is still open. With a privacy budget, raises `BudgetSpent`, and no round is opened, where `planned`
+        would exceed it. `channel` says in words what the server sees.
         """
         self.close()
         if self.budget.epsilon is not None:
@@ -199,7 +199,7 @@ class Ledger:
             self._record.before += (earlier,)
 
     def covers_rounds(self, rounds: int) -> bool:
-        """Whether each of the rounds 0 to `rounds` - 1 is recorded here, or is covered by the history of an earlier model.
+        """Whether each of the rounds 0 to `rounds` - 1 is recorded here, held or skipped, or is covered by an earlier history.
 
         An earlier history covers the rounds before its number `round`.
         """
@@ -209,7 +209,8 @@ class Ledger:
     def history(self, what: str, rounds: int) -> EarlierHistory:
         """The history of a model after `rounds` rounds of this ledger, for a run that begins with that model; `what` names it.
 
-        It includes earlier histories. Its `rounds` are None where some rounds are neither on this ledger nor in a known history.
+        It includes the rounds of the model that this ledger itself began with. Its `rounds` are None where some rounds are
+        neither on this ledger nor in a known history.
         """
         whole = join_histories(self.rounds, self.earlier_histories) if self.covers_rounds(rounds) else None
         sources = dict.fromkeys([*self.randomness_sources, *(source for one in self.earlier_histories for source in one.sources)])
@@ -246,7 +247,7 @@ class Ledger:
         return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.describe_earlier_model(chosen))
 
     def describe_earlier_model(self, delta: float) -> str:
-        """A text on the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
+        """A text about the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
 
         If the model's own rounds are known and private, it gives epsilon at `delta` of those and these together.
         """
@@ -265,7 +266,8 @@ class Ledger:
     def _count_fitting_rounds(self, planned: RoundEvent) -> int:
         """A number of further rounds like `planned` that surely fit in the budget, not always the largest; 0 if none does.
 
-        Taken from `_proven` where `open` has stored more than one for this plan and budget, otherwise computed.
+        It is taken from `_proven`, where `open` has stored how many fit, if more than one is left for this plan and budget;
+        else it is computed. The budget must have an epsilon.
         """
         budget, known, left = self._proven or (None, None, 0)
         if budget == self.budget and known == planned and left > 1:
@@ -298,11 +300,17 @@ class Ledger:
         return fits_budget(rounds, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
     def _unplanned_releases(self, releases: Sequence[Release]) -> Counter[Release]:
-        """Those of `releases` that the plan of the open round does not include, each with the number in excess of the plan."""
+        """Those of `releases` that the plan of the open round does not include, each with how many times it exceeds the plan.
+
+        An AssertionError where no round is open.
+        """
         assert self._planned is not None
         return Counter(releases) - Counter(self._planned.releases)
 
     def _current_event(self) -> RoundEvent:
-        """The open round as an event with the releases charged so far; an AssertionError where no round is open."""
+        """The open round as a `RoundEvent` with the releases charged so far, not the planned ones.
+
+        An AssertionError where no round is open.
+        """
         assert self._planned is not None
         return replace(self._planned, releases=self._asked)

@@ -93,10 +93,10 @@ class LedgerFile:
         self._settled = False           # whether the folder's entry of the file is on disk
 
     def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> Record:
-        """The record in the file, or in its first `size` bytes; an empty one where there is no file. Changes nothing on disk.
+        """The `Record` in the file, or in its first `size` bytes; an empty one where there is no file. Changes nothing on disk.
 
-        Lines written later follow what was read. `unrecorded` is the source of randomness of rounds that do not name one. A
-        `LedgerError` where the file is damaged or of another format.
+        Sets where the next line is written: behind the last whole line that was read. `unrecorded` is the source of randomness
+        of rounds that do not name one. A `LedgerError` where the file is damaged or of another format.
         """
         self.unrecorded = unrecorded
         content = self.path.read_bytes()[:size] if self.path.is_file() else b""
@@ -114,9 +114,9 @@ class LedgerFile:
         return record
 
     def append_round(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
-        """Append that round `round` begins: how its cohort is sampled, what the server sees, and the source of its randomness.
+        """Append a line which says that round number `round` begins with a cohort drawn by `sampling`. Not forced to disk.
 
-        `channel` is a text; `source` is "seed" or "os". Not forced to disk.
+        `channel` says what the server sees; `source` is where the randomness comes from, "seed" or "os".
         """
         line = {"open": round, "sampling": _to_json_dict(sampling), "channel": channel, "randomness": source}
         self._append_line(line, safely=False)
@@ -134,7 +134,7 @@ class LedgerFile:
         self._append_line({"ask": [self._numbers[release] for release in releases]}, safely=costly)
 
     def append_skipped_round(self, round: int) -> None:
-        """Append that round number `round` was skipped, with nothing released. Not forced to disk."""
+        """Append a line which says that round number `round` was skipped, with nothing released. Not forced to disk."""
         self._append_line({"skip": round}, safely=False)
 
     def append_earlier_history(self, earlier: EarlierHistory) -> None:
@@ -147,7 +147,7 @@ class LedgerFile:
                                 "sources": list(earlier.sources)}}, safely=True)
 
     def make_mark(self, rounds: int, safely: bool) -> LedgerMark:
-        """Size and digest of the whole lines written so far, with `rounds`, the number of rounds that the caller says they hold.
+        """A `LedgerMark` of the file now: size and digest of the whole lines written so far, and the number `rounds` as given.
 
         With `safely` the file is forced to disk first, unless it is empty.
         """
@@ -238,7 +238,10 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.append_earlier_history` wrote."""
+    """The `EarlierHistory` in a "before" line of a ledger, from its JSON values: `what`, `round`, `rounds` and `sources`.
+
+    A KeyError, TypeError or ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
+    """
     rounds = None if plain["rounds"] is None else tuple(
         (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])

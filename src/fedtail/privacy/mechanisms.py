@@ -138,13 +138,16 @@ class NoisySum(Part):
         return self.noise.on_server(total, self.clip_norm, self.whole, random)
 
     def clip(self, rows: Tensor) -> Tensor:
-        """`rows`, (clients, width), in float64, with those longer than `clip_norm` scaled down to it, never above by rounding."""
+        """`rows`, (clients, width), in float64, each row longer than `clip_norm` in L2 norm scaled down to just below it.
+
+        Shorter rows are returned as they are.
+        """
         rows = rows.double()
         norms = rows.norm(dim=1, keepdim=True)
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
-        """A bound on the absolute entries of a clipped row of `width` entries with its client's noise, as it is sent."""
+        """A bound on the absolute entries of a row of `width` entries as it is sent: clipped, with the client's noise if any."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:

@@ -12,12 +12,12 @@ import numpy as np
 def reveal_probability(rate: float, population: int, minimum: int) -> float:
     """The probability that the minimum-cohort rule reveals a given client's participation in a round that is held.
 
-    q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients, rounds
-    of fewer than `minimum` being skipped. Given the other clients' draws, a client is sampled with probability q, unless exactly
-    min - 1 others are: then a round that is held includes it for sure. So with this probability a round is not amplified
-    at all, and otherwise it is amplified at q; the average rate of participation would understate the first. Whether a round
-    is held depends on who is sampled and not on their data, so it reveals nothing about data that are zeroed or exchanged.
-    A ValueError for arguments out of range, and where rounds are practically never held. Cached.
+    q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients; rounds
+    of fewer than `minimum` are skipped. It is 0 for a minimum of 0. Given the other clients' draws, a client is sampled with
+    probability q, unless exactly min - 1 others are: then a round that is held includes it for sure. So with this probability a
+    round is not amplified at all, and otherwise it is amplified at q; the average rate of participation would understate the
+    first. Whether a round is held depends on who is sampled and not on their data, so it reveals nothing about data that are
+    zeroed or exchanged. A ValueError for arguments out of range, and where rounds are practically never held. Cached.
     """
     _check_sampling(rate, population)
     if not 0 <= minimum <= population:
@@ -33,7 +33,8 @@ def reveal_probability(rate: float, population: int, minimum: int) -> float:
 def skip_probability(rate: float, population: int, minimum: int) -> float:
     """The probability that a round is skipped because its Poisson sample is below `minimum`: P(Bin(n, q) < minimum).
 
-    `rate` is q and `population` n; 1 where `minimum` exceeds the population.
+    `rate` is q, in (0, 1], and `population` n. It is 0 for a minimum of 0 or less, and 1 where `minimum` exceeds the
+    population.
     """
     if minimum > population:
         return 1.0
@@ -44,7 +45,8 @@ def skip_probability(rate: float, population: int, minimum: int) -> float:
 def minimum_cohort_for(rate: float, population: int, failure: float = 1e-5) -> int:
     """The largest minimum cohort for which a round is skipped with a probability below `failure`, under Poisson sampling.
 
-    A ValueError where even a minimum of one is missed more often, or an argument is out of range. Cached.
+    `rate` is the probability with which each of `population` clients is sampled. A ValueError where even a minimum of one is
+    missed more often, or an argument is out of range. Cached.
 
     >>> minimum_cohort_for(0.04, 2500)
     61

@@ -39,21 +39,21 @@ class Noise(Protocol):
         ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """What is sent in place of the clipped `rows`, (clients, width), with noise that the clients draw from `random`, if any.
+        """What the clients send in place of `rows`, (clients, width), which have been clipped to `clip_norm`.
 
-        `whole` says that the rows are whole numbers already.
+        Noise that the clients add is drawn from `random`. `whole` says that the rows are whole numbers already.
         """
         ...
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The released sum, (width,), in the units of the rows, from `total`, the sum of what was sent.
+        """The released sum, (width,), in the units of the rows, from `total`, the sum of what the clients sent.
 
-        Noise that the server adds is drawn from `random`.
+        Noise that the server adds is drawn from `random`; `clip_norm` and `whole` must be as on the clients.
         """
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry of what is sent for a clipped row of `width` entries, noise included.
+        """The largest absolute entry of what a client sends for a row of `width` entries, clipped to `clip_norm`, noise included.
 
         `whole` says that the rows are whole numbers already.
         """
@@ -147,8 +147,9 @@ class DiscreteNoise(Part):
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness, adding: Tensor | None = None) -> Tensor:
         """Integer rows, (clients, width) float64: `rows` scaled and rounded, each with its client's share of noise.
 
-        Noise is drawn from `random`. With `adding`, (clients,) bool, only those clients add a share. A row that is longer than
-        the sensitivity after rounding is zeroed.
+        `rows` have been clipped to `clip_norm`; `whole` says that they are whole numbers already. Noise is drawn from `random`.
+        With `adding`, (clients,) bool, only those clients add a share. A row that is longer than the sensitivity after rounding
+        is zeroed.
         """
         grid = _integer_grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
@@ -160,7 +161,10 @@ class DiscreteNoise(Part):
         return integers.index_add(0, where.to(integers.device), torch.from_numpy(share).to(integers))
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The sum divided by the scale, in the units of the rows; the clients' noise is in it, so `random` is not used."""
+        """`total` divided by the scale, which gives the released sum, (width,), in the units of the rows.
+
+        The clients' noise is in it already, so `random` is not used.
+        """
         return total / _integer_grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
@@ -194,10 +198,10 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Grid:
-    """The scale, sensitivity, noise shares and noise table for integer rows of `width` entries. Cached.
+    """The `Grid` for integer rows of `width` entries: their scale and sensitivity, and one client's share of noise. Cached.
 
-    The rows to be scaled have norm `clip_norm` at most. `whole` rows are whole numbers already and are not rounded; a ValueError
-    where the scale is then a fraction.
+    The rows to be scaled have norm `clip_norm` at most. `whole` rows are whole numbers already and are not rounded; a
+    ValueError where the scale is then a fraction, and where a share of noise would have a variance below 2.
     """
     slack = 0.0 if whole else math.sqrt(width) / 2                  # what rounding to nearest may add to a norm
     scale = noise.scale or (1.0 if whole else _fine_scale(noise, clip_norm, slack))
@@ -209,9 +213,9 @@ def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: boo
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
-    """The smallest power of two at which rounding adds at most 1% to the sensitivity and a share has variance 2 or more.
+    """The smallest power of two at which rounding adds at most 1% to the sensitivity and a share of noise has variance 2 or more.
 
-    `slack` is what rounding may add to the norm of an integer row.
+    The share is that of one of `noise.planned_clients`. `slack` is what rounding may add to the norm of an integer row.
     """
     enough = max(slack / ROUNDING, math.sqrt(SMALLEST * noise.planned_clients) / noise.noise_multiplier)
     return 2.0 ** math.ceil(math.log2(enough / clip_norm))

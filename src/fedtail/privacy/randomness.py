@@ -26,11 +26,14 @@ class Randomness(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether the holder of a seed can draw these words again: then a guarantee is a simulated one."""
+        """Whether these words follow from a seed, so that whoever knows it can draw the same ones.
+
+        Noise from such a source gives only a simulated guarantee.
+        """
         ...
 
     def words(self, count: int) -> Words:
-        """`count` independent uniform 64-bit words, (count,) uint64; every call gives fresh ones."""
+        """`count` independent uniform 64-bit integers, (count,) uint64; the next call gives others."""
         ...
 
 
@@ -41,7 +44,7 @@ class SystemRandomness:
     replayable: ClassVar[bool] = False
 
     def words(self, count: int) -> Words:
-        """`count` uniform words, (count,) uint64, from the operating system's cryptographic generator; the array is read-only."""
+        """`count` uniform 64-bit integers, (count,) uint64, from the operating system's generator; a read-only array."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -56,7 +59,7 @@ class SeededRandomness:
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
     def words(self, count: int) -> Words:
-        """The next `count` words of the stream, (count,) uint64; moves the stream on."""
+        """The next `count` uniform 64-bit integers of the stream, (count,) uint64; the stream advances by as many."""
         return self._stream.random_raw(count)
 
 
@@ -70,13 +73,18 @@ class ClientRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, names: tuple[int, ...], key: Tensor):
-        """One stream for each client of `key`, (clients,) int64; equal seed, names and key give a client equal words."""
+        """One stream for each client in `key`, (clients,) int64, which has the clients' numbers.
+
+        The words of a client follow from `seed`, `names` (numbers that tell streams apart) and its own number, and not from who
+        else is in `key`.
+        """
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
-        """The next words of all clients' streams, (count,) uint64: equally many of each client, in the order of the clients.
+        """The next words of all clients' streams, (count,) uint64: those of the first client, then of the second, and so on.
 
-        Where `count` is not a multiple of the number of clients, the last ones get fewer. Moves the streams on.
+        All get equally many, rounded up; where `count` is not a multiple of the number of clients, the last ones get fewer. The
+        streams advance.
         """
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
@@ -86,7 +94,10 @@ class ClientRandomness:
 
 
 def uniform_wide_integer(bound: int, random: Randomness) -> int:
-    """One uniform integer in [0, bound), without bias, as a Python integer of any size, drawn from `random` by rejection."""
+    """One uniform integer in [0, bound), without bias, as a Python integer of any size.
+
+    Bits are drawn from `random`, again while they give `bound` or more.
+    """
     bits = (bound - 1).bit_length()
     while True:
         words = random.words(-(-bits // 64))

@@ -62,9 +62,10 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
                       adjacency: Adjacency = "zero-out") -> float:
     """Epsilon at `delta` of a search over private trials, valid both for clients that train and for clients that only score.
 
-    `trial` are the rounds of one trial. `score` are the releases, by clients that train in no trial, by which a trial is scored.
-    `trials` is the number of trials or, where `stopping` makes that random, its expectation. Infinite where something is released
-    without noise. A ValueError unless `delta` is in (0, 1), and for an expectation below 1.
+    `trial` are the rounds of one trial, and `score` the rounds in which other clients, who train in no trial, score it. With
+    `stopping` "composition" there are `trials` trials, all of which may be released. With "poisson", "geometric" or
+    "logarithmic", the distribution of a random number of trials with mean `trials`, only the best may be. Infinite where
+    something is released without noise. A ValueError unless `delta` is in (0, 1), and for a mean below 1.
     """
     check_delta(delta)
     if stopping == "composition":
@@ -102,10 +103,10 @@ def best_trial_divergences(orders: np.ndarray, divergences: np.ndarray, stopping
 
 
 def negative_binomial_gamma(shape: float, mean: float) -> float:
-    """The gamma at which the truncated negative binomial distribution of `shape` (eta) 0 or 1 has this `mean`.
+    """The gamma at which the truncated negative binomial distribution of `shape` (eta) 0 or 1 has this `mean` (1 or more).
 
-    For eta = 1 it is 1 / mean. For eta = 0, the logarithmic distribution, it is found by bisection and rounded to the side that
-    costs more privacy.
+    For eta = 1, the geometric distribution, it is 1 / mean. For eta = 0, the logarithmic distribution, it is found by bisection
+    and rounded to the side that costs more privacy.
 
     >>> negative_binomial_gamma(1.0, 4.0)
     0.25

@@ -38,21 +38,22 @@ class NoiseShares:
     def from_total_deviation(cls, deviation: float, honest: int, width: int) -> NoiseShares:
         """Shares whose sum over `honest` clients has a standard deviation of at least `deviation` in each of `width` coordinates.
 
-        The variance of a share is rounded up to a ratio of small integers. A ValueError where it is below 2.
+        The variance of a share is rounded up to a ratio of small integers. A ValueError where it is below 2, or `width` below
+        1; `honest` must be positive.
         """
         return cls(variance_as_fraction(deviation**2 / honest), honest, width)
 
     @property
     def total_deviation(self) -> float:
-        """Standard deviation of the noise in each coordinate of the sum, from `honest` shares: sqrt(n) sigma."""
+        """Standard deviation of the noise in each coordinate of a sum of `honest` shares: sqrt(honest * variance)."""
         return math.sqrt(self.honest * self.variance)
 
     @property
     def log_ratio_bound(self) -> float:
         """psi of [PLMH22q, Theorem 1]: bounds the log-ratio of the probabilities of the summed shares and of a discrete Gaussian.
 
-        10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), evaluated term by term; the closed bound printed there has the wrong
-        direction.
+        10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), with n = `honest` and sigma^2 = `variance`, evaluated term by term; the
+        closed bound printed there has the wrong direction. It is 0 for one share.
         """
         k = np.arange(1, self.honest)
         return 10 * float(np.exp(-2 * math.pi**2 * float(self.variance) * k / (k + 1)).sum())
@@ -60,8 +61,9 @@ class NoiseShares:
     def concentrated_epsilon(self, sensitivity: float) -> float:
         """The epsilon at which the sum of `honest` shares gives (epsilon^2 / 2)-zCDP.
 
-        `sensitivity` (S) is by how much the sums of neighbouring data differ in L2 norm.
-        min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ).
+        It is min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ), where `sensitivity` (S) is by how
+        much the sums of neighbouring data differ in L2 norm, n = `honest`, sigma^2 = `variance`, d = `width` and psi =
+        `log_ratio_bound`.
         """
         ratio, psi = sensitivity / self.total_deviation, self.log_ratio_bound
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
@@ -102,9 +104,9 @@ class Ring:
         return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        """Integer rows reduced modulo M, elementwise: values from 0 to M - 1, in the shape of `rows`."""
+        """Integer rows reduced modulo `modulus` (M), elementwise: values from 0 to M - 1, in the shape of `rows`."""
         return np.mod(rows, self.modulus)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """For each sum modulo M, the integer in [low, low + M) that it stands for, in the shape of `total`."""
+        """For each sum modulo `modulus` (M), the integer in [low, low + M) that it stands for, in the shape of `total`."""
         return np.mod(total - self.low, self.modulus) + self.low

@@ -23,14 +23,18 @@ CLOSE = 1e-4                # two prices of the same rounds that differ by less 
 
 
 def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
-    """The privacy statement of a run as plain values, for privacy.json; infinite numbers are the word "infinity".
+    """The privacy statement of a run as a dict of plain values, for privacy.json; infinite numbers are the word "infinity".
 
-    Where nothing was released yet, or something without a mechanism, `private` is False and `why` says so. Otherwise `statement`
-    is the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling and
-    `without_amplification`, both at `delta` (by default the budget's), the protected `unit`, the neighbouring relation
-    (`adjacency`), the `observer`, and `only`: what is left out because the rounds began with a model trained elsewhere. `rounds`
-    and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
-    where neither `delta` nor the budget gives one.
+    `private` is False where nothing was released yet, or something without a mechanism: `why` says which, and there are only
+    `epsilon`, `unit`, `adjacency`, `neighbours`, `observer`, `rounds` and `channel` besides. Otherwise it is True, `statement`
+    is the guarantee in one line, and the other keys are its parts: the fields of `Guarantee` (`epsilon`, `delta`, `sampling`,
+    `accountant`, `without_amplification`, `one_participation`, `second_opinion`, `only`, `notes`), the protected `unit`, the
+    neighbouring relation (`adjacency`, and `neighbours` in words), the `observer`, the counted `releases`, the `channel`, the
+    source of `randomness`, `guarantee` (whether it is real or simulated), and the version (`fedtail`) and `ledger` mark it was
+    computed from.
+
+    `delta` is by default the budget's; a ValueError where neither gives one. `rounds` and `not_charged` (what was computed from
+    the same clients and is on no ledger) are copied from the arguments.
     """
     exposed, mark = ledger.non_private_releases, ledger.file_mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
@@ -61,16 +65,19 @@ def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def guarantee_status(ledger: Ledger) -> list[str]:
-    """Texts that say why the models of a run may not be released; if they may, one text that says the guarantee is real."""
+    """The reasons why the models of a run may not be released, as texts; if there are none, one text in their place.
+
+    That text says that cohorts and noise came from the operating system, so that the guarantee is real.
+    """
     problems = release_obstacles(ledger)
     return problems or [REAL]
 
 
 def release_obstacles(ledger: Ledger) -> list[str]:
-    """Texts that say why the models of a run may not be released; an empty list where they may.
+    """The reasons why the models of a run may not be released, as texts; an empty list where they may.
 
-    The reasons are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed
-    or of unrecorded source, and floating-point noise.
+    They are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed or of
+    unrecorded source, and floating-point noise.
     """
     everything = [*ledger.rounds, *(one for earlier in ledger.earlier_histories for one in earlier.rounds or ())]
     floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
@@ -118,9 +125,9 @@ def describe_price_change(change: dict[str, Any]) -> str:
 
 
 def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
-    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (unknown), each once.
+    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (not recorded), each once.
 
-    Without rounds, where the budget says it will come from.
+    Before the first round it is the source in the ledger's budget.
     """
     return ledger.randomness_sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
 

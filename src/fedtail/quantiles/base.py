@@ -23,10 +23,11 @@ class Quantile(Protocol):
     """
 
     def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions, is sent sums, and returns the dual (low, high, share, tail mass), float64.
+        """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
-        `tail_fraction` (theta) is the mass of the tail over all mass; `previous` is the dual of the last round, None in the
-        first.
+        The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
+        `share`, those in [low, high). `tail_fraction` (theta) is the mass of the tail over all mass; `previous` is the dual of
+        the last round, None in the first.
         """
         ...
 

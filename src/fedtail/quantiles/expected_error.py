@@ -24,12 +24,12 @@ def expected_error(strategy: Strategy, deviation: float, clients: int, level: fl
 
 
 def binning_error(bins: int, clients: int) -> float:
-    """Typical error of the distribution function F read by interpolation inside a bin: a standard deviation, a share of clients.
+    """Typical error, as a fraction of the clients, of the distribution function F read by linear interpolation inside a bin.
 
-    There are `bins` (b) bins over `clients` (n), taken to be of about equal mass: n / b values at random in a bin stray from a
-    straight line by sqrt(1 / (6 b n)) of all clients, and a density that changes e-fold in a quarter of the range bends it by
-    1 / (2 b^2). It is not a bound: values that bunch at one place in a bin can make F wrong by the whole mass of the bin, 1 / b
-    on average, which the released histogram shows.
+    It is a standard deviation, not a bound. The `bins` (b) bins over `clients` (n) are taken to be of about equal mass: n / b
+    values at random in a bin stray from a straight line by sqrt(1 / (6 b n)) of all clients, and a density that changes e-fold
+    in a quarter of the range bends it by 1 / (2 b^2). Values that bunch at one place in a bin can make F wrong by the whole
+    mass of the bin, 1 / b on average, which the released histogram shows.
     """
     return math.hypot(1 / math.sqrt(6 * bins * clients), 1 / (2 * bins**2))
 
@@ -46,9 +46,9 @@ def bins_needed(max_error: float) -> int:
 
 
 def clients_needed(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> int:
-    """How many clients bring the `expected_error` at `level` down to `max_error`, for noise of the same `deviation` in the sum.
+    """How many clients bring the `expected_error` at `level` down to `max_error`, if the noise of the sum keeps its `deviation`.
 
-    `clients` is their number now, which must be too small. An OverflowError where the binning error alone exceeds `max_error`.
+    `clients` is the number now, which must be too small. An OverflowError where the binning error alone exceeds `max_error`.
     """
     def suffices(number: float) -> bool:
         """Whether the expected error over `number` clients, rounded up, is `max_error` at most."""

@@ -24,9 +24,10 @@ class PinballStep(StatisticPart):
     floor: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the columns mass * gap / (|gap| + floor) and mass * floor / (|gap| + floor), gap = loss - trial; (clients, 2).
+        """Runs on the client: the two columns mass * gap / (|gap| + floor) and mass * floor / (|gap| + floor), (clients, 2).
 
-        The first is about mass times the sign of the gap; the second is near mass only for losses close to `trial`.
+        The gap is loss - trial, with `trial` the current estimate of the quantile. The first column is about mass times the
+        sign of the gap; the second is near mass only for losses close to `trial`.
         """
         gap = clients.losses - trial
         closeness = self.floor / (gap.abs() + self.floor)
@@ -38,7 +39,10 @@ class MassAbove(StatisticPart):
     """Mass at or above each trial threshold."""
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of each trial threshold that its loss reaches, 0 in the others; (clients, trials)."""
+        """Runs on the client: its mass in the column of each threshold in `trial` that its loss reaches, 0 in the others.
+
+        The result is (clients, trials).
+        """
         return clients.mass[:, None] * (clients.losses[:, None] >= trial)
 
 
@@ -65,10 +69,12 @@ class MajoriseMinimise(Part):
             raise ValueError(f"steps must be at least 1, got {self.steps}. Dozens find the right client, a hundred four digits.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions and returns the dual (low, high, share, tail mass), (4,) float64.
+        """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
-        It asks for the range of losses, then at most `steps` times for a step of the estimate, from the middle of that range, and
-        once for the masses around the result. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
+        The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
+        `share`, those in [low, high). It asks for the range of losses, then at most `steps` times for a step of the estimate,
+        from the middle of that range, and once for the masses around the result. `previous` is not used. Returns (inf, inf, 0,
+        0) where no client has a finite loss.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -85,10 +91,11 @@ class MajoriseMinimise(Part):
         return (yield from self._find_boundary(middle, max(width, floor), low, high, tail_fraction * mass))
 
     def _find_boundary(self, middle: float, width: float, low: float, high: float, tail_mass: float) -> Conversation[Tensor]:
-        """Server: ask once for the mass above thresholds around `middle`; return the dual (low, high, share, tail mass).
+        """A generator that asks once for the mass above thresholds around `middle`, and returns the dual, (4,) float64.
 
-        The boundary lies between the two neighbouring thresholds around which that mass passes `tail_mass`. There are 16
-        thresholds on either side, at distances that grow geometrically from `width` to that of the farther end of [low, high].
+        The dual is (low, high, share, tail mass). The boundary lies between the two neighbouring thresholds around which that
+        mass passes `tail_mass`. There are 16 thresholds on either side, at distances that grow geometrically from `width` to
+        that of the farther end of [low, high].
         """
         reach = max(middle - low, high - middle, width)
         steps = torch.logspace(0, 1, CUTS, base=reach / width, dtype=torch.float64) * width

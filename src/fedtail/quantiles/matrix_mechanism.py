@@ -28,10 +28,10 @@ class Factor(NamedTuple):
 
 
 def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
-    """The matrix of all prefix sums of a histogram, row j being 1[i <= j]: (bins, bins) float64.
+    """The matrix of all prefix sums of a histogram, (bins, bins) float64: row j has ones in columns 0 to j, and zeros after.
 
-    With a `level` (p) the rows are 1[i <= j] - p, the sums that decide the p-quantile. With `public_total` the last row is left
-    out, because it is known, and `level` is not used: (bins - 1, bins).
+    A `level` (p), if given, is subtracted from every entry: the signs of these sums decide the p-quantile. With `public_total`
+    the last row is left out, because the total is known, and `level` is not used: (bins - 1, bins).
     """
     sums = np.tril(np.ones((bins, bins)))
     return sums[:-1] if public_total else sums - (level or 0.0)
@@ -39,13 +39,14 @@ def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def optimal_factor(bins: int, level: float | None = None, public_total: bool = False) -> Factor:
-    """The optimal strategy matrix for prefix sums of `bins` bins, its error and a lower bound on that of any. Cached.
+    """(matrix, error, least): the strategy matrix of the least error, up to 1e-5 of it, for prefix sums of `bins` bins. Cached.
 
-    Found by the fixed point v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v), G = W'W and W the `workload` of these arguments.
-    With a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best
-    shift for given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero.
-    For K the square root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop.
-    The matrix is read-only. A ValueError for more than 1024 bins.
+    `error` is its squared error summed over the rows of the `workload` W of these arguments, `least` a lower bound on that of
+    any matrix. Found by the fixed point v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W, in 500 steps at most. With
+    a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best shift
+    for given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero. For K the
+    square root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop. The matrix is
+    read-only. A ValueError for more than 1024 bins.
     """
     if bins > LARGEST:
         raise ValueError(f"the optimal factorisation of {bins} bins would take very long (limit {LARGEST}). Use fewer bins or "
@@ -101,12 +102,12 @@ def histogram_covariance(matrix: np.ndarray, public_total: bool) -> np.ndarray:
 
 
 def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float | None = None) -> np.ndarray:
-    """The histogram h >= 0, (bins,), that minimises h'Gh / 2 - f'h, with sum h = `total` if given.
+    """The histogram h >= 0, (bins,), that minimises h'Gh / 2 - f'h for `gram` (G) and `image` (f), with sum h = `total` if given.
 
-    With `gram` G = V'V and `image` f = V'Y this is least squares for V h = Y. Without a total it is exact, by block principal
-    pivoting (Portugal, Júdice and Vicente 1994): bins are exchanged between those held at zero and the rest, all wrong ones at
-    once, one by one where that does not help. A total is first given a large weight, which finds the bins at zero, and then
-    imposed exactly.
+    With G = V'V and f = V'Y this is least squares for V h = Y. Without a total it is exact, by block principal pivoting
+    (Portugal, Júdice and Vicente 1994): bins are exchanged between those held at zero and the rest, all wrong ones at once, one
+    by one where that does not help. A total is first given a large weight, which finds the bins at zero, and then imposed
+    exactly. If that puts all bins at zero, each is total / bins.
     """
     if total is None:
         return _block_principal_pivoting(gram, image)[0]

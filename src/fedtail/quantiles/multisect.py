@@ -32,12 +32,13 @@ class Bracket(NamedTuple):
 
 
 def multisect(part: StatisticPart, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
-    """Server: a generator that finds where the sum of `part` over clients falls below `target`, between `low` and `high`.
+    """A generator that runs on the server and finds where in [low, high] the sum of `part` over clients falls below `target`.
 
-    Each question asks for the sum at 34 trial points; column j of the part's statistic is its value at trial j. The next question
-    is about the interval between the two neighbouring points around the crossing. The sum must not increase with the trial. Stops
-    when the interval is at most `resolution` wide, or as narrow as float64 allows, or after 32 questions. Returns the last
-    interval as a `Bracket`, with the sums at its ends; it is the one point `high` where the sum there is at least `target`.
+    Each question asks for the sum at 34 trial points; column j of the part's statistic is its value at trial j. The next
+    question is about the interval between the two neighbouring points around the crossing. The sum must not increase with the
+    trial. Stops when the interval is at most `resolution` wide, or as narrow as float64 allows, or after 32 questions. Returns
+    the last interval as a `Bracket`, with the sums at its ends. It is the one point `high` where the sum there is at least
+    `target`, and begins at `low` where the sum there is below `target` already.
     """
     for _ in range(MOST_QUESTIONS):
         trial = torch.linspace(low, high, POINTS, dtype=torch.float64)

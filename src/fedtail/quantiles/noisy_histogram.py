@@ -60,14 +60,20 @@ class NoisyHistogram(StatisticPart):
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of `method`: which integer row a client sends for its bin, at a scale fine enough for discrete noise."""
+        """The strategy that `method` names: which integer row a client sends for its bin.
+
+        Its scale is large enough for a share of discrete noise, or 256 for continuous noise.
+        """
         honest = self.noise.planned_clients if isinstance(self.noise, DiscreteNoise) else 0
         scale = scale_for_noise(self.noise.noise_multiplier, honest) if honest else SCALE
         return _build_strategy(self.method, self.bins, scale, self.level)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The mechanism that adds `noise` to the sum of the clients' rows; rows are integers of norm within its clip norm."""
+        """The mechanism that adds `noise` to the sum of the clients' rows.
+
+        Its clip norm is the largest norm of a row of the strategy, so that no row is changed; rows are integers (`whole`).
+        """
         return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange_factor, whole=True)
 
     def row_width(self, trial: Tensor) -> int:
@@ -75,10 +81,10 @@ class NoisyHistogram(StatisticPart):
         return self.strategy.width
 
     def ask_histogram(self) -> Conversation[ClientStatistics]:
-        """Server: a generator that asks one question and returns the noisy histogram as the statistics of one client per bin.
+        """A generator that runs on the server, asks for one noisy sum, and returns the histogram as if each bin were a client.
 
-        The loss of such a client is the middle of its bin, and its mass the estimated count, not negative. Counts at either end
-        that may be noise alone are moved inwards.
+        It is a `ClientStatistics` with, for each bin, its middle as the loss and the estimated count, not negative, as the
+        mass. Counts at either end that may be noise alone are moved inwards.
         """
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
         counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
@@ -86,7 +92,7 @@ class NoisyHistogram(StatisticPart):
         return ClientStatistics(self._bin_middles, torch.from_numpy(mass))
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros for a client without mass.
+        """Runs on the client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros without mass.
 
         `trial` is not used.
         """
@@ -94,7 +100,7 @@ class NoisyHistogram(StatisticPart):
         return torch.from_numpy(rows).double() * (clients.mass > 0)[:, None]
 
     def binned_losses(self, losses: Tensor) -> Tensor:
-        """Client: the middle of the bin of each loss, float64 in the shape of `losses`, rounded to float32 as losses are."""
+        """Runs on the client: the middle of each loss's bin, rounded to float32; float64 in the shape of `losses`."""
         return self._bin_middles[torch.from_numpy(self._edges.bin_indices(losses.numpy()))]
 
     @property
@@ -104,7 +110,7 @@ class NoisyHistogram(StatisticPart):
 
     @property
     def _bin_middles(self) -> Tensor:
-        """The middle of each bin, rounded to float32 as losses are; (bins,) float64."""
+        """The middle of each bin, (bins,) float64, with values rounded to float32 because losses are float32."""
         return torch.from_numpy(self._edges.middles).float().double()
 
 
@@ -112,8 +118,7 @@ def merge_sparse_ends(counts: np.ndarray, least: float) -> np.ndarray:
     """A copy of `counts` in which the outermost counts, where they may be noise alone, are moved inwards; the sum is the same.
 
     At each end, counts are added up from outside until they reach `least` (or half of all); their sum is put into the bin where
-    that happens, and the bins outside it become 0. `counts` is (bins,) and holds no negative number:
-    `Strategy.estimate` gives such.
+    that happens, and the bins outside it become 0. `counts` is (bins,) and must have no negative number.
     """
     result = counts.copy()
     for view in (result, result[::-1]):
@@ -125,10 +130,10 @@ def merge_sparse_ends(counts: np.ndarray, least: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _build_strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
-    """The strategy that `method` names, with `bins` bins and integers of size `scale`. Cached.
+    """The strategy that `method` names, with `bins` bins and rows that are multiplied by `scale` to be integers. Cached.
 
-    `level` is used by "optimal" only. A ValueError where the strategy cannot be built, as a tree of bins that are no power of
-    two.
+    `level` is used by "optimal" only. A ValueError where the strategy cannot be built, such as a tree where `bins` is no power
+    of two.
     """
     if method == "optimal":
         return optimal_strategy(bins, scale, level)

@@ -56,7 +56,7 @@ class QuantilePlan:
 
     @cached_property
     def event(self) -> LatticeRelease:
-        """The release, with the noise of the honest clients only, as an event for accountants. Cached."""
+        """The release as an event that accountants can price; it relies on the noise of the honest clients only. Cached."""
         return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
                               exchange=self.strategy.exchange_factor, what=f"a histogram ({self.method})")
 
@@ -111,7 +111,7 @@ def plan_quantiles(
 
 
 def _candidate_builders(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
-    """Functions that build a strategy from a scale: the one that `method` names, or for "auto" all that are possible for `bins`.
+    """Functions from a scale to a strategy: for the strategy that `method` names, or for each that `bins` allows if "auto".
 
     A tree needs a power of two, and the optimal strategy at most 1024 bins. `level` and `public_total` concern the optimal one
     only.
@@ -129,9 +129,10 @@ def _candidate_builders(method: str, bins: int, level: float | None, public_tota
 def strategy_with_noise(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
-    """(strategy, shares): the strategy that `build` makes at `scale`, and the least noise that is (`epsilon`, `delta`)-private.
+    """(strategy, shares): the strategy that `build` makes at a scale, and the least noise with which its sum is private.
 
-    The noise is shared by `honest` clients. Without `scale`, one is chosen at which a share of the noise is large enough.
+    Private means (`epsilon`, `delta`) under `adjacency`, with noise from `honest` clients, a share each. `scale` None chooses a
+    scale at which a share is large enough. A ValueError where no noise is found, or a share would have a variance below 2.
     """
     rho = largest_rho(epsilon, delta)
     strategy = build(scale_for_noise(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
@@ -140,10 +141,10 @@ def strategy_with_noise(
 
 
 def smallest_noise_shares(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
-    """The smallest noise shares of `honest` clients whose sum gives rho-zCDP, in each of `width` coordinates.
+    """The noise shares of least variance, one from each of `honest` clients, whose sum gives rho-zCDP in `width` coordinates.
 
     `sensitivity` is how far one client moves the sum in L2 norm. That the sum of shares is not quite a discrete Gaussian is
-    included. A ValueError where no noise is found, or a share would have a variance below 2.
+    accounted for. A ValueError where no noise is found, or a share would have a variance below 2.
     """
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
@@ -211,7 +212,7 @@ def _check_clients(clients: int, minimum: int, colluders: int) -> None:
 
 
 def _too_few_clients_text(plan: QuantilePlan) -> str:
-    """The error text for a plan with too few clients: the expected error, what it does to a median, how to release anyway."""
+    """The error text for a plan with too few clients: the expected error, what it means for a median, how to release anyway."""
     error = max(plan.expected_error)
     away = 100 * min(error, 0.5)
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
@@ -221,9 +222,9 @@ def _too_few_clients_text(plan: QuantilePlan) -> str:
 
 
 def _too_large_error_text(plan: QuantilePlan, max_error: float) -> str:
-    """The error text for a plan whose expected error is above `max_error`: how many bins or clients would do, or what epsilon.
+    """The error text for a plan whose expected error is above `max_error`: how many bins or clients would be enough.
 
-    Epsilon is suggested only where less than 20 would do.
+    It also names an epsilon that would be enough, where that is below 20.
     """
     worst = int(np.argmax(plan.expected_error))
     level, bins = plan.levels[worst], plan.edges.bins

@@ -54,9 +54,9 @@ class QuantileRelease:
 
     @cached_property
     def bin_masses(self) -> tuple[float, ...]:
-        """For each of `estimates`, the estimated share of clients in its bin. Cached.
+        """For each of `estimates`, the estimated fraction of clients in its bin. Cached.
 
-        F at the estimate can be wrong by as much where values bunch inside the bin.
+        The distribution function at the estimate can be wrong by as much where values bunch inside the bin.
         """
         places = self.plan.edges.bin_indices(np.array(self.estimates))
         return tuple((self.histogram[places] / self.histogram.sum()).tolist())
@@ -148,9 +148,10 @@ def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = Sys
 
 
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
-    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64.
+    """The sum over clients of row plus share of noise, taken modulo M and decoded: (width,) int64.
 
-    The shares are drawn from `randomness`. Clients are processed in chunks, to save memory.
+    `values`, (clients,), are one per client. The shares are drawn from `randomness`. Clients are processed in chunks, to save
+    memory.
     """
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
@@ -172,7 +173,7 @@ def checked_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def build_edges(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
-    """The edges of `bins` equal bins over `range`, or the given `edges`; a ValueError unless exactly one of the two is given.
+    """The edges of `bins` equal bins over `range`, or the given `edges`; a ValueError where both or neither of the two are given.
 
     `bins` is not used with `edges`. A ValueError also where they make no histogram of two bins or more.
     """

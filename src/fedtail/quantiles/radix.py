@@ -32,10 +32,10 @@ class Digit(StatisticPart):
     width: int
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of its digit, (clients, 2^width) float64.
+        """Runs on the client: its mass in the column of its digit and 0 in the others, (clients, 2^width) float64.
 
-        The digit is the `width` bits above `shift` of the loss's `ordered_bits`. The row is zero where the bits above the digit
-        are not the integer `trial`.
+        The digit is the `width` bits above the lowest `shift` bits of the loss's `ordered_bits`. The row is zero for a client
+        whose bits above the digit are not the integer `trial`.
         """
         keys = ordered_bits(clients.losses)
         mine = (keys >> (self.shift + self.width)) == trial
@@ -66,10 +66,11 @@ class ExactQuantile(Part):
             raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions and returns the dual (low, high, share, tail mass), (4,) float64.
+        """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
-        It asks for one histogram per digit, over the clients that share the digits of the boundary found so far. `previous` is
-        not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
+        The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
+        `share`, those in [low, high). One histogram is asked for per digit of the loss, over the clients that share the digits
+        of the boundary found so far. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
         """
         total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
         for lower, width in _digit_places(self.bits):
@@ -88,9 +89,9 @@ class ExactQuantile(Part):
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
-    """Server: a generator that asks four questions and returns the exact largest loss of clients with mass, or the smallest.
+    """A generator that runs on the server, asks four questions, and returns the exact largest loss of the clients with mass.
 
-    `largest` chooses which. Returns None where no client has mass.
+    With `largest` False it returns the smallest. Returns None where no client has mass.
     """
     prefix = 0
     for shift, width in _digit_places(BITS):
@@ -111,9 +112,10 @@ class LossRange(NamedTuple):
 
 
 def loss_range() -> Conversation[LossRange | None]:
-    """Server: a generator that asks one question, of 4096 sums, and returns an interval that holds all losses, and their mass.
+    """A generator that runs on the server, asks one question of 4096 sums, and returns a `LossRange` (low, high, mass).
 
-    Each end is within an eighth of the outermost loss. Returns None where no client has a finite loss.
+    All losses are in [low, high], each end within an eighth of the outermost loss; `mass` is that of all clients with a loss.
+    Returns None where no client has a finite loss.
     """
     mass = yield Statistic(Digit(BITS - COARSE, COARSE), torch.tensor(0))
     present = (mass > 0).nonzero().flatten()
@@ -143,9 +145,10 @@ def float_from_ordered_bits(key: int) -> float:
 
 
 def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
-    """(shift, width) of each digit of the leading `bits` bits of 32, most significant first.
+    """Yields (shift, width) of each digit of the leading `bits` bits of 32, most significant first.
 
-    Up to 12 bits are one digit; more are split into digits of 8 bits, the last of which may be narrower.
+    A digit is the `width` bits above the lowest `shift`. Up to 12 bits are one digit; more are split into digits of 8 bits, the
+    last of which may be narrower.
     """
     shift, step = BITS, bits if bits <= COARSE else 8
     while shift > BITS - bits:

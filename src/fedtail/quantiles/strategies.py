@@ -65,7 +65,7 @@ class Strategy:
         return longest / self.sensitivity if self.printed is None else max(longest / self.sensitivity, math.sqrt(2))
 
     def rows(self, bins: np.ndarray) -> np.ndarray:
-        """The rows, before noise, that clients in these `bins`, (clients,) integers, send: (clients, width) int64."""
+        """The rows, (clients, width) int64, that clients send before noise; `bins`, (clients,) integers, is the bin of each."""
         return self._rows_by_bin[bins]
 
     def sum_range(self, clients: int) -> tuple[int, int]:
@@ -90,8 +90,8 @@ class Strategy:
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
         """The least-squares histogram, (bins,) float64, of a `noisy` sum; it sums to `total` if given.
 
-        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, or a total that is missing or not
-        positive.
+        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, where `total` is None although
+        `needs_total` is set, and for a total that is not positive.
         """
         self._check_sum(noisy, total)
         return matrix_mechanism.least_squares(self._float_matrix, noisy.astype(np.float64), total)
@@ -99,8 +99,8 @@ class Strategy:
     def edge_deviations(self, public_total: bool, level: float | None = None) -> np.ndarray:
         """Standard deviation of the estimated cumulative count at each inner edge, for noise of deviation one: (bins - 1,).
 
-        With `public_total` that is the least-squares count H_j of clients below edge j. Without, it is H_j - p n, where n is
-        estimated too: its sign decides the quantile of `level` (p, by default 0).
+        With `public_total` that is the least-squares count H_j of clients below edge j. Without, it is H_j - p n for `level`
+        (p, by default 0), where the number n of clients is estimated too: its sign decides the p-quantile.
         """
         spread = matrix_mechanism.histogram_covariance(self._float_matrix, public_total)
         sums = np.tril(np.ones((self.bins, self.bins)))[:-1] - (0.0 if public_total else level or 0.0)
@@ -162,8 +162,9 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
     """The strategy that estimates all prefix sums of the histogram with the least mean squared error for given noise.
 
     Its real matrix, with columns of norm one at most, is multiplied by `scale` (c) and rounded. With `public_total` the rows do
-    not encode the number of clients, and estimates need it. Without, `level` (p) makes them optimal for H_j - p n, whose sign
-    decides the p-quantile. A ValueError for a level outside (0, 1) or with `public_total`, and for too few or too many bins.
+    not encode the number n of clients, and estimates need it. Without, `level` (p) makes them optimal for H_j - p n, with H_j
+    the count up to bin j: its sign decides the p-quantile. A ValueError for a level outside (0, 1) or with `public_total`, and
+    for too few or too many bins.
     """
     _check_sizes(bins, scale)
     if level is not None and not 0 < level < 1:
@@ -175,9 +176,9 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
 
 
 def scale_for_noise(noise_multiplier: float, honest: int) -> int:
-    """The integer scale c, at least 256, at which a share of the noise of `honest` clients has variance 4 or more.
+    """The integer scale c, at least 256, at which one client's share of the noise has variance 4 or more.
 
-    `noise_multiplier` is that of the sum of their shares, for rows of norm c.
+    `honest` clients add a share each, and `noise_multiplier` is that of the sum of their shares, for rows of norm c.
     """
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
@@ -185,8 +186,9 @@ def scale_for_noise(noise_multiplier: float, honest: int) -> int:
 def published_cumulative_counts(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
     """Cumulative counts at the upper edges as the papers compute them from a `noisy` sum, (bins,) float64.
 
-    [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", sums of the fewest nodes for "tree", whose last entry is
-    the sum of the two top nodes. Nodes are not made consistent. A ValueError for another strategy.
+    [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", and for "tree" sums over the fewest nodes that together
+    cover all bins up to the edge; the last is the sum of the two top nodes. Nodes are not made consistent. A ValueError for
+    another strategy.
     """
     counts = noisy / strategy.scale
     if strategy.name == "flat":

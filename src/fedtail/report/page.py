@@ -15,7 +15,7 @@ from fedtail.report.methods import Method, MethodFamily, baseline_position, meth
 from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
 from fedtail.report.tail import tail_membership
 from fedtail.runs import RunFolder
-from fedtail.runs.files import json_values, write_whole
+from fedtail.runs.files import to_json_values, write_atomically
 
 STYLE, SCRIPTS, TEMPLATE = "page.css", ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js"), "page.html.j2"
 NAME = "report.html"
@@ -36,7 +36,7 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
     text = render_page(page_data(runs, baseline), title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_atomically(path, text)
     return path
 
 
@@ -64,7 +64,7 @@ def script_safe_json(data: Any) -> str:
 
     NaN and infinity become null.
     """
-    text = json.dumps(json_values(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(to_json_values(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 

@@ -65,7 +65,7 @@ class RowFile:
         """
         if path.exists():                                  # whoever came first has created it
             there = cls.open(path)
-            there.check(name, shape, dtype)
+            there.check_row_type(name, shape, dtype)
             return there
         about = {"format": FORMAT, "name": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
         if len(json.dumps(about)) > PAGE:
@@ -78,7 +78,7 @@ class RowFile:
             with suppress(FileExistsError):
                 os.link(beside, path)
         except OSError as reason:
-            raise write_error(path, reason) from reason
+            raise failed_write_error(path, reason) from reason
         finally:
             beside.unlink(missing_ok=True)
         return cls.create(path, name, shape, dtype)
@@ -103,11 +103,11 @@ class RowFile:
                 raise ValueError(shape)
             return cls(path, about["name"], tuple(shape), dtype)
         except FileNotFoundError:
-            raise _missing_error(path) from None
+            raise _missing_file_error(path) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as reason:
             raise RowsError(f"{path} is not a file of rows, or its beginning is damaged. {PUT_BACK}") from reason
 
-    def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def check_row_type(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Raise FieldError unless `name`, `shape` and `dtype` (of one row) are those of this file; rows are never cast."""
         if (name, tuple(shape)) != (self.name, self.shape):
             raise FieldError("", f"of shape {self.shape}", tuple(shape), text=(
@@ -118,7 +118,7 @@ class RowFile:
                 f"rows of type {dtype} came for {name!r}, where {self.path.name} holds rows of type {self.dtype}. A part keeps "
                 f"rows of one type, in every round: return rows.to({self.dtype}) from it, or start again in another folder."))
 
-    def head(self, number: int) -> bytes:
+    def row_header(self, number: int) -> bytes:
         """The 24-byte header of row `number`: mark, CRC-32 of the numbers, client key, and stamp of the round that wrote it.
 
         All zeros for a row marked as not written; fewer bytes where the file ends before.
@@ -130,44 +130,44 @@ class RowFile:
 
         Reads the header only; the numbers are not checked.
         """
-        head = self.head(number)
+        head = self.row_header(number)
         return len(head) == HEAD.size and head.startswith(WRITTEN) and HEAD.unpack(head)[2:] == (key, stamp)
 
-    def holds(self, count: int) -> bool:
+    def is_long_enough_for(self, count: int) -> bool:
         """Whether the file is long enough to contain `count` rows; they need not have been written."""
         return os.fstat(self._open_once()).st_size >= self._row_offset(count)
 
-    def read(self, number: int, key: int, row: Tensor) -> None:
+    def read_row(self, number: int, key: int, row: Tensor) -> None:
         """Read row `number` into `row` in place, a contiguous CPU tensor of the file's shape and dtype.
 
         Raises RowsError where the row was not written for client `key`, is cut short, or does not match its checksum.
         """
-        head, numbers = bytearray(HEAD.size), _as_bytes(row)
+        head, numbers = bytearray(HEAD.size), _tensor_bytes(row)
         count = os.preadv(self._open_once(), [head, numbers], self._row_offset(number))
         mark, check, owner, _ = HEAD.unpack(head)
         if count != HEAD.size + self.row_bytes or mark != WRITTEN or owner != key or zlib.crc32(numbers) != check:
             raise RowsError(f"row {number} of {self.path}, of client {key}, is not what was written: the file was cut short or "
                             f"changed. {PUT_BACK}")
 
-    def write(self, number: int, key: int, stamp: bytes, row: Tensor) -> None:
+    def write_row(self, number: int, key: int, stamp: bytes, row: Tensor) -> None:
         """Write `row`, a tensor on any device, as row `number` of client `key` in the round with this `stamp`.
 
         Other processes may write other rows at the same time. Raises FieldError for another shape or dtype, RowsError where
         the file cannot be written, such as on a full disk. The header is written last, so that a row that was interrupted
         counts as not written.
         """
-        self.check(self.name, tuple(row.shape), row.dtype)
-        numbers, begins = _as_bytes(row.detach().cpu().contiguous()), self._row_offset(number)
-        self._write_at(NOT_WRITTEN, begins)
-        self._write_at(numbers, begins + HEAD.size)
-        self._write_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
+        self.check_row_type(self.name, tuple(row.shape), row.dtype)
+        numbers, begins = _tensor_bytes(row.detach().cpu().contiguous()), self._row_offset(number)
+        self._write_bytes_at(NOT_WRITTEN, begins)
+        self._write_bytes_at(numbers, begins + HEAD.size)
+        self._write_bytes_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
 
-    def clear(self, number: int) -> None:
+    def clear_row(self, number: int) -> None:
         """Mark row `number` as not written by zeroing its header; where the file ends before that row, nothing is written."""
-        if self.head(number).strip(b"\0"):
-            self._write_at(NOT_WRITTEN, self._row_offset(number))
+        if self.row_header(number).strip(b"\0"):
+            self._write_bytes_at(NOT_WRITTEN, self._row_offset(number))
 
-    def copy(self, number: int, to: RowFile, at: int) -> None:
+    def copy_row(self, number: int, to: RowFile, at: int) -> None:
         """Copy row `number`, with its header, to row `at` of the file `to`, which must have the same shape and dtype.
 
         The checksum is not verified. Raises RowsError where this file ends within the row or `to` cannot be written.
@@ -178,10 +178,10 @@ class RowFile:
             count = os.preadv(self._open_once(), [memoryview(content)[: size - done]], self._row_offset(number) + done)
             if not count:
                 raise RowsError(f"{self.path} ends within row {number}. {PUT_BACK}")
-            to._write_at(memoryview(content)[:count], to._row_offset(at) + done)
+            to._write_bytes_at(memoryview(content)[:count], to._row_offset(at) + done)
             done += count
 
-    def state(self) -> tuple[int, int, int]:
+    def file_state(self) -> tuple[int, int, int]:
         """The file's inode, size in bytes and modification time in ns, in this order: if they change, somebody has written to it.
 
         Raises RowsError where the file is missing.
@@ -189,7 +189,7 @@ class RowFile:
         try:
             there = self.path.stat()
         except FileNotFoundError:
-            raise _missing_error(self.path) from None
+            raise _missing_file_error(self.path) from None
         return there.st_ino, there.st_size, there.st_mtime_ns
 
     def sync(self) -> None:
@@ -197,29 +197,29 @@ class RowFile:
         try:
             os.fsync(self._open_once())
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise failed_write_error(self.path, reason) from reason
 
-    def remove_with(self, folder: object) -> None:
+    def make_temporary(self, folder: object) -> None:
         """Make this a temporary file: it is deleted when this object is garbage-collected, in this process only.
 
         This object keeps a reference to `folder`, so that the folder exists for as long. A second call does nothing.
         """
         if self._folder is None:
             self._folder = folder
-            weakref.finalize(self, _remove_unless_forked, self.path, os.getpid())
+            weakref.finalize(self, _remove_file_unless_forked, self.path, os.getpid())
 
     def _row_offset(self, number: int) -> int:
         """The position of row `number`'s header, in bytes from the start of the file."""
         return PAGE + number * (HEAD.size + self.row_bytes)
 
-    def _write_at(self, content: Any, at: int) -> None:
+    def _write_bytes_at(self, content: Any, at: int) -> None:
         """Write all of `content` (bytes-like) at byte position `at` of the file; raises RowsError where the system refuses."""
         view, done = memoryview(content), 0
         try:
             while done < len(view):
                 done += os.pwrite(self._open_once(), view[done:], at + done)
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise failed_write_error(self.path, reason) from reason
 
     def _open_once(self) -> int:
         """The descriptor of the file, which the first call opens for reading and writing.
@@ -230,29 +230,29 @@ class RowFile:
             try:
                 self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise _missing_error(self.path) from None
+                raise _missing_file_error(self.path) from None
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
 
-def _as_bytes(row: Tensor) -> memoryview:
+def _tensor_bytes(row: Tensor) -> memoryview:
     """A memoryview of the bytes of a contiguous CPU tensor, without a copy: writing to it changes the tensor."""
     numbers: Any = row.view(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
-def _missing_error(path: Path) -> RowsError:
+def _missing_file_error(path: Path) -> RowsError:
     """A RowsError, returned and not raised, that says the file of rows at `path` is missing."""
     return RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}")
 
 
-def write_error(path: Path, reason: OSError) -> RowsError:
+def failed_write_error(path: Path, reason: OSError) -> RowsError:
     """A RowsError, returned and not raised, that says `path` could not be written, the system's `reason`, and what to do."""
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")
 
 
-def _remove_unless_forked(path: Path, process: int) -> None:
+def _remove_file_unless_forked(path: Path, process: int) -> None:
     """Delete the file at `path` if this is the process with id `process`.
 
     A forked child inherits the call and does nothing.

@@ -60,17 +60,17 @@ class RowPlaces:
         """
         if name in self.files:
             file, first = self.files[name]
-            file.check(name, tuple(rows.shape[1:]), rows.dtype)
+            file.check_row_type(name, tuple(rows.shape[1:]), rows.dtype)
         else:
-            file, first = RowFile.create(self.path(name), name, tuple(rows.shape[1:]), rows.dtype), 0
+            file, first = RowFile.create(self.new_file_path(name), name, tuple(rows.shape[1:]), rows.dtype), 0
         for key, place, row in zip(self.key[chosen].tolist(), self.place[chosen].tolist(), rows, strict=True):
-            file.write(first + place, key, self.stamp, row)
+            file.write_row(first + place, key, self.stamp, row)
 
-    def path(self, name: str) -> Path:
+    def new_file_path(self, name: str) -> Path:
         """The path at which this round creates the file for `name` where there is none yet."""
-        return self.folder / file_name(name, self.stamp)
+        return self.folder / rows_file_name(name, self.stamp)
 
-    def read_written(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def read_written_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Read the rows that these clients have written in this round so far, committed or not.
 
         A dict by name: the positions of the clients that have written, (writers,) int64, and their rows, (writers, ...).
@@ -99,7 +99,7 @@ class RowPlaces:
         chosen = [k for k, key in enumerate(keys) if file.is_written(numbers[k], key, self.stamp)]
         rows = torch.empty(len(chosen), *file.shape, dtype=file.dtype)
         for row, k in zip(rows, chosen, strict=True):
-            file.read(numbers[k], keys[k], row)
+            file.read_row(numbers[k], keys[k], row)
         return torch.tensor(chosen, dtype=torch.int64), rows
 
 
@@ -127,10 +127,11 @@ class RowSite(NamedTuple):
         return self.path.is_dir() and RowSite.from_path(self.path) == self
 
 
+@with_old_names
 class RowFolder:
     """Row stores by name. They stay in a given folder; without one, they go with the last object that refers to them.
 
-    A given folder has one writer: whoever first commits rows to it, or goes on from rows in it, until `release`.
+    A given folder has one writer: whoever first commits rows to it, or goes on from rows in it, until `stop_writing`.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -146,19 +147,19 @@ class RowFolder:
         self.path = folder.absolute()
         self._lock = None if self._temporary else WriterLock(self.path)
 
-    def hold(self) -> None:
+    def start_writing(self) -> None:
         """Become the only writer of the folder; does nothing where it is temporary or this object is the writer already.
 
         Waits up to 10 seconds for another writer to end. Raises RowsError where it does not, or where another process has
-        written to these stores since `release`.
+        written to these stores since `stop_writing`.
         """
         if self._lock is not None and not self._lock.is_held:
             self._lock.acquire()
             for store in self.stores.values():
                 store.resume_writing()
 
-    def release(self) -> None:
-        """Stop being the writer, so that others can write; the next round that writes calls `hold` again.
+    def stop_writing(self) -> None:
+        """Stop being the writer, so that others can write; the next round that writes calls `start_writing` again.
 
         Does nothing where this object is not the writer.
         """
@@ -168,17 +169,17 @@ class RowFolder:
                     store.stop_writing()
             self._lock.release()
 
-    def rows(self) -> dict[str, Rows]:
+    def rows_by_name(self) -> dict[str, Rows]:
         """A snapshot of the committed rows of each store, by the name under which clients keep them."""
         return {name: store.rows for name, store in self.stores.items()}
 
-    def reserve(self, key: Tensor) -> RowPlaces:
+    def reserve_places(self, key: Tensor) -> RowPlaces:
         """Reserve, for a round, a place for one row of each client in `key` (int64 client keys) at the end of every store's file.
 
         Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where
         there are stores. Raises RowsError where there is another writer.
         """
-        self._refuse_other_writers()
+        self._check_or_become_writer()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
@@ -199,7 +200,7 @@ class RowFolder:
         """
         created = places.new_files()
         try:
-            self._refuse_other_writers(writes=bool(created))
+            self._check_or_become_writer(writes=bool(created))
         except RowsError:
             self.discard(places)
             raise
@@ -223,8 +224,8 @@ class RowFolder:
             with suppress(OSError):                        # unless it holds other things
                 self.path.rmdir()
 
-    def forget(self) -> None:
-        """Drop all stores, so that no client has a row; the files stay on disk until `sweep`."""
+    def drop_stores(self) -> None:
+        """Drop all stores, so that no client has a row; the files stay on disk until `remove_unused_files`."""
         self.stores = {}
 
     def write(self, name: str, key: Tensor, rows: Tensor) -> None:
@@ -232,55 +233,55 @@ class RowFolder:
 
         Earlier rows of that name are dropped. Becomes the writer; raises RowsError where there is another.
         """
-        self.hold()
+        self.start_writing()
         store = RowStore.create(self._new_path(name), tuple(rows.shape[1:]), rows.dtype, name)
         self._use_store(name, store)
         store.write(key, rows)
 
-    def recall(self, name: str, rows: Rows) -> None:
+    def restore_rows(self, name: str, rows: Rows) -> None:
         """Make the rows of a snapshot, of this folder or another, the current rows of `name`; no snapshot is overwritten.
 
         Where the snapshot is the newest state of a store in this folder, that store is used. Otherwise its rows are copied to
         a new file or, in a temporary folder, referred to in place. Becomes the writer; raises RowsError where there is
         another.
         """
-        self.hold()
+        self.start_writing()
         store = rows.store
         if not (rows.is_newest and store.file.path.parent.resolve() == self.path.resolve()):
-            store = rows.copy_to(self._new_path(name)) if self._temporary is None else self._borrow_rows(name, rows)
+            store = rows.copy_to(self._new_path(name)) if self._temporary is None else self._store_with_borrowed_rows(name, rows)
         store.resume_writing()
         self._use_store(name, store)
 
-    def _borrow_rows(self, name: str, rows: Rows) -> RowStore:
+    def _store_with_borrowed_rows(self, name: str, rows: Rows) -> RowStore:
         """A store in a new file that begins with the rows of a snapshot; they are not copied and stay in the snapshot's file."""
         store = RowStore.create(self._new_path(name), rows.shape, rows.dtype, name)
-        store.borrow(rows)
+        store.borrow_rows(rows)
         return store
 
-    def sweep(self, names: Collection[str]) -> None:
+    def remove_unused_files(self, names: Collection[str]) -> None:
         """Delete the `*.rows` files of the folder that no store uses and that are not among the file names `names`.
 
         Raises RowsError where there is another writer.
         """
-        self._refuse_other_writers()
+        self._check_or_become_writer()
         used = {store.file.path.name for store in self.stores.values()} | set(names)
         for path in self.path.glob("*.rows"):
             if path.name not in used:
                 path.unlink(missing_ok=True)
 
-    def _refuse_other_writers(self, writes: bool = False) -> None:
-        """Raise RowsError where another writer holds the folder.
+    def _check_or_become_writer(self, writes: bool = False) -> None:
+        """Raise RowsError where another writer holds the folder; become the writer where there are stores, or `writes` is true.
 
-        Where this object has stores, or `writes` is true, it becomes the writer by this; otherwise it only checks.
+        Otherwise nothing changes.
         """
         if self.stores or writes:
-            self.hold()
+            self.start_writing()
         elif self._lock is not None:
-            self._lock.check()
+            self._lock.check_free()
 
     def _new_path(self, name: str) -> Path:
         """A path in the folder for a new file with the rows of `name`; a random stamp makes it unique."""
-        return self.path / file_name(name, new_stamp())
+        return self.path / rows_file_name(name, new_stamp())
 
     def _use_store(self, name: str, store: RowStore) -> None:
         """Make `store` the one that holds the rows of `name`.
@@ -289,8 +290,8 @@ class RowFolder:
         """
         self.stores[name] = store
         if self._temporary is not None:
-            store.file.remove_with(self._temporary)
-            self._temporary.hold()
+            store.file.make_temporary(self._temporary)
+            self._temporary.lock()
 
 
 class TemporaryRows:
@@ -303,9 +304,9 @@ class TemporaryRows:
         """
         self.path = Path(tempfile.gettempdir()) / f"{PREFIX}{secrets.token_hex(8)}"
         self._held: int | None = None
-        weakref.finalize(self, _remove_unless_forked, self.path, os.getpid())
+        weakref.finalize(self, _remove_folder_unless_forked, self.path, os.getpid())
 
-    def hold(self) -> None:
+    def lock(self) -> None:
         """Lock the folder, which must exist, so that no other process takes it for an abandoned one; a second call does nothing.
 
         Also deletes other folders of this kind that belong to this user, are older than a day and are not locked.
@@ -318,10 +319,10 @@ class TemporaryRows:
         for other in self.path.parent.glob(f"{PREFIX}*"):
             with suppress(OSError):
                 if time.time() - other.stat().st_mtime > ABANDONED and other.stat().st_uid == os.getuid():
-                    _remove_unheld(other)
+                    _remove_unlocked_folder(other)
 
 
-def file_name(name: str, stamp: bytes) -> str:
+def rows_file_name(name: str, stamp: bytes) -> str:
     """The file name for the rows of `name`: its first 40 letters, a digest of all of it, and the stamp in hexadecimal.
 
     Names that begin alike get different files through the digest.
@@ -330,7 +331,7 @@ def file_name(name: str, stamp: bytes) -> str:
     return f"{quote(name.replace(' ', '-'), safe='-')[:BEGINNING]}-{digest}-{stamp.hex()}.rows"
 
 
-def _remove_unheld(folder: Path) -> None:
+def _remove_unlocked_folder(folder: Path) -> None:
     """Delete a folder of rows unless a process holds a lock on it, which raises BlockingIOError."""
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -340,7 +341,7 @@ def _remove_unheld(folder: Path) -> None:
         os.close(held)
 
 
-def _remove_unless_forked(folder: Path, process: int) -> None:
+def _remove_folder_unless_forked(folder: Path, process: int) -> None:
     """Delete `folder` if this is the process with id `process`; a forked child, which inherits the call, does nothing."""
     if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         shutil.rmtree(folder, ignore_errors=True)

@@ -93,7 +93,8 @@ class RowStore:
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
         """An empty store in a new file at `path`; `shape` and `dtype` are those of one row, `name` says what the rows hold.
 
-        Raises FieldError or RowsError where the file cannot be created, or exists with rows of another kind.
+        A file that exists with rows of this kind is used, without committing any of them. Raises FieldError where it holds rows
+        of another name, shape or dtype, RowsError where it cannot be created.
         """
         return cls(RowFile.create(path, name, tuple(shape), dtype))
 
@@ -107,7 +108,7 @@ class RowStore:
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
             raise RowsError(f"a mark of a row store is damaged: it names {short_text(mark.length)} rows. {PUT_BACK}")
         store = cls(RowFile.open(folder.absolute() / checked_file_name(mark.file, "a mark of a row store")))
-        if not store.file.holds(mark.length):
+        if not store.file.is_long_enough_for(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
         store._index_rows(0, mark.length)
         if store._digest.hex() != mark.digest:
@@ -131,7 +132,10 @@ class RowStore:
 
     @property
     def num_files(self) -> int:
-        """How many files are in use: this store's own, and those of other stores that hold some key's newest row (`borrow`)."""
+        """How many files are in use: this store's own, and those of other stores that hold some key's newest row.
+
+        A store refers to rows in the files of others after `borrow_rows`.
+        """
         return len({places[-1][0] for places in self._places.values()} | {self.file})
 
     def write(self, keys: Iterable[int] | Tensor, rows: Tensor) -> None:
@@ -139,10 +143,10 @@ class RowStore:
 
         Raises FieldError for rows of another shape or dtype, RowsError where the file cannot be written.
         """
-        keys, stamp = _as_list(keys), new_stamp()
-        self.file.check(self.file.name, tuple(rows.shape[1:]), rows.dtype)
+        keys, stamp = _key_list(keys), new_stamp()
+        self.file.check_row_type(self.file.name, tuple(rows.shape[1:]), rows.dtype)
         for number, (key, row) in enumerate(zip(keys, rows, strict=True), len(self)):
-            self.file.write(number, key, stamp, row)
+            self.file.write_row(number, key, stamp, row)
         self.commit(keys, stamp)
 
     def commit(self, keys: Iterable[int] | Tensor, stamp: bytes) -> None:
@@ -151,12 +155,12 @@ class RowStore:
         Only rows written for that key with this round's `stamp` are taken; a key without one keeps its former row, and its
         place is cleared in the file. Earlier snapshots do not change.
         """
-        keys, begin, end = _as_list(keys), len(self), len(self)
+        keys, begin, end = _key_list(keys), len(self), len(self)
         for number, key in enumerate(keys, begin):
             if self.file.is_written(number, key, stamp):
                 end = number + 1
             else:
-                self.file.clear(number)                              # it may be of a round that was not held to its end
+                self.file.clear_row(number)                              # it may be of a round that was not held to its end
         self._index_rows(begin, end)
 
     def _index_rows(self, begin: int, end: int) -> None:
@@ -165,7 +169,7 @@ class RowStore:
         Reads their headers only.
         """
         for number in range(begin, end):
-            head = self.file.head(number)
+            head = self.file.row_header(number)
             self._digest = hashlib.blake2b(self._digest + head, digest_size=16).digest()
             if head != NOT_WRITTEN:
                 self._places.setdefault(HEAD.unpack(head)[2], []).append((self.file, number))
@@ -173,7 +177,7 @@ class RowStore:
 
     def stop_writing(self) -> None:
         """Remember the state of the file; from now on other processes may write to it, which `resume_writing` detects."""
-        self._left = self.file.state()
+        self._left = self.file.file_state()
 
     def resume_writing(self) -> None:
         """Become the writer again.
@@ -181,12 +185,12 @@ class RowStore:
         Raises RowsError where the file has changed since `stop_writing`, since this process does not know the rows written
         meanwhile.
         """
-        if self._left is not None and self._left != self.file.state():
+        if self._left is not None and self._left != self.file.file_state():
             raise RowsError(f"{self.file.path} was written to by another process since it was last used here. Go on from the "
                             "checkpoint that process wrote last, or in another folder.")
         self._left = None
 
-    def borrow(self, rows: Rows) -> None:
+    def borrow_rows(self, rows: Rows) -> None:
         """Replace this store's index by the rows of a snapshot of another store.
 
         They are not copied and stay in its file; new rows are written to this store's file.
@@ -238,12 +242,12 @@ class Rows:
                 return file, number
         return None
 
-    def find(self, keys: Iterable[int] | Tensor) -> RowReferences:
+    def row_references(self, keys: Iterable[int] | Tensor) -> RowReferences:
         """References to the rows of the clients `keys`, in their order, without reading any.
 
         `which` and `number` are -1 for a key without a row.
         """
-        keys = _as_list(keys)
+        keys = _key_list(keys)
         found = [self.place(key) for key in keys]
         files = tuple(dict.fromkeys(place[0] for place in found if place)) or (self.store.file,)
         which = [files.index(place[0]) if place else -1 for place in found]
@@ -255,7 +259,7 @@ class Rows:
 
         Raises RowsError where a row is damaged or its file is missing.
         """
-        return self.find(keys).read()
+        return self.row_references(keys).read()
 
     def copy_to(self, path: Path) -> RowStore:
         """A new store, in a new file at `path`, that holds each key's newest row of this snapshot and none of the replaced ones.
@@ -266,7 +270,7 @@ class Rows:
         for number, key in enumerate(keys):
             place = self.place(key)
             if place:
-                place[0].copy(place[1], new.file, number)
+                place[0].copy_row(place[1], new.file, number)
         new._index_rows(0, len(keys))
         return new
 
@@ -297,7 +301,7 @@ class RowReferences:
         rows = torch.empty(len(self.key), *self.shape, dtype=self.files[0].dtype)
         for row, key, which, number in zip(rows, self.key.tolist(), self.which.tolist(), self.number.tolist(), strict=True):
             if which >= 0:
-                self.files[which].read(number, key, row)
+                self.files[which].read_row(number, key, row)
             else:
                 row.zero_()
         return Recalled(rows, self.which >= 0)
@@ -312,6 +316,6 @@ def new_stamp() -> bytes:
     return secrets.token_bytes(8)
 
 
-def _as_list(keys: Iterable[int] | Tensor) -> list[int]:
+def _key_list(keys: Iterable[int] | Tensor) -> list[int]:
     """The keys, a tensor or any iterable of integers, as a list of Python integers."""
     return keys.tolist() if isinstance(keys, Tensor) else [int(key) for key in keys]

@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from fedtail.rows.file import RowsError, write_error
+from fedtail.rows.file import RowsError, failed_write_error
 
 NAME = ".lock"
 PATIENCE = 10.0      # seconds for the writer before to end: on a node every message is a process
@@ -58,7 +58,7 @@ class WriterLock:
         self._end = weakref.finalize(self, _unlock, self.folder / NAME, descriptor, os.getpid())
         _LOCKS.add(self)
 
-    def check(self) -> None:
+    def check_free(self) -> None:
         """Raise RowsError where another writer has the lock and does not give it up within 10 seconds.
 
         If it is in this process, the error comes without the wait. Where there is a lock file, the lock is taken for a
@@ -89,7 +89,7 @@ class WriterLock:
         return RowsError(f"{self.folder} has a writer already, {who}, and two would write over each other's rows. {write}, or "
                          "give this one a folder of its own (folder=..., or --out).")
 
-    def _close_inherited(self) -> None:
+    def _close_inherited_descriptor(self) -> None:
         """After a fork, in the child: close the inherited descriptor and count as not held; the lock file stays.
 
         Otherwise the child would go on holding the lock after its parent has ended.
@@ -110,7 +110,7 @@ def refuse_other_writers(folder: Path) -> None:
     """
     lock = WriterLock(folder)
     if not lock._is_held_in_process():
-        lock.check()
+        lock.check_free()
 
 
 def _try_lock(path: Path) -> int | None:
@@ -124,7 +124,7 @@ def _try_lock(path: Path) -> int | None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as reason:
-            raise write_error(path, reason) from reason
+            raise failed_write_error(path, reason) from reason
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -157,10 +157,10 @@ def _unlock(path: Path, descriptor: int, owner: int) -> None:
         os.close(descriptor)
 
 
-def _close_all_inherited() -> None:
+def _close_all_inherited_locks() -> None:
     """In a forked child: close the descriptors of all locks that its parent held, so that the child holds none of them."""
     for lock in list(_LOCKS):
-        lock._close_inherited()
+        lock._close_inherited_descriptor()
 
 
-os.register_at_fork(after_in_child=_close_all_inherited)
+os.register_at_fork(after_in_child=_close_all_inherited_locks)

@@ -21,7 +21,7 @@ from fedtail.privacy.ledger_file import LedgerMark
 from fedtail.reading import json_value
 from fedtail.rows import Mark, Rows, RowStore
 from fedtail.rows.writer_lock import refuse_other_writers
-from fedtail.runs.files import RunError, sync_folder, write_whole
+from fedtail.runs.files import RunError, sync_folder, write_atomically
 from fedtail.runs.run_folder import LEDGER
 from fedtail.training import Trained
 
@@ -67,7 +67,7 @@ class Checkpoints:
             if path.is_file():
                 try:
                     found[path] = _read_checkpoint(path, self.folder / MEMORY)
-                    self._stores[path] = set(_store_files(found[path].memory))
+                    self._stores[path] = set(_row_store_files(found[path].memory))
                 except Exception as reason:      # whatever a damaged file makes the reader say
                     text = (str(reason) or type(reason).__name__).splitlines()[0]
                     problems.append(f"{path.name} is damaged ({text[:300]})")
@@ -90,8 +90,8 @@ class Checkpoints:
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
         refuse_other_writers(self.folder / MEMORY)
         self._sync_row_stores(trained.memory)
-        write_whole(place, _checkpoint_bytes(trained, lines))
-        self._newest, self._stores[place] = place, set(_store_files(trained.memory))
+        write_atomically(place, _checkpoint_bytes(trained, lines))
+        self._newest, self._stores[place] = place, set(_row_store_files(trained.memory))
         self._remove_unnamed_stores()
 
     def _sync_row_stores(self, memory: ClientMemory) -> None:
@@ -157,7 +157,7 @@ def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> byte
     return save(tensors, {"about": about, "check": _content_digest(tensors, about)})
 
 
-def _store_files(memory: ClientMemory) -> list[str]:
+def _row_store_files(memory: ClientMemory) -> list[str]:
     """The names of the row-store files that hold the clients' memory; empty where it is held in tensors."""
     return [kept.mark.file for kept in memory.kept.values() if isinstance(kept, Rows)]
 

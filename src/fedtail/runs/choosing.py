@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from fedtail.data import Population
-from fedtail.data.tables import suffix_of
+from fedtail.data.tables import checked_suffix
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
-from fedtail.experiment.task_section import task_plan
+from fedtail.experiment.task_section import plan_task
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
@@ -39,7 +39,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
-    read = Population.from_parquet if suffix_of(data) == ".parquet" else Population.from_npz
+    read = Population.from_parquet if checked_suffix(data) == ".parquet" else Population.from_npz
     mine = read(data, x, y, None)                       # one client: this one
     picked = choose(modules, mine.client(0), task)
     scale = 100.0 if run.about["rates"] else 1.0
@@ -57,7 +57,7 @@ def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Modu
     """
     from safetensors.torch import load_file
 
-    plan = task_plan(Source.read(run.path / "experiment.toml", trust=trust))
+    plan = plan_task(Source.read(run.path / "experiment.toml", trust=trust))
     tasks = [plan.make(run.seed) for _ in run.members]
     for task, path in zip(tasks, run.models, strict=True):
         try:

@@ -22,7 +22,7 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
     ValueError for one without the metric.
     """
-    return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
+    return [{"method": method, "unit": metric_unit(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
             for method, found in _runs_by_method(runs).items()]
@@ -49,7 +49,7 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
     return table
 
 
-def unit_of(run: RunFolder, metric: str = "error") -> str:
+def metric_unit(run: RunFolder, metric: str = "error") -> str:
     """The unit in which a metric of a run is shown: "%" where the metric is "error" and the errors are rates, else ""."""
     return "%" if metric == "error" and run.about["rates"] else ""
 
@@ -85,7 +85,7 @@ def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metri
     Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep
     their unit.
     """
-    scale = 100.0 if unit_of(run, metric) else 1.0
+    scale = 100.0 if metric_unit(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
     return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 

@@ -22,7 +22,7 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
 from fedtail.reading import checked_file_name
 from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
-from fedtail.runs.files import RunError, RunRefused, digest_of, json_values, only_writer, refuse_foreign_folder
+from fedtail.runs.files import RunError, RunRefused, bytes_digest, hold_folder_lock, refuse_foreign_folder, to_json_values
 from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_warnings
 from fedtail.runs.run_folder import LEDGER, RunFolder
@@ -55,10 +55,10 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     """
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})
-    with only_writer(folder):
+    with hold_folder_lock(folder):
         table, checkpoints = experiment.table(seed), Checkpoints(folder)
-        checkpoint, problems = earlier_checkpoint(checkpoints, table, resume)
-        if is_finished_and_whole(folder):
+        checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume)
+        if is_run_finished_and_intact(folder):
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
@@ -69,7 +69,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             tail = experiment.evaluate.tail and ledger.budget.replayable      # cohorts of the operating system are kept nowhere
             records = SimulationRecords(experiment, folder, splits, task, tail)
             if checkpoint is not None:
-                records.check(RunFolder.open(folder).about)
+                records.check_unchanged(RunFolder.open(folder).about)
             with (Recorder(experiment, seed, folder, records, watch, ledger, checkpoints) as recorder,
                   redirect_warnings(recorder.note), _log_failures(recorder)):
                 start = recorder.start_or_resume(task, table, checkpoint)
@@ -86,10 +86,10 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
     because its privacy budget was spent is finished: its results are written.
     """
     trained = train_on(start, rounds=experiment.rounds - start.rounds, channel=experiment.channel, fleet=fleet,
-                       on_round=recorder.after_round, privacy=recorder.ledger)
+                       on_round=recorder.record_round, privacy=recorder.ledger)
     if trained.rounds < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, trained.rounds, experiment.rounds)
-    recorder.finish(trained)
+    recorder.write_results(trained)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def use_deterministic_algorithms(device: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def holds_run_of(experiment: Experiment, seed: int, folder: Path) -> bool:
+def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
     """Whether `folder` holds a run, finished or not, of this experiment with this seed.
 
     Paths of data files, and the number and address of worker processes, may differ. Raises ValueError where `run.json` is
@@ -135,11 +135,11 @@ def holds_run_of(experiment: Experiment, seed: int, folder: Path) -> bool:
     """
     if not (folder / "run.json").is_file():
         return False
-    old, new = RunFolder.open(folder).about["experiment"], json_values(experiment.table(seed))
+    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.table(seed))
     return not list(_changed_settings(_comparable_table(old), _comparable_table(new)))
 
 
-def is_finished_and_whole(folder: Path) -> bool:
+def is_run_finished_and_intact(folder: Path) -> bool:
     """Whether the run in `folder` is finished, and its ledger and files match the digests in `result.json`.
 
     False where there is no finished run, or where one of these files is missing, unreadable or changed.
@@ -150,7 +150,7 @@ def is_finished_and_whole(folder: Path) -> bool:
         if mark and not LedgerFile(folder / LEDGER).matches_mark(LedgerMark(*mark)):
             return False
         return all((folder / checked_file_name(name, "result.json")).is_file()
-                   and digest_of((folder / name).read_bytes()) == digest for name, digest in result["files"].items())
+                   and bytes_digest((folder / name).read_bytes()) == digest for name, digest in result["files"].items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -167,7 +167,7 @@ def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memor
         with _add_line_to_errors(experiment):
             fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory))
             check_run(experiment.algorithm, task, fleet, experiment.channel, Ledger(experiment.privacy), experiment.rounds)
-            check_privacy(experiment, task, splits)
+            check_delta_is_given(experiment, task, splits)
             for population in splits.values():
                 task.check(population)
         yield fleet
@@ -184,10 +184,10 @@ def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except (ValueError, TypeError) as reason:
-        raise experiment.source.refuse(_key_of_error(reason, experiment.table()), reason) from reason
+        raise experiment.source.error_at(_key_of_error(reason, experiment.table()), reason) from reason
 
 
-def check_before_writing(experiment: Experiment, seed: int, splits: Populations) -> None:
+def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populations) -> None:
     """Raise the ExperimentError that `run` would raise before its first round; nothing is trained and no run is written.
 
     `splits` are the populations by split, and `seed` initialises the module.
@@ -196,7 +196,7 @@ def check_before_writing(experiment: Experiment, seed: int, splits: Populations)
         pass
 
 
-def check_privacy(experiment: Experiment, task: Task, splits: Populations) -> None:
+def check_delta_is_given(experiment: Experiment, task: Task, splits: Populations) -> None:
     """Raise ValueError where every release of the experiment is noisy but `[privacy]` gives no delta to state epsilon at.
 
     `task` gives the number of parameters. `splits` gives the number of training clients, for the delta that the text
@@ -224,8 +224,8 @@ def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
     return named[0] if named else ("task", "module") if re.search("output|module|label|shape", str(reason)) else ("risk",)
 
 
-def earlier_checkpoint(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
-                       elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
+def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
+                         elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, and sentences to show about damaged checkpoints or changed package versions.
 
     The checkpoint is None where the folder has no run, or a run without checkpoints and without trained rounds. `table` is
@@ -238,7 +238,7 @@ def earlier_checkpoint(checkpoints: Checkpoints, table: dict[str, Any], resume: 
         return None, []
     run = RunFolder.open(folder, also_deployed=True)
     about = run.about
-    changed = list(_changed_settings(_comparable_table(about["experiment"]), _comparable_table(json_values(table))))
+    changed = list(_changed_settings(_comparable_table(about["experiment"]), _comparable_table(to_json_values(table))))
     checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0

@@ -24,7 +24,7 @@ class RunRefused(RunError, ValueError):
     """A run was not started, and nothing was changed; the message says why."""
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file atomically: to a temporary file beside it, then by renaming; a crash leaves the old file or the new one.
 
     Returns once it is on disk. Text is encoded as UTF-8. Raises RunError where it could not be written; the old file is then
@@ -39,7 +39,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.replace(path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {system_reason(reason)}. What was there before is still whole.") from reason
+        raise RunError(f"{path} could not be written: {os_error_text(reason)}. What was there before is still whole.") from reason
     sync_folder(path.parent)
 
 
@@ -48,15 +48,15 @@ def write_json(path: Path, value: Any) -> None:
 
     Raises RunError where it could not be written; the old file is then intact.
     """
-    write_whole(path, json.dumps(json_values(value), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(to_json_values(value), indent=1, allow_nan=False) + "\n")
 
 
-def json_values(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """A copy of `value` that JSON can hold: at any depth of dicts and lists, NaN and infinity become None, and tuples lists."""
     if isinstance(value, dict):
-        return {key: json_values(entry) for key, entry in value.items()}
+        return {key: to_json_values(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_values(entry) for entry in value]
+        return [to_json_values(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -81,7 +81,7 @@ class Lines:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append `line` as one line of JSON, NaN and infinity as null. It may stay in a buffer until `flush`."""
-        content = json.dumps(json_values(line), allow_nan=False).encode() + b"\n"
+        content = json.dumps(to_json_values(line), allow_nan=False).encode() + b"\n"
         self._digest.update(content)
         self._file.write(content)
 
@@ -94,7 +94,7 @@ class Lines:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as reason:
-            raise RunError(f"{self.path} could not be written: {system_reason(reason)}. The last checkpoint is whole: free some "
+            raise RunError(f"{self.path} could not be written: {os_error_text(reason)}. The last checkpoint is whole: free some "
                            "space and go on with --resume.") from reason
         return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
@@ -105,7 +105,7 @@ class Lines:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def hold_folder_lock(folder: Path) -> Iterator[None]:
     """Within the block, hold a lock (the file `.lock`) that makes this process the only writer of `folder`, which is created.
 
     Raises RunRefused where another process holds the lock, without waiting, or where the folder cannot be written to. The
@@ -115,7 +115,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as reason:
-        raise RunRefused(f"{folder} cannot be written to: {system_reason(reason)}. Choose another folder with --out.") from reason
+        raise RunRefused(f"{folder} cannot be written to: {os_error_text(reason)}. Choose another folder with --out.") from reason
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def system_reason(reason: OSError) -> str:
+def os_error_text(reason: OSError) -> str:
     """The operating system's text for an error, without its number and path, such as "No space left on device"."""
     return reason.strerror or str(reason)
 
@@ -163,6 +163,6 @@ def module_bytes(module: nn.Module) -> bytes:
     return model_bytes(module)
 
 
-def digest_of(content: bytes) -> str:
+def bytes_digest(content: bytes) -> str:
     """The BLAKE2b digest (16 bytes) of `content`, as 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.model_file import model_bytes, training_record
-from fedtail.runs.files import RunError, write_json, write_whole
+from fedtail.runs.files import RunError, write_atomically, write_json
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.training import Trained
 
@@ -27,7 +27,7 @@ class KeepBest:
         place = folder / "best.json"
         self.found: list[dict[str, Any] | None] = json.loads(place.read_text()) if place.is_file() else [None] * len(members)
 
-    def keep_if_better(self, trained: Trained, found: list[SplitEvaluations], tested: str) -> None:
+    def keep_better_models(self, trained: Trained, found: list[SplitEvaluations], tested: str) -> None:
         """Write the file of each model whose statistic is finite and better than at any earlier evaluation, and `best.json`.
 
         `found` has the evaluations by split for each model of `trained`. The statistic is over the split "validation", or
@@ -43,17 +43,18 @@ class KeepBest:
             value, before = distribution.statistic(self.statistic), self.found[k]
             if math.isfinite(value) and (before is None or _is_better(value, before["value"], distribution.better)):
                 modules = modules or trained.modules
-                write_whole(self.model_file(k), model_bytes(modules[k], training_record(trained.ledger, trained.rounds)))
+                record = training_record(trained.ledger, trained.rounds)
+                write_atomically(self.best_model_file(k), model_bytes(modules[k], record))
                 self.found[k] = {"round": trained.rounds, "statistic": f"{self.metric}.{self.statistic}", "value": value}
                 write_json(self.folder / "best.json", self.found)
 
-    def model_file(self, member: int) -> Path:
+    def best_model_file(self, member: int) -> Path:
         """The path of the best model of the member at position `member`; the file may not exist yet."""
         return self.folder / ("best.safetensors" if len(self.members) == 1 else f"best-{member}.safetensors")
 
-    def model_files(self) -> list[Path]:
+    def best_model_files(self) -> list[Path]:
         """The paths of the best models that exist, in the order of the members."""
-        return [place for k in range(len(self.members)) if (place := self.model_file(k)).is_file()]
+        return [place for k in range(len(self.members)) if (place := self.best_model_file(k)).is_file()]
 
 
 def _is_better(value: float, before: float, which: str) -> bool:

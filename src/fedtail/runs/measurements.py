@@ -15,7 +15,7 @@ from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
-from fedtail.runs.files import RunError, write_whole
+from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
@@ -59,13 +59,13 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     begins, None where there is none.
     """
     states = member_states(trained.state)
-    members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
 
 
-def _contributors(view: RoundView, model: int) -> list[int] | None:
+def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
     """The positions of the clients that contributed to the model at position `model`; None where the whole cohort did."""
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
@@ -77,7 +77,7 @@ def _tail_threshold(risk: Any, state: State) -> float | None:
     return start if start is not None and math.isfinite(start) else None
 
 
-def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
+def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
     """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
 
     They are the client's identity (split, number, name, size, mass, group, model), and its loss, error and other metrics.
@@ -108,7 +108,7 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
         rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
 
 
-def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
+def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
@@ -124,8 +124,8 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
         rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                  local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
+def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
+                         local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
@@ -141,7 +141,7 @@ def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, 
     return summaries
 
 
-def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
+def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
     """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
 
     `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
@@ -154,7 +154,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: 
     arrays = {column: arrow.concat_arrays([_arrow_array(part, column) for part in rows.values()]) for column in columns}
     content = io.BytesIO()
     parquet.write_table(arrow.table(arrays).replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
@@ -170,7 +170,7 @@ def _identity_columns(population: Population, split: str, member: int) -> Client
 
 
 def _spread_over_clients(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
-    """A column over all clients: `values`, in order, where the mask `able` is True, and `missing` elsewhere.
+    """A column over all clients, (clients,): `values`, in order, where the mask `able` is True, and `missing` elsewhere.
 
     Its dtype is that of `values`, or object where `missing` is None.
     """

@@ -42,7 +42,7 @@ class PrivateSearch:
     held: Population                # who judge
 
     @property
-    def stopping(self) -> Stopping:
+    def stopping_rule(self) -> Stopping:
         """How the number of trials is determined: "composition" for a fixed number, else the distribution it is drawn from.
 
         That is "poisson", "geometric" or "logarithmic".
@@ -51,22 +51,22 @@ class PrivateSearch:
         return self.search.settings.private
 
     @property
-    def budget(self) -> PrivacyBudget:
+    def trial_budget(self) -> PrivacyBudget:
         """The privacy budget of one trial: that of the experiment without its epsilon, so that no trial stops early.
 
-        The epsilon of the experiment limits the search as a whole; `check` compares them before training.
+        The epsilon of the experiment limits the search as a whole; `check_epsilon` compares them before training.
         """
-        return replace(self.search.first().privacy, epsilon=None)
+        return replace(self.search.first_experiment().privacy, epsilon=None)
 
     @cached_property
-    def trial_round(self) -> RoundEvent:
+    def trial_round_event(self) -> RoundEvent:
         """The event of one round of a trial: its releases, planned at most, and its sampling. It is the same for all trials."""
-        return self.planned_round_of(self.search.first())
+        return self.planned_round_event(self.search.first_experiment())
 
     @cached_property
-    def rounds(self) -> int:
+    def rounds_per_trial(self) -> int:
         """The number of rounds of a trial, which is the same for all trials."""
-        return self.search.first().rounds
+        return self.search.first_experiment().rounds
 
     @property
     def judging_events(self) -> tuple[tuple[RoundEvent, int], ...]:
@@ -74,13 +74,13 @@ class PrivateSearch:
 
         Empty where `[tune]` has no noise: the trials are then judged by exact results, which are not charged.
         """
-        if self.evaluation is None:
+        if self.held_out_evaluation is None:
             return ()
-        asked = self.evaluation.questions(0, 1)
+        asked = self.held_out_evaluation.questions(0, 1)
         return ((RoundEvent(tuple(one.release(1) for one in asked), NoSampling()), 1),)
 
     @cached_property
-    def evaluation(self) -> FederatedEvaluation | None:
+    def held_out_evaluation(self) -> FederatedEvaluation | None:
         """The evaluation of a trial by the held-out clients: a noisy histogram of their errors, with the noise of `[tune]`.
 
         None where `[tune]` has no noise: the held-out clients are then evaluated exactly.
@@ -88,60 +88,60 @@ class PrivateSearch:
         noise = self.search.settings.noise
         return None if noise is None else FederatedEvaluation("train", noise=noise)
 
-    def planned_round_of(self, experiment: Experiment) -> RoundEvent:
+    def planned_round_event(self, experiment: Experiment) -> RoundEvent:
         """The event of one round of `experiment` on the training clients: its planned releases, at most, and its sampling."""
         return planned_round(experiment.algorithm, SimulatedPopulation(self.population), experiment.channel,
                              len(experiment.task.make(0).params()))
 
-    def epsilon(self, trials: int) -> float:
+    def search_epsilon(self, trials: int) -> float:
         """The epsilon of the whole search, judging included, at the delta of the budget.
 
         `trials` is the number of trials, or its mean where the number is random. The budget must have a delta.
         """
-        assert self.budget.delta is not None
-        return epsilon_of_search([(self.trial_round, self.rounds)], self.judging_events, self.stopping, trials, self.budget.delta,
-                                 self.budget.adjacency)
+        assert self.trial_budget.delta is not None
+        return epsilon_of_search([(self.trial_round_event, self.rounds_per_trial)], self.judging_events, self.stopping_rule,
+                                 trials, self.trial_budget.delta, self.trial_budget.adjacency)
 
-    def check(self) -> None:
+    def check_epsilon(self) -> None:
         """Raise RunRefused, before anything is trained, where the epsilon of the search cannot be stated or is too large.
 
         Refused are: a release without noise, no delta, noise for a metric other than the error, a searched field whose values
         change what a trial costs, and a total epsilon above that of the experiment.
         """
-        first, settings = self.search.first(), self.search.settings
-        bare = [release.what for release in self.trial_round.releases if isinstance(release, NonPrivateRelease)]
+        first, settings = self.search.first_experiment(), self.search.settings
+        bare = [release.what for release in self.trial_round_event.releases if isinstance(release, NonPrivateRelease)]
         if bare:
             raise RunRefused(f"{bare[0]} would be released without noise: a search is private only if its trials are. Use "
                              "private parts (PrivateMean, Binned), or remove private from [tune].")
-        if self.budget.delta is None:
+        if self.trial_budget.delta is None:
             raise RunRefused("a private search needs [privacy] and below it delta, below one over the number of clients.")
         if settings.noise is not None and settings.metric != "error":
             raise RunRefused(f"noise in [tune] is for the error, of which the range is known, not for {settings.metric}. Choose "
                              "by the error, or remove noise: the held-out clients are then not covered.")
         for name, field in self.search.space.items():
-            for value in field.ends():
-                self.check_trial(self.search.experiment({name: value}), f"{name} = {value!r}")
-        spent, most = self.epsilon(settings.trials), first.privacy.epsilon
+            for value in field.values_to_test():
+                self.check_trial_cost(self.search.experiment_with({name: value}), f"{name} = {value!r}")
+        spent, most = self.search_epsilon(settings.trials), first.privacy.epsilon
         if most is not None and spent > most:
-            raise RunRefused(f"this search would cost epsilon {spent:.4g} at delta {self.budget.delta:g}, more than epsilon = "
-                             f"{most:g}. Make fewer trials, or add noise.")
+            raise RunRefused(f"this search would cost epsilon {spent:.4g} at delta {self.trial_budget.delta:g}, more than "
+                             f"epsilon = {most:g}. Make fewer trials, or add noise.")
 
-    def check_trial(self, experiment: Experiment, settings: str) -> None:
+    def check_trial_cost(self, experiment: Experiment, settings: str) -> None:
         """Raise RunRefused where `experiment` has another planned round or number of rounds than every trial must have.
 
         With trials of different cost, the stated epsilon would reveal which one was chosen. `settings` only names the trial
         in the text.
         """
-        if (self.planned_round_of(experiment), experiment.rounds) != (self.trial_round, self.rounds):
+        if (self.planned_round_event(experiment), experiment.rounds) != (self.trial_round_event, self.rounds_per_trial):
             raise RunRefused(f"{settings} changes what a trial costs, and the trials of a private search must all cost the same. "
                              "Search other fields, or fix it.")
 
-    def check_spent(self, trained: Trained) -> None:
+    def check_spent_privacy(self, trained: Trained) -> None:
         """Raise RunError where the ledger of a trained trial has more releases or rounds than planned, or another sampling."""
         rounds = trained.ledger.rounds
-        more = [event for event, _ in rounds if event.sampling != self.trial_round.sampling
-                or Counter(event.releases) - Counter(self.trial_round.releases)]
-        if more or sum(count for _, count in rounds) > self.rounds:
+        more = [event for event, _ in rounds if event.sampling != self.trial_round_event.sampling
+                or Counter(event.releases) - Counter(self.trial_round_event.releases)]
+        if more or sum(count for _, count in rounds) > self.rounds_per_trial:
             raise RunError("a trial released more than was planned, so that the search has no price. Nothing was chosen.")
 
     def draw_number_of_trials(self, seed: int) -> int:
@@ -149,43 +149,43 @@ class PrivateSearch:
 
         Drawn from `seed` where the budget is replayable, else from the operating system's generator.
         """
-        random: Randomness = SeededRandomness(seed, "trials") if self.budget.replayable else SystemRandomness()
-        return draw_number_of_trials(self.stopping, self.search.settings.trials, random)
+        random: Randomness = SeededRandomness(seed, "trials") if self.trial_budget.replayable else SystemRandomness()
+        return draw_number_of_trials(self.stopping_rule, self.search.settings.trials, random)
 
-    def judge_privately(self, trained: Trained, seed: int) -> Any:
+    def release_held_out_histogram(self, trained: Trained, seed: int) -> Any:
         """Have the held-out clients release a noisy histogram of their errors under a trial's model; returns a `ClientHistogram`.
 
         Its `statistic(name)` gives "worst10" and others. `seed` drives the noise where the budget is replayable. Requires
         noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned noise.
         """
-        assert self.evaluation is not None
-        [method], first = trained.algorithm.members, self.search.first()
-        judging: Any = self.evaluation.round_with_evaluation(replace(method, sample=Everyone()), only=True)
+        assert self.held_out_evaluation is not None
+        [method], first = trained.algorithm.members, self.search.first_experiment()
+        judging: Any = self.held_out_evaluation.round_with_evaluation(replace(method, sample=Everyone()), only=True)
         with LocalFleet(self.held, trained.task, first.device, trained.state.params.dtype) as fleet:
-            _, found = run_round(judging, trained.state, fleet, first.channel, seed, Ledger(self.budget))
+            _, found = run_round(judging, trained.state, fleet, first.channel, seed, Ledger(self.trial_budget))
         if found is None:
             raise RunError(f"{len(self.held)} held-out clients are too few for the noise of [tune]. Plan it for fewer.")
         return found[0]["error"]
 
-    def statement(self, begun: int) -> dict[str, Any]:
+    def privacy_statement(self, begun: int) -> dict[str, Any]:
         """The privacy statement of the search as a dict of plain values, for `privacy.json`.
 
         It has epsilon, delta, the neighbouring relation, the observer it holds against, what is not charged, and a sentence
         with all of this. `begun` is the number of trials begun. With a fixed number of trials, epsilon is for the larger of
         `begun` and the planned number; with a random one `begun` is ignored.
         """
-        fixed, trials = self.stopping == "composition", self.search.settings.trials
+        fixed, trials = self.stopping_rule == "composition", self.search.settings.trials
         trials = max(begun, trials) if fixed else trials
-        epsilon, delta, adjacency = self.epsilon(trials), self.budget.delta, self.budget.adjacency
+        epsilon, delta, adjacency = self.search_epsilon(trials), self.trial_budget.delta, self.trial_budget.adjacency
         how = f"{trials} trials, composed" if fixed else \
-            f"the best of a random number of trials, {self.stopping}, {trials} on average"
+            f"the best of a random number of trials, {self.stopping_rule}, {trials} on average"
         observer = OBSERVER if fixed else CHOSEN_ONLY
-        floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial_round, 1), *self.judging_events)
+        floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial_round_event, 1), *self.judging_events)
                        for release in event.releases)
-        problems = [text for text, holds in ((SIMULATED, self.budget.replayable), (FLOATING, floating)) if holds]
-        not_charged = [] if self.evaluation else [HELD_OUT]
+        problems = [text for text, holds in ((SIMULATED, self.trial_budget.replayable), (FLOATING, floating)) if holds]
+        not_charged = [] if self.held_out_evaluation else [HELD_OUT]
         line = (f"epsilon {epsilon:.4g} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against {observer}"
                 f"{''.join(f'; {text}' for text in not_charged)}")
         return {"private": True, "statement": line, "epsilon": epsilon, "delta": delta, "unit": UNIT, "adjacency": adjacency,
-                "neighbours": NEIGHBOURS[adjacency], "observer": observer, "trials": how, "rounds": self.rounds,
+                "neighbours": NEIGHBOURS[adjacency], "observer": observer, "trials": how, "rounds": self.rounds_per_trial,
                 "guarantee": "; ".join(problems or [REAL]), "not_charged": not_charged}

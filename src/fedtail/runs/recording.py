@@ -19,7 +19,7 @@ from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerError, LedgerMark
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.files import Lines, RunRefused, digest_of, write_json, write_whole
+from fedtail.runs.files import Lines, RunRefused, bytes_digest, write_atomically, write_json
 from fedtail.runs.keep_best import KeepBest
 from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line
 from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
@@ -66,12 +66,12 @@ class Records(Protocol):
     """
 
     @property
-    def format(self) -> str:
+    def run_format(self) -> str:
         """The kind of run, written as `format` to `run.json`: "fedtail run" (simulated) or "fedtail deployed run"."""
         ...
 
     @property
-    def about(self) -> dict[str, Any]:
+    def run_entries(self) -> dict[str, Any]:
         """The entries of `run.json` about clients and data, as JSON values."""
         ...
 
@@ -81,8 +81,8 @@ class Records(Protocol):
         ...
 
     @property
-    def lines(self) -> tuple[str, ...]:
-        """The names of the JSON-lines files, besides `metrics.jsonl`, that `begin` and `after_round` append to."""
+    def line_files(self) -> tuple[str, ...]:
+        """The names of the JSON-lines files, besides `metrics.jsonl`, that `record_start` and `record_round` append to."""
         ...
 
     @property
@@ -91,26 +91,26 @@ class Records(Protocol):
         ...
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         """The number of clients that the privacy guarantee covers."""
         ...
 
-    def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
-        """Record the state before the first round. `lines` has the open files by name, those of the attribute `lines` included.
+    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
+        """Record the state before the first round. `lines` has the open files by name, those in `line_files` included.
 
         Returns a dict of evaluations by split for each model, or None where the initial model is not evaluated.
         """
         ...
 
-    def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Record a finished round. `lines` has the open files by name, those of the attribute `lines` included.
+    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+        """Record a finished round. `lines` has the open files by name, those in `line_files` included.
 
         Returns None where nothing was evaluated, else the state that was evaluated and, for each model, its evaluations by
         split.
         """
         ...
 
-    def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
+    def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
         """Record the end of training.
 
         Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths
@@ -124,7 +124,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
-        """Set up without writing: `open` begins the files in `folder`.
+        """Set up without writing: `start_or_resume` begins the files in `folder`.
 
         `records` evaluates and records what is specific to a simulated or deployed run. With `keep_best` in the experiment,
         what an interrupted run found best is read from `best.json`.
@@ -137,11 +137,11 @@ class Recorder:
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
-        """Return the recorder itself; no file is opened before `open` is called."""
+        """Return the recorder itself; no file is opened before `start_or_resume` is called."""
         return self
 
     def __exit__(self, *reason: Any) -> None:
-        """Close the files that `open` opened. Exceptions are not suppressed."""
+        """Close the files that `start_or_resume` opened. Exceptions are not suppressed."""
         for lines in self._lines.values():
             lines.close()
         if self._board is not None:
@@ -160,7 +160,7 @@ class Recorder:
             self._write_run_json(task, table)
         else:
             self._check_ledger(checkpoint)
-        for name in ("metrics.jsonl", *self.records.lines):
+        for name in ("metrics.jsonl", *self.records.line_files):
             self._lines[name] = Lines(self.folder / name, kept.get(name, (0, "")))
         if self.experiment.evaluate.tensorboard:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
@@ -173,42 +173,42 @@ class Recorder:
             return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
         algorithm = self.experiment.algorithm
         start = Trained(algorithm, task, algorithm.initial_state(task.params(), self.seed), self.seed)
-        found = self.records.begin(start, self._lines)
+        found = self.records.record_start(start, self._lines)
         if found is not None:
             self._write_evaluation(start, found)
-        self._save(start)
+        self._save_checkpoint(start)
         return start
 
-    def after_round(self, progress: Progress) -> bool:
+    def record_round(self, progress: Progress) -> bool:
         """Record a round and its evaluation, if any, and save a checkpoint where one is due; to be passed as `on_round`.
 
         Returns True where training should stop because the watch asks for it. A checkpoint is due every
         `records.checkpoint_every` rounds, after the last round and before a stop.
         """
         trained, stop = progress.trained, self.watch.stop      # read once: it may change
-        evaluated = self.records.after_round(progress, self._lines)
+        evaluated = self.records.record_round(progress, self._lines)
         if evaluated is not None:
             self._write_evaluation(*evaluated)
         if stop or trained.rounds % self.records.checkpoint_every == 0 or trained.rounds == self.experiment.rounds:
-            self._save(trained)
+            self._save_checkpoint(trained)
         self.watch.round(trained.rounds)
         return stop
 
-    def finish(self, trained: Trained) -> None:
+    def write_results(self, trained: Trained) -> None:
         """Write the models, the last evaluation, the privacy statement and `result.json` of a finished run.
 
         `result.json`, with the digests of the other files, is written last: a run is finished where that file exists.
         """
         models = RunFolder(self.folder, {"members": self.experiment.members}).models
         for path, module in zip(models, trained.modules, strict=True):
-            write_whole(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
-        found, more, written = self.records.finish(trained)
-        if found is not None and self._last_round() != trained.rounds:
+            write_atomically(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
+        found, more, written = self.records.record_end(trained)
+        if found is not None and self._last_evaluated_round() != trained.rounds:
             self._write_evaluation(trained, found)
-            self._save(trained)
+            self._save_checkpoint(trained)
         self._write_privacy(trained)
-        kept = self.best.model_files() if self.best else []
-        files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
+        kept = self.best.best_model_files() if self.best else []
+        files = {path.name: bytes_digest(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
@@ -224,7 +224,7 @@ class Recorder:
 
     def log(self, text: str) -> None:
         """Append `text` to `log.txt`, after the local time."""
-        write_log(self.folder, text)
+        append_to_log(self.folder, text)
 
     def _write_run_json(self, task: Task, table: dict[str, Any]) -> None:
         """Write `run.json`, the description of the run, and `experiment.toml`, the experiment's `table` as TOML."""
@@ -232,12 +232,12 @@ class Recorder:
 
         family = self.experiment.family
         write_json(self.folder / "run.json", {
-            "format": self.records.format, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
+            "format": self.records.run_format, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
             "rounds": self.experiment.rounds, "members": self.experiment.members,
             "family": None if family is None else {"field": family.field, "values": family.values},
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
-            **self.records.about, "versions": package_versions(), "experiment": table})
-        write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
+            **self.records.run_entries, "versions": package_versions(), "experiment": table})
+        write_atomically(self.folder / "experiment.toml", tomli_w.dumps(table))
 
     def _write_evaluation(self, trained: Trained, found: list[SplitEvaluations]) -> None:
         """Append a line to `metrics.jsonl` and to TensorBoard where it is on, and save models that are the best so far.
@@ -250,16 +250,16 @@ class Recorder:
         if self._board is not None:
             self._board.write(trained.rounds, found)
         if self.best is not None:
-            self.best.keep_if_better(trained, found, self.records.tested_split)
+            self.best.keep_better_models(trained, found, self.records.tested_split)
         self.watch.evaluated(line, self.records.tested_split)
 
-    def _last_round(self) -> int | None:
+    def _last_evaluated_round(self) -> int | None:
         """The round of the last line of `metrics.jsonl`, None where it has no line. Flushes the file to disk first."""
         self._lines["metrics.jsonl"].flush()
         lines = RunFolder(self.folder, {}).metrics
         return lines[-1]["round"] if lines else None
 
-    def _save(self, trained: Trained) -> None:
+    def _save_checkpoint(self, trained: Trained) -> None:
         """Write a checkpoint of `trained`, then the privacy statement so far.
 
         Flushes the JSON-lines files and the ledger to disk first; the checkpoint holds their sizes and digests.
@@ -288,9 +288,9 @@ class Recorder:
                 round))
             self.note(f"the checkpoint was written before checkpoints held a digest of the ledger: whether {LEDGER} is whole "
                       f"before round {round} cannot be verified, and the privacy statement will say so")
-        self._note_new_price()
+        self._note_changed_epsilon()
 
-    def _note_new_price(self) -> None:
+    def _note_changed_epsilon(self) -> None:
         """Note where this version of the library computes another epsilon for the earlier rounds than `privacy.json` states.
 
         Sets `_repriced`, the list of all such changes, which `privacy.json` will hold.
@@ -309,7 +309,7 @@ class Recorder:
 
         if self.ledger.budget.delta is not None:
             try:
-                check_population(self.records.clients)
+                check_population(self.records.num_clients)
             except ValueError as reason:
                 self.note(str(reason))
 
@@ -321,11 +321,11 @@ class Recorder:
         from fedtail.privacy.statement import privacy_statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)
-        found = privacy_statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
+        found = privacy_statement(self.ledger, trained.rounds, not_charged=folder.not_charged_sentences)
         write_json(self.folder / "privacy.json", {**found, **({"repriced": self._repriced} if self._repriced else {})})
 
 
-def write_log(folder: Path, text: str) -> None:
+def append_to_log(folder: Path, text: str) -> None:
     """Append a line, the local time and `text`, to `log.txt` in `folder`. The folder is created where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as file:

@@ -16,7 +16,7 @@ MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an arra
 NAMES = 1000                         # characters of a name
 
 
-def whole_number(low: int = 0, high: int = 2**63 - 1) -> Fits:
+def whole_number_check(low: int = 0, high: int = 2**63 - 1) -> Fits:
     """A function that tells whether a value is an int (no bool) from `low` to `high`, both included."""
     return lambda value: type(value) is int and low <= value <= high
 
@@ -31,17 +31,17 @@ def is_number_or_null(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
-def list_of(fits: Fits) -> Fits:
+def list_check(fits: Fits) -> Fits:
     """A function that tells whether a value is a list, perhaps empty, all of whose entries pass the check `fits`."""
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def table_of(fits: Fits) -> Fits:
+def table_check(fits: Fits) -> Fits:
     """A function that tells whether a value is a dict, perhaps empty, with text keys, whose values all pass the check `fits`."""
     return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(fits, value.values()))
 
 
-def any_of(*several: Fits) -> Fits:
+def any_check(*several: Fits) -> Fits:
     """A function that tells whether a value passes at least one of the given checks."""
     return lambda value: any(fits(value) for fits in several)
 
@@ -56,15 +56,15 @@ def is_boolean(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def record_with(needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> Fits:
+def record_check(needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> Fits:
     """A function that tells whether a value is a dict with all keys of `needed`, whose values pass the checks of their keys.
 
     Keys of `more` may be missing, but are checked where present. Other keys are allowed and not checked.
     """
-    return lambda value: isinstance(value, dict) and not first_misfit(value, needed, more)
+    return lambda value: isinstance(value, dict) and not first_misfit_phrase(value, needed, more)
 
 
-def first_misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> str:
+def first_misfit_phrase(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> str:
     """A phrase on the first key that is missing or whose value does not pass its check, "seed is missing"; "" if there is none.
 
     `needed` and `more` give the check of each key; a key of `more` may be missing. Other keys of `value` are not checked.
@@ -77,35 +77,37 @@ def first_misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Map
     return ""
 
 
-STATISTICS = table_of(is_number_or_null)
-MEMBERS = list_of(table_of(table_of(STATISTICS)))                       # by model, split, metric and statistic
-ABOUT = {"name": is_text, "seed": whole_number(), "rounds": whole_number(1),
-         "members": lambda value: list_of(is_text)(value) and len(value) > 0}
+STATISTICS = table_check(is_number_or_null)
+MEMBERS = list_check(table_check(table_check(STATISTICS)))                       # by model, split, metric and statistic
+ABOUT = {"name": is_text, "seed": whole_number_check(), "rounds": whole_number_check(1),
+         "members": lambda value: list_check(is_text)(value) and len(value) > 0}
 ABOUT_MORE = {
-    "family": any_of(is_null, record_with({
-        "field": is_text, "values": list_of(any_of(is_number_or_null, is_text, is_boolean, table_of(lambda value: True)))})),
-    "metrics": list_of(is_text), "better": table_of(is_text), "rates": is_boolean,
-    "splits": table_of(whole_number(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
-    "fingerprint": is_text, "own_code": table_of(is_text), "start": is_text, "versions": table_of(is_text),
-    "experiment": table_of(lambda value: True)}
-RESULT = {"round": whole_number()}
-COUNTS = list_of(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
-HISTOGRAM = record_with({"edges": list_of(is_number_or_null), "counts": COUNTS})
-RESULT_MORE = {"members": MEMBERS, "failed": whole_number(), "finetuned": any_of(is_null, list_of(table_of(STATISTICS))),
-               "histograms": any_of(is_null, list_of(table_of(HISTOGRAM))), "files": table_of(is_text),
-               "channel": list_of(is_text)}
+    "family": any_check(is_null, record_check({
+        "field": is_text,
+        "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
+    "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
+    "splits": table_check(whole_number_check(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
+    "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
+    "experiment": table_check(lambda value: True)}
+RESULT = {"round": whole_number_check()}
+COUNTS = list_check(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
+HISTOGRAM = record_check({"edges": list_check(is_number_or_null), "counts": COUNTS})
+RESULT_MORE = {"members": MEMBERS, "failed": whole_number_check(),
+               "finetuned": any_check(is_null, list_check(table_check(STATISTICS))),
+               "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))), "files": table_check(is_text),
+               "channel": list_check(is_text)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
-LINE = {"round": whole_number(), "members": MEMBERS}
+LINE = {"round": whole_number_check(), "members": MEMBERS}
 
 
-def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> None:
+def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> None:
     """Raise Unreadable where `about`, the content of the `run.json` at `place`, does not describe a run.
 
     `tested` names the splits that a report can be about: the run must have one of them, unless it has no splits at all. It is
     empty for a deployed run that evaluated nothing. `place` only names the file in the error.
     """
     reported = {key: ABOUT_MORE[key] for key in ("metrics", "rates", "splits") if tested or about.get("splits")}
-    problem = first_misfit(about, {**ABOUT, **reported}, ABOUT_MORE)
+    problem = first_misfit_phrase(about, {**ABOUT, **reported}, ABOUT_MORE)
     family = about.get("family")
     if not problem and family and len(family["values"]) != len(about["members"]):
         problem = f"the family has {len(family['values'])} values and {len(about['members'])} models"
@@ -115,14 +117,14 @@ def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> 
         raise Unreadable(f"{place} does not describe a run: {problem}.")
 
 
-def check_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
-               more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
+def checked_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
+                 more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
     """Return `line`, a line of `metrics.jsonl` or the content of `result.json`; raise Unreadable where it fails its checks.
 
     `members` is the expected number of models, None where it is unknown. `needed` and `more` are the checks by key; keys of
     `more` may be missing. `place` only names the file in the error.
     """
-    problem = first_misfit(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
+    problem = first_misfit_phrase(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
     if not problem and members is not None and len(line.get("members", [None] * members)) != members:
         problem = f"it is about {len(line['members'])} models, and there are {members}"
     if problem:
@@ -136,21 +138,21 @@ def check_round(place: Path, line: Any, clients: int) -> None:
     It must have `round` from 1, `asked` and, for each model, `counted`: lists of positions from 0 to `clients` - 1, or null
     for all. A `threshold` is a number or null. `place` only names the line in the error.
     """
-    def positions(value: Any) -> bool:
+    def is_position_list(value: Any) -> bool:
         """Whether a value is a list of positions of clients, perhaps empty, or None for all clients."""
         if value is None or value == []:
             return True
         return isinstance(value, list) and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < clients
 
-    members = list_of(record_with({"counted": positions}, {"threshold": is_number_or_null}))
-    needed = {"round": whole_number(1), "asked": positions, "members": members}
-    problem = first_misfit(line, needed) if isinstance(line, dict) else "no table"
+    members = list_check(record_check({"counted": is_position_list}, {"threshold": is_number_or_null}))
+    needed = {"round": whole_number_check(1), "asked": is_position_list, "members": members}
+    problem = first_misfit_phrase(line, needed) if isinstance(line, dict) else "no table"
     if problem:
         raise Unreadable(f"{place} is not what a run writes: {problem}.")
 
 
-def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, np.ndarray], members: int | None,
-                  splits: Mapping[str, int]) -> None:
+def check_client_columns(place: Path, kinds: Mapping[str, str], columns: Mapping[str, np.ndarray], members: int | None,
+                         splits: Mapping[str, int]) -> None:
     """Raise Unreadable where the columns of `clients.parquet` are not a table over the clients of the run.
 
     Columns must be present and of the right kind, models below `members` (None: unknown), every model must have the same

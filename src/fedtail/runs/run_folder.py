@@ -16,14 +16,14 @@ from fedtail.runs.run_checks import (
     MOST_CLIENTS,
     RESULT,
     RESULT_MORE,
-    check_about,
-    check_clients,
-    check_line,
+    check_client_columns,
     check_round,
-    first_misfit,
+    check_run_json,
+    checked_line,
+    first_misfit_phrase,
     is_text,
-    list_of,
-    whole_number,
+    list_check,
+    whole_number_check,
 )
 
 FORMAT, VERSION = "fedtail run", 1
@@ -66,7 +66,7 @@ class RunFolder:
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
             raise ValueError(f"{path} has format version {short_text(repr(about.get('version')))}; this fedtail reads {VERSION}.")
-        check_about(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
+        check_run_json(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
         return cls(Path(path), tables_with_new_names(about))
 
     @property
@@ -115,7 +115,7 @@ class RunFolder:
         where a line is damaged.
         """
         place, members = self.path / "metrics.jsonl", len(self.members) if "members" in self.about else None
-        return [check_line(place, line, members) for line in json_lines(place)]
+        return [checked_line(place, line, members) for line in json_lines(place)]
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class RunFolder:
         if not self.is_finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
         place = self.path / "result.json"
-        return check_line(place, read_json(place), len(self.members), RESULT, RESULT_MORE)
+        return checked_line(place, read_json(place), len(self.members), RESULT, RESULT_MORE)
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class RunFolder:
             return simulated + guarantee_in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""))
 
     @property
-    def not_charged(self) -> list[str]:
+    def not_charged_sentences(self) -> list[str]:
         """Sentences on what was computed from the same clients without being charged to the ledger; empty for a deployed run.
 
         In a simulated run that is the exact evaluation and, with `keep_best`, the best models, which were chosen by it.
@@ -174,7 +174,7 @@ class RunFolder:
     def rounds(self) -> list[dict[str, Any]]:
         """One dict per round of `rounds.jsonl`; an empty list where the file was not written.
 
-        It has `round`; `asked`, the positions of the sampled clients; and `members`, with `counted`, the positions of the
+        Each dict has `round`; `asked`, the positions of the sampled clients; and `members`, with `counted`, the positions of the
         clients that contributed to each model, and `threshold`, the loss at which its tail begins or None. Raises Unreadable
         where lines do not fit the run.
         """
@@ -203,7 +203,7 @@ class RunFolder:
         with refuse_damaged(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
             columns = {name: table[name].to_numpy() for name in table.column_names}
         kinds = {name: column_kind(table[name].type) for name in table.column_names}
-        check_clients(place, kinds, columns, len(self.members), self.about.get("splits", {}))
+        check_client_columns(place, kinds, columns, len(self.members), self.about.get("splits", {}))
         return columns
 
     def values_from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
@@ -262,7 +262,8 @@ def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, An
     """
     lines = json_lines(path)
     head = next(lines, {"clients": 0})
-    problem = first_misfit(head, {"clients": whole_number(0, MOST_CLIENTS)}) if isinstance(head, dict) else "no table"
+    needed = {"clients": whole_number_check(0, MOST_CLIENTS)}
+    problem = first_misfit_phrase(head, needed) if isinstance(head, dict) else "no table"
     if problem or (clients is not None and head["clients"] not in (0, clients)):
         raise Unreadable(f"{path} does not say how many clients it is about, {clients} in run.json.")
     everyone = np.arange(head["clients"])
@@ -282,6 +283,6 @@ def _method_order(place: Path) -> list[str]:
     if not place.is_file():
         return []
     found = read_json(place)
-    if not isinstance(found, dict) or not list_of(is_text)(found.get("methods")):
+    if not isinstance(found, dict) or not list_check(is_text)(found.get("methods")):
         raise Unreadable(f"{place} does not describe a comparison.")
     return found["methods"]

@@ -9,19 +9,19 @@ import torch
 
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data_sources import fingerprint
+from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.files import Lines, RunError, RunRefused, digest_of, module_bytes, write_whole
+from fedtail.runs.files import Lines, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
 from fedtail.runs.measurements import (
     Populations,
     SplitEvaluations,
-    add_finetuned,
+    add_finetuned_errors,
     add_participation,
-    add_picks,
-    client_rows,
+    add_picked_models,
+    client_table_columns,
     evaluate_splits,
     round_line,
-    write_clients,
+    write_client_table,
 )
 from fedtail.runs.run_folder import FORMAT, TESTED, RunFolder
 from fedtail.task import Task
@@ -34,23 +34,23 @@ class SimulationRecords:
     With `tail`, also records which clients were sampled and which contributed in every round.
     """
 
-    format = FORMAT
+    run_format = FORMAT
 
     def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool):
         """Set up without writing. `splits` are the populations to evaluate under `task`; `tail` has `rounds.jsonl` written."""
         self.experiment, self.folder, self.splits, self.task, self.tail = experiment, folder, splits, task, tail
         self.tested_split = next(split for split in TESTED if split in splits)
-        self.lines = ("rounds.jsonl",) if tail else ()
+        self.line_files = ("rounds.jsonl",) if tail else ()
         self.checkpoint_every = experiment.evaluate_every
         self._last: tuple[int, list[SplitEvaluations]] | None = None
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         """The number of training clients, whom the privacy guarantee covers."""
         return len(self.splits["train"])
 
     @property
-    def about(self) -> dict[str, Any]:
+    def run_entries(self) -> dict[str, Any]:
         """The entries of `run.json` about clients and data, as JSON values.
 
         They are the number of clients by split, whether errors are rates, data, device, kernel, and digests of the data, of
@@ -59,50 +59,50 @@ class SimulationRecords:
         return {"rates": gives_rates(self.task, self.splits[self.tested_split]),
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
-                "fingerprint": fingerprint(self.splits), "own_code": self.experiment.own_code(),
-                "start": digest_of(module_bytes(self.task.module))}
+                "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
+                "start": bytes_digest(module_bytes(self.task.module))}
 
-    def check(self, about: dict[str, Any]) -> None:
+    def check_unchanged(self, about: dict[str, Any]) -> None:
         """Raise RunRefused where the data or the user's own code differ from those that the run began with.
 
         `about` is the content of its `run.json`, which holds their digests.
         """
-        for name, now, what in (("fingerprint", fingerprint(self.splits), "the data are"),
-                                ("own_code", self.experiment.own_code(), "your own code is")):
+        for name, now, what in (("fingerprint", data_fingerprint(self.splits), "the data are"),
+                                ("own_code", self.experiment.own_code_digests(), "your own code is")):
             if about[name] != now:
                 raise RunRefused(f"{what} not what {self.folder} began with. Undo the change, or start again in another folder "
                                  "with --out.")
 
-    def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
+    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
         Returns, for each model, the evaluations by split (those that are evaluated during the run).
         """
-        write_whole(self.folder / INITIAL, module_bytes(self.task.module))
+        write_atomically(self.folder / INITIAL, module_bytes(self.task.module))
         if self.tail:
-            lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.clients})
-        return self._evaluate(start, self._shown_splits())
+            lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
+        return self._evaluate_splits(start, self._shown_splits())
 
-    def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
         Returns the state and, for each model, the evaluations by split; None in rounds that are not evaluated.
         """
         trained = progress.trained
         if self.tail and progress.view is not None:
-            lines["rounds.jsonl"].write(round_line(trained, progress.view, self.clients))
+            lines["rounds.jsonl"].write(round_line(trained, progress.view, self.num_clients))
         if trained.rounds % self.experiment.evaluate_every and trained.rounds != self.experiment.rounds:
             return None
-        return trained, self._evaluate(trained, self._shown_splits())
+        return trained, self._evaluate_splits(trained, self._shown_splits())
 
-    def finish(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
+    def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
         """Evaluate all splits and write `clients.parquet`.
 
         Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics
         before and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
         """
-        evaluations = self._evaluate(trained, self.splits)
-        tuned, shown = self._write_clients(trained, evaluations), self._shown_splits()
+        evaluations = self._evaluate_splits(trained, self.splits)
+        tuned, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
         return found, {"finetuned": tuned}, [self.folder / CLIENTS]
 
@@ -123,7 +123,7 @@ class SimulationRecords:
         return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
                 or self.tested_split == "train"}
 
-    def _evaluate(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
+    def _evaluate_splits(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
         """For each model of `trained`, the evaluations of these splits, by split.
 
         The evaluations of the last round are kept, so that asking again in the same round computes only the splits that are
@@ -132,25 +132,25 @@ class SimulationRecords:
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]
         missing = {name: population for name, population in splits.items() if name not in known[0]}
-        fresh = evaluate_splits(trained, missing, self.experiment.evaluating)
+        fresh = evaluate_splits(trained, missing, self.experiment.evaluation_engine)
         self._last = (trained.rounds, [{**old, **new} for old, new in zip(known, fresh, strict=True)])
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
-    def _write_clients(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
+    def _write_client_table(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
         """Write the table over clients, `clients.parquet`, with participation, picks and fine-tuning where they apply.
 
         Returns, for each model, the error statistics before and after fine-tuning; None where the experiment has no
         fine-tuning.
         """
-        tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested_split])
+        tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         if self.tail:
             add_participation(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
-            add_picks(rows, trained, self.tested_split, population)
+            add_picked_models(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
-                                  self.experiment.evaluating)
-        write_clients(self.folder / CLIENTS, rows, self.experiment.name)
+            tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
+                                         self.experiment.evaluation_engine)
+        write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return tuned
 
 
@@ -167,7 +167,7 @@ def load_initial_module(task: Task, folder: Path) -> Task:
 
     path = folder / INITIAL
     content = path.read_bytes() if path.is_file() else b""
-    if digest_of(content) != RunFolder.open(folder).about["start"]:
+    if bytes_digest(content) != RunFolder.open(folder).about["start"]:
         raise RunError(f"{path} is missing or damaged: the run cannot go on from the module it began with. Start again in "
                        "another folder.")
     task.module.load_state_dict(load(content))

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from fedtail.data import Population
 from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data_sources import fingerprint
+from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.tune_section import Search
 from fedtail.model_file import model_bytes
 from fedtail.privacy.events import NonPrivateRelease
-from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_foreign_folder, write_json, write_whole
+from fedtail.runs.files import RunError, RunRefused, hold_folder_lock, refuse_foreign_folder, write_atomically, write_json
 from fedtail.runs.private_tuning import NOT_PRIVATE, PrivateSearch
 from fedtail.runs.recording import Watch, redirect_warnings
 from fedtail.training import Progress, train
@@ -37,21 +37,21 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     refuse_foreign_folder(folder, {"trials.log"})
     held_out = {seed: _split_held_out(search, seed) for seed in seeds}
     private = _private_search(search, held_out)
-    with only_writer(folder), redirect_warnings(watch.note):
+    with hold_folder_lock(folder), redirect_warnings(watch.note):
         study = _open_study(search, held_out, folder)
         if private is None and _trials_are_private(search, held_out):
             watch.note(NOT_PRIVATE)
         wanted = _number_of_trials(search, study, private, seeds[0])
-        while (number := len(_tried_trials(study)) + 1) <= wanted and not watch.stop:
+        while (number := len(_ended_trials(study)) + 1) <= wanted and not watch.stop:
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
             seed = seeds[0] + APART * len(study.get_trials(deepcopy=False))
-            value = _trial_value(search, chosen, held_out, watch, number) if private is None else \
-                _private_trial_value(private, chosen, seed, folder, study, watch)
+            value = _train_trial(search, chosen, held_out, watch, number) if private is None else \
+                _train_private_trial(private, chosen, seed, folder, study, watch)
             if value is not None:
                 finite = math.isfinite(value)
-                study.tell(trial, value if finite else None, state=None if finite else _failed_state())
-        return _write_result(search, study, held_out, folder, len(_tried_trials(study)) >= wanted, private)
+                study.tell(trial, value if finite else None, state=None if finite else _optuna_failed_state())
+        return _write_result(search, study, held_out, folder, len(_ended_trials(study)) >= wanted, private)
 
 
 def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
@@ -65,14 +65,14 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
         raise RunRefused(f"the trials of a private search are made with one seed, got {len(held_out)}. Write --seeds 0.")
     [(population, held)] = held_out.values()
     private = PrivateSearch(search, population, held)
-    private.check()
+    private.check_epsilon()
     return private
 
 
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
     """Whether every release of a trial is noisy, so that a user might take the choice among trials for private as well."""
     population, _ = next(iter(held_out.values()))
-    planned = PrivateSearch(search, population, population).trial_round
+    planned = PrivateSearch(search, population, population).trial_round_event
     return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
 
 
@@ -83,14 +83,14 @@ def _number_of_trials(search: Search, study: Any, private: PrivateSearch | None,
     of a private search, is drawn once (from `seed` where the budget is replayable) and stored in the study, since drawing it
     again would allow choosing among draws.
     """
-    if private is None or private.stopping == "composition":
+    if private is None or private.stopping_rule == "composition":
         return min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
     if "trials" not in study.user_attrs:
         study.set_user_attr("trials", private.draw_number_of_trials(seed))
     return study.user_attrs["trials"]
 
 
-def _private_trial_value(private: PrivateSearch, chosen: dict[str, Any], seed: int, folder: Path, study: Any,
+def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: int, folder: Path, study: Any,
                          watch: Watch) -> float | None:
     """Train one trial of a private search with the settings `chosen` and a seed of its own; returns its statistic.
 
@@ -98,22 +98,22 @@ def _private_trial_value(private: PrivateSearch, chosen: dict[str, Any], seed: i
     so far, its model is written to `model.safetensors` in `folder`. Raises RunRefused where the trial would cost more than
     planned, and RunError where it did.
     """
-    search, wanted = private.search, private.search.experiment(chosen)
-    private.check_trial(wanted, str(chosen))
+    search, wanted = private.search, private.search.experiment_with(chosen)
+    private.check_trial_cost(wanted, str(chosen))
     watch.begin("a trial of a private search", seed, 0, wanted.rounds)
     task = wanted.task.make(seed)
     with wanted.fleet(task, private.population) as fleet:
         trained = train(wanted.algorithm, task, private.population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                        channel=wanted.channel, privacy=private.budget, on_round=partial(_report_round, watch))
+                        channel=wanted.channel, privacy=private.trial_budget, on_round=partial(_report_round, watch))
     if watch.stop:
         return None
-    private.check_spent(trained)
-    found = evaluate(trained, private.held, engine=wanted.evaluating)[search.settings.metric] if private.evaluation is None else \
-        private.judge_privately(trained, seed)
+    private.check_spent_privacy(trained)
+    found = private.release_held_out_histogram(trained, seed) if private.held_out_evaluation is not None else \
+        evaluate(trained, private.held, engine=wanted.evaluation_engine)[search.settings.metric]
     value = found.statistic(search.statistic)
-    before = [trial.value for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
+    before = [trial.value for trial in _ended_trials(study) if trial.state.name == "COMPLETE"]
     if math.isfinite(value) and all(value < other if search.better == "lower" else value > other for other in before):
-        write_whole(folder / "model.safetensors", model_bytes(trained.module))
+        write_atomically(folder / "model.safetensors", model_bytes(trained.module))
     return value
 
 
@@ -127,31 +127,31 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
     import tomli_w
 
     scale = _display_scale(search, next(iter(held_out.values()))[1])
-    worth = [trial for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
+    worth = [trial for trial in _ended_trials(study) if trial.state.name == "COMPLETE"]
     ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
     result: dict[str, Any] = {
         "statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
         "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
-        "failed": len(_tried_trials(study)) - len(ranked), "trials": trials}
+        "failed": len(_ended_trials(study)) - len(ranked), "trials": trials}
     if private is not None:
-        result["privacy"] = private.statement(len(study.get_trials(deepcopy=False)))
+        result["privacy"] = private.privacy_statement(len(study.get_trials(deepcopy=False)))
         write_json(folder / "privacy.json", result["privacy"])
     write_json(folder / "trials.json", result)
     if private is not None and not finished:
         return {**result, "best": None, "file": str(folder / "best.toml")}
     if ranked:
-        write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
+        write_atomically(folder / "best.toml", tomli_w.dumps(search.experiment_with(ranked[0].params).table()))
     return {**result, "best": trials[0] if trials else None, "file": str(folder / "best.toml")}
 
 
-def _trial_value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
+def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
     """Train a trial with the settings `chosen` once for each seed; returns the mean over seeds of its held-out statistic.
 
     None where the watch stopped it. `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names
     the trial to the watch.
     """
-    wanted, values = search.experiment(chosen), []
+    wanted, values = search.experiment_with(chosen), []
     for seed, (population, held) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         task = wanted.task.make(seed)
@@ -160,7 +160,7 @@ def _trial_value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
                             channel=wanted.channel, on_round=partial(_report_round, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, held, engine=wanted.evaluating)[search.settings.metric]
+        found = evaluate(trained, held, engine=wanted.evaluation_engine)[search.settings.metric]
         values.append(found.statistic(search.statistic))
     return sum(values) / len(values)
 
@@ -177,7 +177,7 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
     The second is the validation split of the data; without one, the fraction `holdout` of the training clients, drawn by
     `seed`. Test clients are never used.
     """
-    splits = search.first().data.load(seed)
+    splits = search.first_experiment().data.load(seed)
     if "validation" in splits:
         return splits["train"], splits["validation"]
     population, held = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
@@ -189,7 +189,7 @@ def _display_scale(search: Search, population: Population) -> float:
 
     `population` tells whether the errors of the task are rates.
     """
-    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), population)
+    rates = search.settings.metric == "error" and gives_rates(search.first_experiment().task.make(0), population)
     return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
@@ -232,7 +232,7 @@ def _random_sampler(search: Search, seed: int) -> Any:
     """
     import optuna
 
-    return optuna.samplers.RandomSampler(seed=seed if search.first().privacy.replayable else None)
+    return optuna.samplers.RandomSampler(seed=seed if search.first_experiment().privacy.replayable else None)
 
 
 def _search_identity(search: Search, held_out: HeldOut) -> str:
@@ -244,23 +244,23 @@ def _search_identity(search: Search, held_out: HeldOut) -> str:
     settings = search.settings
     data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
     private = () if settings.private is None else (settings.private, settings.noise, settings.trials)
-    return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first().table(),
-                 search.first().own_code(), list(held_out), fingerprint(data), *private))
+    return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first_experiment().table(),
+                 search.first_experiment().own_code_digests(), list(held_out), data_fingerprint(data), *private))
 
 
 def _untried_combinations(search: Search, study: Any) -> list[dict[str, Any]]:
     """The combinations of settings that were neither tried nor queued; an empty list where there are too many to try all."""
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
-    known = [trial.params for trial in _tried_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
+    known = [trial.params for trial in _ended_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
     return [chosen for chosen in search.combinations() or [] if chosen not in known]
 
 
-def _tried_trials(study: Any) -> list[Any]:
+def _ended_trials(study: Any) -> list[Any]:
     """The optuna trials that ended, with a finite number (COMPLETE) or without (FAIL), in the order they began."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 
-def _failed_state() -> Any:
+def _optuna_failed_state() -> Any:
     """Optuna's `TrialState.FAIL`. Optuna is imported here because it is an optional dependency."""
     from optuna.trial import TrialState
 

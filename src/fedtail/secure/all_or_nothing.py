@@ -64,7 +64,8 @@ class AllOrNothingClient:
                  random: Randomness = system):
         """Client number `me` of `run`, with a secret key drawn from `random`.
 
-        `minimum` is taken as 2 at least. Raises `Refused` where it is no member, or `identity` does not suit the run.
+        It will refuse queries of fewer than `minimum` members (never fewer than 2), and more than `repetitions` retries of one.
+        Raises `Refused` where it is no member, and where the run is signed and there is no `identity`, or the other way round.
         """
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
@@ -113,7 +114,10 @@ class AllOrNothingClient:
         self.state = replace(self.state, key_list=heard)
 
     def checked_query(self, message: bytes) -> AskAll:
-        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
+        """The `AskAll` in the framed `message`, for a caller that is about to compute the row.
+
+        Raises `Refused` where this client may not answer it.
+        """
         asked = decode_frame(AskAll, message, self.state.run.id, self.state.run.max_message_bytes)
         self._check_query(asked)
         return asked
@@ -122,7 +126,8 @@ class AllOrNothingClient:
         """Answer a query: the message with `row`, a vector of integers, under masks shared with each of the other members.
 
         `context` is what the server broadcast besides; only its digest is sent. The query is recorded as the last one answered.
-        Raises `Refused` for a query that this client may not answer, and for a row of another width than asked.
+        Raises `Refused` for a query that this client may not answer, and for a row of another width than asked; a TypeError for
+        a row that is not a vector of integers.
         """
         state, asked = self.state, self.checked_query(message)
         values, ask, me = to_residues(row, asked.ask.modulus_bits), asked.ask, state.me
@@ -140,8 +145,9 @@ class AllOrNothingClient:
     def _check_query(self, asked: AskAll) -> None:
         """Raise `Refused` for a query that this client may not answer, and `TooFew` for one with fewer than `minimum` members.
 
-        It refuses a query that does not name it, has a member whose keys never arrived, or precedes the last one it answered; and
-        a retry of any query but the last, out of turn, over no fewer members, or beyond `repetitions`.
+        It refuses a query that does not name it, has a member whose keys never arrived, precedes the last one it answered, or
+        whose other members may all collude; and a retry of any query but the last, out of turn, over no fewer members, or
+        beyond `repetitions`.
         """
         refuse_if_all_others_collude(len(asked.ask.members), self._identity)
         state, members = self.state, asked.ask.members
@@ -179,7 +185,7 @@ class AllOrNothingServer:
         return tuple(sorted(self._keys))
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take the answer `message` of a client: its keys until the list of keys is out, then its row.
+        """Take the answer `message` of a client: its public key until `key_list` is called, then its masked row.
 
         `sender` is the client it came from by the transport. Raises `Refused`, without any change, for a message that is not
         expected now, is repeated, does not fit what was asked, or names another sender.
@@ -213,8 +219,9 @@ class AllOrNothingServer:
             members: tuple[int, ...] | None = None) -> Contents:
         """For each member, the message of a query of this round: a row of `width` entries modulo 2^modulus_bits.
 
-        `members` are all clients that sent keys, unless given, in increasing order; `context` must be what was broadcast to them.
-        It ends a query under way. Raises `TooFew` for fewer than 2 members, or one without keys.
+        `members`, in increasing order, are all clients that sent keys, unless given; `context` must be what was broadcast to
+        them. A query that has not ended is given up. Raises `TooFew` for fewer than 2 members, one without keys, or before
+        `key_list`.
         """
         members = tuple(sorted(self._keys)) if members is None else members
         return self._begin_query(AskAll(round, 0, Ask(query, members, width, modulus_bits)), context)
@@ -231,9 +238,10 @@ class AllOrNothingServer:
         return self._begin_query(replace(self._asked, attempt=self._asked.attempt + 1, ask=ask), context)
 
     def _begin_query(self, asked: AskAll, context: bytes) -> Contents:
-        """For each member, the message of the query or retry `asked`; begins it with a total of zero, which ends the one before.
+        """For each member, the message of the query or retry `asked`; sets the sum to zero and gives up an open query.
 
-        Raises `TooFew` for fewer than 2 members, or one that is not on the list of keys.
+        `context` is what was broadcast with it. Raises `TooFew` for fewer than 2 members, one that is not on the list of keys,
+        or where there is no list yet.
         """
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
@@ -242,10 +250,10 @@ class AllOrNothingServer:
         return self._same_message_for(asked.ask.members, asked)
 
     def _receive_masked_row(self, sender: int, came: MaskedForAll) -> None:
-        """Add a member's masked row to the total.
+        """Add a member's masked row to the total of the query, and the member to those that answered.
 
-        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender, or has
-        another context than the server.
+        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender than
+        `sender`, has another context than the server, or has another width or an entry beyond the modulus.
         """
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*query_position(asked), asked.attempt):
@@ -276,10 +284,10 @@ class AllOrNothingServer:
         return Sum((self._total & mask).astype(np.int64), asked.ask.members)
 
     def _same_message_for(self, names: Any, message: Any) -> Contents:
-        """For each client of `names` the bytes of `message`, the same for all."""
+        """By client, for all of `names`: the framed bytes of `message`, the same object for everybody."""
         return dict.fromkeys(names, encode_frame(self.run.id, message))
 
 
 def query_position(asked: AskAll) -> tuple[int, int]:
-    """(round, query number) of a query, by which queries of a run are ordered."""
+    """(round, query number) of `asked`: as tuples these order the queries of a run in time; a retry has the same as its query."""
     return asked.round, asked.ask.query

@@ -68,7 +68,7 @@ class IntegerCode:
     """A non-negative integer in a fixed number of bytes, the most significant first."""
 
     def __init__(self, size: int):
-        """`size` is the number of bytes of each integer."""
+        """Write and read each integer in `size` bytes: 1, 2, 4 or 8."""
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
@@ -78,9 +78,9 @@ class IntegerCode:
         out.append(int(value).to_bytes(self.size, "big"))
 
     def encode_several(self, values: tuple[int, ...]) -> bytes:
-        """The bytes of several integers, joined, by one call, as lists of members are long.
+        """The bytes of several integers, `size` bytes each, joined; faster than one `write` for each.
 
-        Raises `Refused` where one does not fit.
+        Raises `Refused` where one is negative or too large.
         """
         try:
             return struct.pack(f">{len(values)}{LETTERS[self.size]}", *values)
@@ -96,7 +96,7 @@ class FixedBytesCode:
     """A fixed number of bytes."""
 
     def __init__(self, size: int):
-        """`size` is the number of bytes of each value."""
+        """Write and read values of exactly `size` bytes."""
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
@@ -126,11 +126,11 @@ class TupleCode:
     """Values of one kind after their number."""
 
     def __init__(self, one: Code):
-        """`one` writes and reads each value of the tuple."""
+        """Write and read tuples of values of one kind, each by the code `one`."""
         self.one = one
 
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
-        """Append to `out` the number of values in 4 bytes, then each value."""
+        """Append to `out` the number of values in 4 bytes, then each value; raises `Refused` where one cannot be written."""
         out.append(len(value).to_bytes(4, "big"))
         if isinstance(self.one, IntegerCode):
             out.append(self.one.encode_several(value))
@@ -155,12 +155,15 @@ class DataclassCode:
     """The fields of a dataclass, in order; it checks itself when it is built."""
 
     def __init__(self, kind: type):
-        """Find the code of each field of the dataclass `kind` from its annotation."""
+        """Find how each field of the dataclass `kind` is written and read, from its annotation; sets `fields`."""
         self.kind, hints = kind, get_type_hints(kind, include_extras=True)
         self.fields = [(one.name, _code_for_annotation(hints[one.name])) for one in fields(kind)]
 
     def write(self, value: Any, out: list[bytes]) -> None:
-        """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them."""
+        """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them.
+
+        Raises `Refused` where a field does not fit its size.
+        """
         for name, code in self.fields:
             code.write(getattr(value, name), out)
 
@@ -174,7 +177,11 @@ class DataclassCode:
 
 @cache
 def _code_for_annotation(hint: Any) -> Code:
-    """The `Code` of values with this annotation: a dataclass, a tuple of one kind, or `Annotated` int or bytes with a size."""
+    """The `Code` that writes and reads values annotated with `hint`; the same object for the same annotation.
+
+    `hint` is a dataclass, a tuple of one kind, or `Annotated` int or bytes with the number of bytes, which is None for bytes of
+    any length.
+    """
     if is_dataclass(hint) and isinstance(hint, type):
         return DataclassCode(hint)
     if get_origin(hint) is tuple:
@@ -186,9 +193,9 @@ def _code_for_annotation(hint: Any) -> Code:
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of an instance of a dataclass whose fields are annotated with sizes.
+    """The bytes of `value`, an instance of a dataclass whose fields are annotated with sizes; `decode` is the inverse.
 
-    Raises `Refused` where a value does not fit.
+    Raises `Refused` where a field does not fit its size.
     """
     out: list[bytes] = []
     code: Code = _code_for_annotation(type(value))      # type: ignore[arg-type]
@@ -199,7 +206,7 @@ def encode(value: Any) -> bytes:
 def decode(kind: type[T], data: bytes | memoryview) -> T:
     """The instance of the dataclass `kind` that `encode` wrote as `data`.
 
-    Raises `Refused` for too few bytes, too many or wrong ones.
+    Raises `Refused` where bytes are missing or left over, or the dataclass refuses the values.
     """
     reader = Reader(data)
     value = _code_for_annotation(kind).read(reader)      # type: ignore[arg-type]

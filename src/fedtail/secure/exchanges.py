@@ -24,10 +24,10 @@ Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over t
 
 
 def set_up_session(server: Server) -> Steps[None]:
-    """Server: a generator, messages out and answers in, that makes a session ready for queries in two exchanges.
+    """A generator that runs on the server and makes the session of `server` ready for queries, in two exchanges.
 
-    Clients send public keys, then sealed shares of their secrets; both are given to `server`. Raises `TooFew` where fewer clients
-    than the threshold send keys.
+    It yields the messages for each client and is sent the clients' answers: first their public keys, then sealed shares of
+    their secrets, which are both stored in `server`. Raises `TooFew` where fewer clients than the threshold send keys.
     """
     pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.invite())))
     pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.key_list())))
@@ -48,11 +48,12 @@ def refuse_few_clients(clients: Mapping[int, int], needed: int, members: tuple[i
 
 
 def hold_query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any_members) -> Steps[Sum]:
-    """Server: a generator, messages out and answers in, that asks for rows, then for the shares that unmask their sum.
+    """A generator that runs on the server: it asks for rows, then for the shares that unmask their sum, and returns the `Sum`.
 
-    Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows arrived. `check` is called with those
-    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than the
-    threshold answer.
+    It yields the messages for each client and is sent the clients' answers: two exchanges, three in a signed session. Rows have
+    `width` entries modulo 2^modulus_bits, and the sum is over the members whose rows arrived. `check` is called with those
+    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than
+    the threshold answer.
     """
     pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.ask(width, modulus_bits, context))))
     check(server.answered_members)
@@ -63,7 +64,7 @@ def hold_query(server: Server, width: int, modulus_bits: int, context: bytes, ch
 
 
 def as_message_lists(contents: Contents) -> Messages:
-    """`contents`, a message for each client, with each message as a list of one."""
+    """A copy of `contents`, which has one message for each client, with each message as a list of one."""
     return {one: [message] for one, message in contents.items()}
 
 
@@ -82,7 +83,7 @@ def pass_answers_to_server(server: Server | AllOrNothingServer, session: bytes, 
 
 
 def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
-    """A generator that runs `steps`, but returns the `Refused` that they raise instead of raising it.
+    """A generator that runs the generator `steps` and returns its result, or the `Refused` that it raises, instead of raising it.
 
     So the refusal of one does not end the other generators of `run_generators_together`.
     """
@@ -93,10 +94,11 @@ def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
 
 
 def run_generators_together(*running: Steps[Any]) -> Steps[list[Any]]:
-    """A generator that runs several of this kind at once, messages out and answers in; returns the list of their results.
+    """A generator that runs several generators in the same exchanges; returns the list of their results, in the order given.
 
-    It takes as many exchanges as the longest. The messages of all of them for a client go into one exchange, and each is sent all
-    answers: `pass_answers_to_server` picks those of its session.
+    Each of `running` yields messages by client and is sent answers by client, as `hold_query` does. The messages of all of them
+    for a client go into one exchange, so there are as many exchanges as the longest needs. Each is sent all answers and must
+    pick its own, as `pass_answers_to_server` does by session. What one raises is raised.
     """
     results: dict[int, Any] = {}
     answers: Any = None
@@ -114,9 +116,10 @@ def run_generators_together(*running: Steps[Any]) -> Steps[list[Any]]:
 
 
 def run_over_exchange(steps: Steps[T], exchange: Exchange) -> T:
-    """Run the generator `steps` to its end over `exchange`, and return its result; what it raises is raised.
+    """Run the generator `steps`, which yields messages by client, to its end over `exchange`; returns its result.
 
-    The messages for a client are bundled, and its answer is unbundled; an answer that is not a bundle is ignored.
+    What it raises is raised. The messages for a client are sent as one bundle, and its answer is unbundled; an answer that is
+    not a bundle is ignored.
     """
     try:
         contents = next(steps)
@@ -166,9 +169,9 @@ class Rounds:
         """Hold the next query of the open session and return the `Sum` over the clients whose rows arrived.
 
         Rows have `width` entries modulo 2^modulus_bits. `context` is what was broadcast with the query. The session `ahead` is
-        set up in the same exchanges, for a later `open`. `check` is called with the members whose rows arrived and may raise,
-        before anything is unmasked. Raises `TooFew` where fewer clients than the threshold answer; raises `Refused` where no
-        round is open.
+        set up in the same exchanges, for a later `open`, which raises if that failed. `check` is called with the members whose
+        rows arrived and may raise, before anything is unmasked. Raises `TooFew` where fewer clients than the threshold answer;
+        raises `Refused` where no round is open.
         """
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
@@ -219,18 +222,19 @@ class AllOrNothingRounds:
         return run_over_exchange(self._exchange_rows(self.server.retry(context)), self._exchange)
 
     def _exchange_keys(self) -> Steps[None]:
-        """A generator of one exchange: invite the members and take their public keys.
+        """A generator of one exchange: it yields the invitations by client, is sent the answers, and gives them to the server.
 
-        Sets `_unheard`, the messages with the list of keys that each client has yet to receive.
+        Sets `_unheard`: for each client that sent keys, the message with the list of all keys, which has yet to reach it.
+        Raises `TooFew` where fewer than 2 members sent keys.
         """
         pass_answers_to_server(self.server, self.server.run.id, (yield as_message_lists(self.server.invite())))
         self._unheard = as_message_lists(self.server.key_list())
 
     def _exchange_rows(self, contents: Contents) -> Steps[Sum]:
-        """A generator of one exchange: send the query `contents`, take the rows, and return their `Sum`.
+        """A generator of one exchange: it yields the query `contents`, is sent the masked rows, and returns their `Sum`.
 
-        Raises `Missing` where a row does not arrive. The list of keys travels along to each client until it has answered once
-        (`_unheard`).
+        Raises `Missing` where a row does not arrive. The list of keys is sent along to each client until it has answered once;
+        those that have are removed from `_unheard`.
         """
         answers = yield {one: [*self._unheard.get(one, []), message] for one, message in contents.items()}
         pass_answers_to_server(self.server, self.server.run.id, answers)

@@ -71,10 +71,10 @@ def frame_class_and_session(data: bytes) -> tuple[type, bytes]:
 
 
 def decode_frame(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -> T:
-    """The message of class `kind` in the frame `data`; a `session` of None is not compared.
+    """The message of class `kind` in the frame `data`, which must belong to the session or run with the digest `session`.
 
-    Raises `Refused` for a message of another class or session, of more than `most_bytes`, with a wrong checksum, or that does not
-    decode.
+    A `session` of None is not compared. Raises `Refused` for a message of another class or session, of more than `most_bytes`,
+    with a wrong checksum, or that does not decode.
     """
     came, of = frame_class_and_session(data)
     if len(data) > most_bytes:
@@ -90,10 +90,10 @@ def decode_frame(kind: type[T], data: bytes, session: bytes | None, most_bytes: 
 
 @lru_cache(maxsize=4)
 def decode_invitation(kind: type[T], data: bytes) -> T:
-    """The `Session`, `SparseSession` or `Run` (by `kind`) that a server's message invites to.
+    """The `Session`, `SparseSession` or `Run` (by `kind`) that the framed message `data` of a server invites to.
 
-    Raises `Refused` if its digest does not fit. The last four results are cached by `data`, so that clients in one process share
-    one object.
+    Raises `Refused` where it does not decode, or the digest in the frame is not that of its fields. The last four results are
+    cached by `data`, so that clients in one process share one object.
     """
     opened: Any = decode_frame(kind, data, None, 1024 + 16 * MOST_MEMBERS)
     if frame_class_and_session(data)[1] != opened.id:

@@ -37,26 +37,27 @@ class Identity:
         return identity_public_key(self.secret)
 
     def sign_keys(self, session: bytes, keys: Any) -> Any:
-        """A copy of `keys` (`Keys` or `RunKeys`) with this client's Ed25519 signature of it, bound to `session`.
+        """A copy of `keys` (`Keys` or `RunKeys`) with this client's Ed25519 signature in its field `signature`.
 
-        `session` is the digest of the session or run.
+        `session` is the digest of the session or run, which is signed along; a signature that `keys` has already is replaced.
         """
         return replace(keys, signature=sign(self.secret, _digest_to_sign(session, keys)))
 
     def check_signatures(self, session: bytes, entries: Iterable[Any]) -> None:
-        """Raise `Refused` unless each of `entries` (`Keys` or `RunKeys`) is signed for this session by a pinned identity.
+        """Raise `Refused` unless each of `entries` (`Keys` or `RunKeys`) is signed by a pinned identity for the digest `session`.
 
-        Where keys are pinned by client number, it must be the one pinned for its sender; else each entry must be signed by
-        another one.
+        Where keys are pinned by client number, an entry must be signed with the key that is pinned for its sender. Where they
+        are pinned without numbers, any of them, or this client's own, will do, but no two entries may be signed with the same
+        one.
         """
         self.with_numbered_pins(session, entries, check=True)
 
     def with_numbered_pins(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
-        """This identity with `pinned` as a mapping from client number to public key, found from who signed each of `entries`.
+        """A copy whose `pinned` maps the sender of each of `entries` to the public key with which that entry was signed.
 
-        `entries` are `Keys` or `RunKeys`, signed for `session`. Raises `Refused` for an entry that no identity pinned for it
-        signed; where `pinned` is a tuple, also for a second one by the same identity. Where `pinned` is a mapping already, this
-        identity is returned at once unless `check`.
+        `entries` are `Keys` or `RunKeys`, signed for the digest `session`. Raises `Refused` for an entry that is not signed
+        with a key pinned for it and, where `pinned` is a tuple, for a second entry signed with the same key. Where `pinned` is
+        a mapping already, `self` is returned and `entries` are not read, unless `check`.
         """
         if isinstance(self.pinned, Mapping) and not check:
             return self
@@ -78,7 +79,7 @@ class Identity:
         return sign(self.secret, text)
 
     def is_signature_of(self, sender: int, signature: bytes, text: bytes) -> bool:
-        """Whether `signature` is one of `text` by the client pinned as number `sender`.
+        """Whether `signature` is a valid Ed25519 signature of `text` under the public key pinned for client number `sender`.
 
         False where that number is not pinned, or where `pinned` is a tuple of keys without numbers.
         """
@@ -98,10 +99,10 @@ def signed_threshold(members: int, colluding: int = 0) -> int:
 
 
 def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
-    """The identity to sign with in a session or run: `identity` itself, or None in an unsigned one.
+    """The identity with which a client signs in a session or run: `identity` itself, which is None in an unsigned one.
 
-    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; and where the threshold of a
-    `Session` is below the `signed_threshold` of its members and of `identity.colluding`, or all others may collude.
+    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; where `identity.colluding`
+    leaves fewer than two honest members; and where a signed `Session` has a threshold below `signed_threshold`.
     """
     if identity is None:
         if session.signed:
@@ -119,7 +120,10 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
 
 
 def refuse_if_all_others_collude(members: int, identity: Identity | None) -> None:
-    """Raise `Refused` where all other members of a sum may collude with the server: the sum would be this client's row."""
+    """Raise `Refused` where `identity.colluding` leaves fewer than two honest clients among the `members` clients of a sum.
+
+    The others could then compute this client's row from the sum. Without an identity nothing is checked.
+    """
     if identity is not None and members - identity.colluding < 2:
         raise Refused(f"a sum over {members} members, {identity.colluding} of whom may collude with the server, would be this "
                       f"client's row to them. Sum over {identity.colluding + 2} or more.")

@@ -22,17 +22,21 @@ Absent = Mapping[int, Container[int]]     # client -> the exchanges, counted fro
 
 
 class LocalClients:
-    """An exchange whose clients are all here. Before each query set `rows`, by client, and `context`.
+    """Clients that all live in this process, callable as the `exchange` of `Rounds` and `AllOrNothingRounds`.
 
-    `vanish`: exchanges that a client does not receive. `lose`: exchanges that it receives, but whose answers are lost.
+    Before each query set `rows`, the integer vector of each client, and `context`, the bytes that were broadcast. `vanish` maps
+    a client to the exchanges that do not reach it, `lose` to those that reach it but whose answers are lost; both are counted
+    from 0.
     """
 
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
                  repetitions: int = 0, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
                  corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
-        """Make a `Participant` of the run `name` for each client of `names`.
+        """Make a `Participant` of the run called `name` for each client number in `names`; nothing is exchanged yet.
 
-        `minimum`, `repetitions`, `random`, `corrupted` and `security_bits` are passed on to each; `identities` are by client.
+        `vanish` and `lose` map a client to the numbers of the exchanges that do not reach it, or whose answers are lost.
+        `identities` maps a client to its signing identity; a client that is not in it has none. The other arguments are passed
+        to every participant.
         """
         known = identities or {}
         self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)
@@ -44,19 +48,19 @@ class LocalClients:
         self.refused: list[tuple[int, Refused]] = []
 
     def __call__(self, contents: Contents) -> Contents:
-        """One exchange: give each client its message of `contents` and return the answers, both by client.
+        """Hold one exchange: give each client its message in `contents` and return the answers; both are bytes by client.
 
-        A client in `vanish` does not receive the message, and the answer of one in `lose` is left out. Counts `exchanges` up by
-        one, and appends what clients refused to `refused`.
+        A client in `vanish` does not receive its message, and the answer of one in `lose` is left out. Adds one to `exchanges`,
+        and appends each refusal of a client to `refused`.
         """
         now, self.exchanges = self.exchanges, self.exchanges + 1
         heard = {one: self._answer(one, content) for one, content in contents.items() if now not in self.vanish.get(one, ())}
         return {one: answer for one, answer in heard.items() if now not in self.lose.get(one, ())}
 
     def _answer(self, one: int, content: bytes) -> bytes:
-        """The answer of client `one` to the bundle of messages `content`, as a bundle.
+        """The answer of client `one` to `content`; both are bundles, the bytes of one exchange with one or more framed messages.
 
-        Messages it refuses are added to `self.refused`.
+        For each message that the client refuses, (client, `Refused`) is appended to `self.refused`.
         """
         answer, refused = self.participants[one].answer(content, lambda round, ask, attempt=0: self._row_and_context(one, ask))
         self.refused += [(one, why) for why in refused]
@@ -72,12 +76,13 @@ class LocalClients:
 
 def secure_sum(rows: Any, threshold: int, modulus_bits: int = 62, vanish: Absent | None = None, lose: Absent | None = None,
                context: bytes = b"", random: Randomness = system, corrupted: float | None = None, dropped: float = 0.1) -> Sum:
-    """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process.
+    """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process; returns a `Sum`.
 
     `vanish` maps a client to the exchanges it misses, of KEYS, SHARES, ROW and UNMASK; `lose` maps it to those whose answer is
-    lost. The sum is over the clients whose row arrived; `TooFew` is raised where fewer than `threshold` answer at any step. With
-    `corrupted` (a share of the clients), each client shares masks with a few others only, and a share of `dropped` clients may
-    drop out: see `sparse_session`.
+    lost. The sum is over the clients whose row arrived; `TooFew` is raised where fewer than `threshold` answer at any step.
+    Where `corrupted` (a fraction of the clients) is given, each client shares masks with a few random others instead of with
+    all, and the number of these is chosen for a fraction `dropped` of clients that drop out. Keys and seeds are drawn from
+    `random`.
 
     >>> secure_sum([[1, 2], [3, 4], [5, 6]], threshold=2, vanish={1: range(ROW, 9)})
     Sum(total=array([6, 8]), survivors=(0, 2))

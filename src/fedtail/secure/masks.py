@@ -47,7 +47,7 @@ class MaskContext:
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
     def key_label(self, purpose: str, *names: int) -> bytes:
-        """The `info` input of HKDF, as bytes: version and `purpose`, then round, query, attempt and `names` as 8 bytes each.
+        """HKDF's `info` input for a mask key: version and `purpose`, then round, query, attempt and `names` in 8 bytes each.
 
         `names` are the numbers of the clients that the key is for. The digest of the whole context is HKDF's salt.
         """
@@ -72,7 +72,7 @@ def own_mask_key(seed: bytes, context: MaskContext, one: int) -> bytes:
 
 
 def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
-    """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` of a query of this session.
+    """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` for query number `query` of this session.
 
     It fixes the seed and, as a seed is 32 random bytes, reveals nothing of it.
     """
@@ -80,26 +80,28 @@ def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> b
 
 
 def key_digest(session: Session, keys: KeyList) -> bytes:
-    """The SHA-256 digest (32 bytes) of all clients' public keys, bound to the session.
+    """The SHA-256 digest (32 bytes) of `session.id` and of all public keys on the list `keys`.
 
-    Of `NeighbourKeys` it is not computed: it is the digest that the server sent along.
+    Where `keys` is a `NeighbourKeys`, which has not everybody's keys, it is the digest that the server sent with them,
+    unchecked.
     """
     return keys.digest(session.id)
 
 
 def box_key(shared: bytes, about: bytes, sender: int, to: int) -> bytes:
-    """The key (32 bytes) that client `sender` seals shares with for client `to`, from `shared`, the X25519 secret of the two.
+    """The key (32 bytes) with which client `sender` encrypts Shamir shares for client `to`; a box is one such encrypted message.
 
-    `about` is the digest of all public keys. The boxes of several queries use this one key, with the query as the nonce.
+    `shared` is the X25519 secret of the two, and `about` the digest of all public keys. The boxes of several queries use this
+    one key, with the number of the query as the nonce.
     """
     names = sender.to_bytes(8, "big") + to.to_bytes(8, "big")
     return derive_key(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
 
 
 def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> MaskContext:
-    """The `MaskContext` of query `ask` in a session.
+    """The `MaskContext` of the query `ask` in a session: what its masks are bound to; it must be the same on both sides.
 
-    `context` is what was broadcast with the query, and only its digest enters.
+    `keys` is the list of public keys. `context` is what was broadcast with the query, of which only the digest enters.
     """
     said = digest("fedtail secure: context", context)
     heard = key_digest(session, keys)
@@ -107,9 +109,9 @@ def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> M
 
 
 def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> MaskContext:
-    """The `MaskContext` of an all-or-nothing query `asked`, with its round and attempt.
+    """The `MaskContext` of the query `asked` in an all-or-nothing run: what all its masks are bound to, with round and attempt.
 
-    `context` is what was broadcast with the query, and only its digest enters.
+    `keys` is the list of public keys. `context` is what was broadcast with the query, of which only the digest enters.
     """
     heard = digest("fedtail secure: list of keys", run.id, encode(keys))
     said = digest("fedtail secure: context", context)
@@ -133,7 +135,10 @@ def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) ->
 
 
 def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
-    """Apply np.add or np.subtract of each key stream to `row`, in place and block by block; the streams are used up by it."""
+    """Add each key stream to `row` or subtract it, as the function paired with it (np.add or np.subtract) says; in place.
+
+    It goes block by block through `row`; each stream advances by as many bytes as `row` has.
+    """
     step = min(BLOCK // row.itemsize, len(row)) or 1
     buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
     for start in range(0, len(row), step):
@@ -145,9 +150,9 @@ def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.uf
 
 
 def to_residues(row: Any, modulus_bits: int) -> np.ndarray:
-    """A vector of integers modulo M = 2^modulus_bits, in the dtype of `word_dtype`; -x becomes M - x. Always a copy.
+    """`row`, a vector of integers, modulo M = 2^modulus_bits, in the dtype of `word_dtype`; always a copy.
 
-    Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
+    An entry -x becomes M - x. Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
     """
     row = np.asarray(row)
     if row.ndim != 1 or row.dtype.kind not in "iu":
@@ -173,7 +178,10 @@ def entry_bytes(modulus_bits: int) -> int:
 
 
 def row_to_bytes(row: np.ndarray, modulus_bits: int) -> bytes:
-    """The bytes of `row`, an array in the dtype of `word_dtype`: entries modulo M in `entry_bytes` bytes each, little-endian."""
+    """The bytes of `row`, which has the dtype of `word_dtype`.
+
+    Entries are taken modulo 2^modulus_bits and written in `entry_bytes` bytes each, little-endian.
+    """
     row = row & row.dtype.type((1 << modulus_bits) - 1)
     size = entry_bytes(modulus_bits)
     return row.tobytes() if size == row.itemsize else row.view(np.uint8).reshape(-1, row.itemsize)[:, :size].tobytes()

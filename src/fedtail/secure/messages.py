@@ -77,7 +77,7 @@ class Session:
 
     @property
     def max_message_bytes(self) -> int:
-        """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
+        """An upper bound on the bytes of a message of this session; one with a masked row may have `Ask.row_bytes` more."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
     @property
@@ -86,28 +86,32 @@ class Session:
         return self.threshold
 
     def share_holders(self, one: int, heard: bytes) -> dict[int, int]:
-        """The clients that hold shares of client `one`'s secrets, itself included, with their points of evaluation: all members.
+        """The clients that hold Shamir shares of client `one`'s secrets, with their evaluation points: all members, `one` too.
 
-        `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
+        `heard`, the digest of all public keys, is not used here; a `SparseSession` derives a client's neighbours from it.
         """
         return self.share_points
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
-        """The clients of `among`, which are in increasing order, that hold shares of client `one`'s secrets: here all of `among`.
+        """The clients of `among` that hold Shamir shares of client `one`'s secrets: here all of `among`.
 
-        `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
+        `among` must be in increasing order. `heard`, the digest of all public keys, is not used here; a `SparseSession` derives
+        a client's neighbours from it.
         """
         return among
 
     def check_secrecy(self, corrupted: float, security_bits: int) -> None:
-        """Client: check that rows stay secret if a share of `corrupted` clients colludes. Here nothing is checked.
+        """Do nothing: where every pair of clients shares a mask, secrecy depends on the threshold, which `Client` checks.
 
-        Where every pair of clients shares a mask, the threshold alone decides, and `Client` checks that. A `SparseSession` raises
-        `Refused` where rows would be disclosed with a probability above 2^-security_bits.
+        A client calls it before it joins. A `SparseSession` raises `Refused` here where rows would be disclosed with a
+        probability above 2^-security_bits if a fraction `corrupted` of the clients colludes with the server.
         """
 
     def to_wire_message(self, message: Any) -> Any:
-        """The message that is put on the wire for `message`, a dataclass of this module: here `message` itself."""
+        """The message that is sent in place of `message`, a dataclass of this module: here `message` itself.
+
+        A `SparseSession` replaces lists of clients by bits.
+        """
         return message
 
     def wire_class(self, kind: type) -> type:
@@ -119,7 +123,10 @@ class Session:
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:
-        """What the server sends to each client that sent keys, by client: here all of `keys`, the same object for everybody."""
+        """The message with public keys that each client is sent, by client: here `keys`, the same object for everybody.
+
+        There is an entry for each client that sent keys, that is, for each sender on `keys`.
+        """
         return dict.fromkeys([one.sender for one in keys.entries], keys)
 
     def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
@@ -194,7 +201,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Masked:
-    """A row under its masks."""
+    """A client's row under its masks, as bytes, with the digest of the context that the masks are bound to."""
 
     sender: U64
     query: U16
@@ -288,7 +295,7 @@ class Run:
 
     @property
     def max_message_bytes(self) -> int:
-        """An upper bound on the bytes of a message of this run, not counting a masked row; longer ones are refused."""
+        """An upper bound on the bytes of a message of this run; one with a masked row may have `Ask.row_bytes` more."""
         return 1024 + len(self.members) * 256
 
 

@@ -50,9 +50,12 @@ class Participant:
 
     def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
-        """Client number `me` of the run `name`, in no session yet; draws keys from `random` when it joins one.
+        """Client number `me` of the run called `name`, in no session yet; draws keys from `random` when it joins one.
 
-        `repetitions` is how many retries of an all-or-nothing query it answers, whose rows must then carry fresh noise.
+        It refuses sessions with a threshold below `minimum`, and sparse ones in which its row may be disclosed with a
+        probability above 2^-security_bits if a fraction `corrupted` of the clients colludes. With an `identity` it joins signed
+        sessions and runs only. `repetitions` is how many retries of an all-or-nothing query it answers, whose rows must then
+        carry fresh noise.
         """
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self.corrupted, self.security_bits = corrupted, security_bits
@@ -63,10 +66,10 @@ class Participant:
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system, corrupted: float = CORRUPTED,
                 security_bits: int = SECURITY_BITS) -> Participant:
-        """The participant that `save` wrote.
+        """The participant whose state `save` wrote as `saved`; raises `Refused` where that does not decode.
 
-        `identity`, `random`, `corrupted` and `security_bits` are not saved and are given anew. Sessions and runs that it may not
-        be in with this identity (or without one) are dropped. Keep one copy only: an older one would answer again what was
+        `identity`, `random`, `corrupted` and `security_bits` are not saved and are given anew. Sessions and runs that it may
+        not be in with this identity (or without one) are dropped. Keep one copy only: an older one would answer again what was
         answered already.
         """
         state, rest = decode_first(ParticipantState, saved)
@@ -90,10 +93,11 @@ class Participant:
         return encode(state) + (encode(SparseStates(sparse)) if sparse else b"")
 
     def answer(self, content: bytes, row_for: RowFor) -> tuple[bytes, list[Refused]]:
-        """(answer, refused): the bundle of answers to the bundle `content`, and a `Refused` for each message it did not answer.
+        """(answer, refused): the answers to the messages in `content`, as one bundle, and a `Refused` for each it did not answer.
 
-        `row_for(round, ask)` gives the row and the context for a query; it is called only for queries that may be answered.
-        `Refused` is raised only where `content` is no bundle.
+        `content` is the bundle of one exchange. `row_for(round, ask)`, with the number of the attempt as a third argument for a
+        retry, returns the row (a vector of integers) and the context (bytes) for a query; it is called only for queries that
+        may be answered. Raises `Refused` only where `content` is no bundle.
         """
         answers, refused = [], []
         for message in decode_bundle(content):
@@ -104,9 +108,10 @@ class Participant:
         return encode_bundle([one for one in answers if one]), refused
 
     def _answer_message(self, message: bytes, row_for: RowFor) -> bytes:
-        """The answer to one framed message, b"" where none is due; joins a session or run where it is an invitation.
+        """The answer to one framed message, b"" where none is due; an invitation makes this participant join the session or run.
 
-        Raises `Refused` for a message of a session or run that this participant is not in, and where the step itself refuses.
+        `row_for` gives the row and the context for a query. Raises `Refused` for a message of a session or run that this
+        participant is not in, and where the step itself refuses.
         """
         kind, session = frame_class_and_session(message)
         if kind in (Session, SparseSession):
@@ -120,10 +125,10 @@ class Participant:
         return self._answer_in_session(self._clients[session], kind, message, row_for)
 
     def _answer_in_session(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
-        """The answer of `client`, in one session, to a message of class `kind`: keys, a query, lists to sign or to unmask.
+        """The answer of `client`, in its session, to a message of class `kind`: keys, a query, or lists to sign or unmask.
 
-        After a query is answered, invitations to its round or an earlier one are refused (`_next_round`). Raises `Refused` for a
-        class that no server sends, and where the client refuses.
+        `row_for` gives the row and the context for a query; once one is answered, invitations to its round or an earlier one
+        are refused (`_next_round`). Raises `Refused` for a class that no server sends, and where the client refuses.
         """
         session = client.state.session
         if kind in (Ask, SparseAsk):
@@ -137,7 +142,11 @@ class Participant:
         return steps[kind](message)
 
     def _answer_in_run(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
-        """The answer of `client`, in a run, to a message of class `kind`: the masked row to a query, b"" to the list of keys."""
+        """The answer of `client`, in an all-or-nothing run: the masked row to a query, b"" to the list of keys, which is stored.
+
+        `kind` is the class of `message`. `row_for` gives the row and the context; for a retry it is also passed the number of
+        the attempt. Raises `Refused` where the client refuses.
+        """
         if kind is RunKeyList:
             client.store_key_list(message)
             return b""
@@ -146,10 +155,11 @@ class Participant:
         return client.masked_row(message, *row_for(asked.round, asked.ask, *attempt))
 
     def _join_session(self, session: Session) -> bytes:
-        """Join `session` and return the message with this client's public keys for it.
+        """Join `session` and return the message with this client's public keys for it; new secrets are drawn.
 
-        A session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. Raises `Refused` for
-        another run, for a session it is in, and for a round in which it sent a row already.
+        An older session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. Raises `Refused`
+        for another run, for a session it is in, for a round in which it sent a row already, and where `Client` refuses the
+        session.
         """
         if session.name != self.name or session.id in self._clients or session.round < self._next_round:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
@@ -162,8 +172,8 @@ class Participant:
     def _join_run(self, run: Run) -> bytes:
         """Join an all-or-nothing run, one at most, and return the message with this client's public key for it.
 
-        Invited again before the list of keys arrived, it returns the same key. Raises `Refused` for another run or a second one.
-        With an identity it answers no retries.
+        Invited again before the list of keys arrived, it returns the same key. Raises `Refused` for a run of another name, for
+        a second one, and where `AllOrNothingClient` refuses it. With an identity it will answer no retries.
         """
         known = self._all_or_nothing.get(run.id)
         if known is not None and not known.state.key_list.entries:      # it was never completed: these keys again
@@ -177,7 +187,11 @@ class Participant:
 
 
 def may_join(session: Session | Run, identity: Identity | None) -> bool:
-    """Whether a client with this identity, or with None, may be in a session or run: False where `checked_identity` refuses."""
+    """Whether a client with `identity`, None being without one, may take part in a session or run.
+
+    With an identity it must be signed and, with up to `identity.colluding` dishonest members, still safe; without one,
+    unsigned.
+    """
     try:
         checked_identity(session, identity)
     except Refused:

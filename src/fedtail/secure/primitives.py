@@ -47,9 +47,10 @@ def public_key(secret: bytes) -> bytes:
 
 
 def make_key_agreement(secret: bytes) -> Callable[[bytes], bytes]:
-    """A function from another's X25519 public key to the 32 bytes that it shares with `secret`.
+    """A function from another client's X25519 public key (32 bytes) to the 32 bytes that it has in common with the key `secret`.
 
-    They are not uniform: derive keys from them with `derive_key`. The function raises `Refused` for a public key of small order.
+    They are not uniform: derive keys from them with `derive_key`. The function raises `Refused` for a public key of small
+    order.
     """
     own = X25519PrivateKey.from_private_bytes(secret)      # made once: it costs as much as an exchange
 
@@ -67,7 +68,7 @@ def make_key_agreement(secret: bytes) -> Callable[[bytes], bytes]:
 
 
 def derive_key(shared: bytes, salt: bytes, label: bytes, size: int = KEY) -> bytes:
-    """HKDF with SHA-256: a key of `size` bytes from the secret `shared`, with `salt`, for the one purpose that `label` names."""
+    """A key of `size` bytes by HKDF with SHA-256, from the secret `shared` and `salt`; `label` (`info`) names its one purpose."""
     return HKDF(hashes.SHA256(), size, salt, label).derive(shared)
 
 
@@ -90,9 +91,10 @@ def _view_as_bytes(array: np.ndarray) -> Any:
 
 
 def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
-    """`text` encrypted by ChaCha20-Poly1305, with its tag of 16 bytes; `about` is authenticated along, but not contained.
+    """`text` encrypted by ChaCha20-Poly1305 under `key`, with its tag: 16 bytes longer than `text`.
 
-    `number` is the nonce: use each (key, number) once.
+    `about` is authenticated but not part of the result: `unseal` must be given the same. `number` is the nonce: use each (key,
+    number) once.
     """
     return ChaCha20Poly1305(key).encrypt(number.to_bytes(12, "big"), text, about)
 

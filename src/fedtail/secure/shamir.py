@@ -42,7 +42,7 @@ def _random_element(random: Randomness) -> int:
 
 
 def _polynomial_value(coefficients: list[int], x: int) -> int:
-    """The polynomial at x, modulo PRIME; the coefficient of the highest power comes first."""
+    """The value at `x`, modulo PRIME, of the polynomial with these coefficients, that of the highest power first."""
     total = 0
     for one in coefficients:      # reduced once, at the end: points are small, and a division costs more than longer numbers
         total = total * x + one
@@ -50,15 +50,18 @@ def _polynomial_value(coefficients: list[int], x: int) -> int:
 
 
 def lagrange_weights(points: Sequence[int]) -> dict[int, int]:
-    """The Lagrange coefficient of each point's share in the value at zero, modulo PRIME, by point: prod_j x_j / (x_j - x_i)."""
+    """The Lagrange coefficient at zero, modulo PRIME, of each of `points`, by point; the points must be distinct and not empty.
+
+    The secret is the sum of coefficient times share. That of point x is the product of y / (y - x) over the other points y.
+    """
     return _cached_lagrange_weights(tuple(points))
 
 
 @lru_cache(maxsize=16)
 def _cached_lagrange_weights(points: tuple[int, ...]) -> dict[int, int]:
-    """The Lagrange coefficients at zero modulo PRIME, by point, with a single modular inverse.
+    """The Lagrange coefficients at zero modulo PRIME, by point, computed with a single modular inverse.
 
-    The last 16 results are cached, as all sums of a session use the same points.
+    The last 16 results are cached, as all sums of a session use the same points; callers share the dict and must not change it.
     """
     below = [x * _product_modulo_prime([other - x for other in points if other != x]) % PRIME for x in points]
     before = list(accumulate(below, lambda one, other: one * other % PRIME, initial=1))      # products of those before each
@@ -91,7 +94,7 @@ def restore_secret(shares: Mapping[int, bytes], counts: Mapping[int, int] | None
 
 
 def share_as_integer(one: bytes) -> int:
-    """A share as an integer in [0, PRIME); raises `Refused` where it has not 33 bytes or is too large."""
+    """The share `one`, 33 bytes, as an integer in [0, PRIME); raises `Refused` where it has another length or is too large."""
     value = int.from_bytes(one, "big")
     if len(one) != SIZE or value >= PRIME:
         raise Refused("a share is not a number of the field.")

@@ -31,7 +31,7 @@ CORRECTNESS_BITS = 20      # and sums are not lost but for one of 2^-20
 
 
 def hypergeometric_tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
-    """The probability, exact, that at least `least` of `drawn` clients are marked; hypergeometric.
+    """The exact probability that at least `least` of `drawn` clients are marked, by the hypergeometric distribution.
 
     The clients are drawn without replacement from `others` clients, `marked` of which are marked.
 
@@ -45,11 +45,12 @@ def hypergeometric_tail(others: int, marked: int, drawn: int, least: int) -> Fra
 @lru_cache(maxsize=64)
 def disclosure_probability(clients: int, neighbours: int, share_threshold: int, corrupted: int, dropped: int,
                            queries: int = 1) -> Fraction:
-    """An upper bound, as a fraction, on the probability that a session discloses more than the sums of its queries.
+    """An upper bound, as an exact fraction, on the probability that a session discloses more than the sums of its queries.
 
-    That happens where `share_threshold` or more of an honest client's `neighbours` are `corrupted` (a number of clients), or
-    where the honest clients that stay are not connected in the graph. `dropped` is how many may drop out. Who drops out may
-    differ from query to query, so the second event is counted `queries` times.
+    That happens where `share_threshold` or more of the `neighbours` of an honest client are corrupted, or where the honest
+    clients that stay are not connected in the graph. `clients`, `corrupted` and `dropped` (those that may drop out) are numbers
+    of clients. Who drops out may differ from query to query, so the second event is counted `queries` times. The bound may
+    exceed 1.
 
     >>> float(disclosure_probability(1000, 46, 26, corrupted=100, dropped=100)) < 2**-40
     True
@@ -60,10 +61,10 @@ def disclosure_probability(clients: int, neighbours: int, share_threshold: int, 
 
 
 def loss_probability(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int = 1) -> Fraction:
-    """An upper bound, as a fraction, on the probability that a sum of a session cannot be unmasked.
+    """An upper bound, as an exact fraction, on the probability that the sum of some query of a session cannot be unmasked.
 
     A sum is lost where so many of some client's `neighbours` drop out that fewer than `share_threshold` are left. At most
-    `dropped` of the `clients` drop out of each of the `queries`.
+    `dropped` of the `clients` drop out of each of the `queries`. The bound may exceed 1.
     """
     return queries * clients * hypergeometric_tail(clients - 1, dropped, neighbours, neighbours - share_threshold + 1)
 
@@ -104,16 +105,16 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
 
 
 def clients_in_share(share: float, clients: int) -> int:
-    """share * clients, rounded up to a whole number of clients; up to 1e-9 above a whole number is taken as a rounding error."""
+    """`share` * `clients` rounded up to an integer; an excess of up to 1e-9 over an integer is taken for a rounding error."""
     return math.ceil(share * clients - 1e-9)
 
 
 def check_disclosure_probability(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int,
                                  corrupted: float, security_bits: int) -> None:
-    """Raise `Refused` where rows may be disclosed with a probability above 2^-security_bits.
+    """Raise `Refused` where a session may disclose rows with a probability above 2^-security_bits.
 
-    `corrupted` is a share of the `clients`, `dropped` a number of them; `share_threshold` of a client's `neighbours` restore its
-    secrets.
+    Each of the `clients` has `neighbours` neighbours, `share_threshold` of whom restore its secrets. `corrupted` is the
+    fraction of clients that collude with the server, `dropped` the number that may drop out of each of the `queries`.
     """
     captured = clients_in_share(corrupted, clients)
     risk = disclosure_probability(clients, neighbours, share_threshold, captured, dropped, queries)
@@ -127,8 +128,9 @@ def check_disclosure_probability(clients: int, neighbours: int, share_threshold:
 def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """(order, place): the client at each place of the circle, and the place of each client; integer arrays, (clients,).
 
-    The order is a uniform permutation that follows from `seed` (32 bytes). Clients are sorted by 128 bits each of the seed's key
-    stream; the probability that two are equal is below 2^-100.
+    Clients are numbered from 0. The order is a uniform permutation that follows from `seed` (32 bytes): clients are sorted by
+    128 bits each of the seed's key stream, of which two are equal with a probability below 2^-100. The last 4 results are
+    cached: do not change the arrays.
     """
     bits, zeros = np.empty((2, clients), "<u8"), np.zeros((2, clients), "<u8")
     fill_with_key_stream(key_stream(seed), bits.reshape(-1), zeros.reshape(-1))
@@ -141,7 +143,7 @@ def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
 def neighbours_of(one: int, order: np.ndarray, place: np.ndarray, neighbours: int) -> list[int]:
     """The `neighbours` / 2 clients before client `one` on the circle, the farthest first, then as many behind it, nearest first.
 
-    `order` and `place` are those of `circle_order`.
+    `order` is the client at each place of the circle, and `place` the place of each client, as `circle_order` returns them.
 
     >>> neighbours_of(3, np.arange(6), np.arange(6), 4)
     [1, 2, 4, 5]

@@ -45,7 +45,8 @@ class SparseSession(Session):
     def __post_init__(self) -> None:
         """Raise `Refused` for what a `Session` refuses, for `signed`, and for `neighbours` or `needed` out of range.
 
-        `neighbours` must be even and below the number of the others; `needed` more than half of `neighbours`, and at most all.
+        `neighbours` must be even and in 2..n - 2 for n members; `needed` must be more than half of `neighbours`, and at most
+        all.
         """
         super().__post_init__()
         if self.signed:
@@ -65,7 +66,7 @@ class SparseSession(Session):
 
     @property
     def max_message_bytes(self) -> int:
-        """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
+        """An upper bound on the bytes of a message of this session; one with a masked row may have `Ask.row_bytes` more."""
         return 1024 + len(self.members) // 4 + self.neighbours * (256 + (2 * 32 + BOX) * self.queries)
 
     @property
@@ -91,19 +92,20 @@ class SparseSession(Session):
         return tuple(other for other in sorted(self.share_holders(one, heard)) if is_in_sorted(other, among))
 
     def check_secrecy(self, corrupted: float, security_bits: int) -> None:
-        """Client: raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
+        """Raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
 
-        The probability is for a share of `corrupted` clients that collude with the server, while all but `threshold` members drop
-        out.
+        A client calls it before it joins. The probability is for a fraction `corrupted` of the clients that collude with the
+        server, while all but `threshold` members drop out.
         """
         count = len(self.members)
         check_disclosure_probability(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted,
                                      security_bits)
 
     def to_wire_message(self, message: Any) -> Any:
-        """The message that is put on the wire for `message`: a `SparseAsk` for an `Ask`, a `SparseUnmask` for an `Unmask`.
+        """The message that is sent in place of `message`: a `SparseAsk` for an `Ask`, a `SparseUnmask` for an `Unmask`.
 
-        These have a bit for each member in place of lists of clients. Any other message is returned as it is.
+        These have a bit for each member in place of lists of clients; signatures are left out. Any other message is returned as
+        it is.
         """
         if isinstance(message, Ask):
             return SparseAsk(message.query, self.member_bits(message.members), message.width, message.modulus_bits)
@@ -135,9 +137,9 @@ class SparseSession(Session):
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:
-        """What the server sends to each client that sent keys, by client: a `Neighbours` message.
+        """The message with public keys that each client is sent, by client: a `Neighbours` with its neighbours' keys.
 
-        It has the keys of the client's neighbours, and the digest of all keys.
+        It also has the digest of all keys, from which the graph follows. There is an entry for each sender on the list `keys`.
         """
         heard, written = keys.digest(self.id), {one.sender: encode(one) for one in keys.entries}
         everybody = tuple(written)
@@ -145,20 +147,20 @@ class SparseSession(Session):
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
     def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
-        """The 32 bytes with which a client confirms the keys it received: a digest of the keys it sent (`own`) and of `received`.
+        """The digest (32 bytes) with which a client confirms the keys it sent (`own`) and its neighbours' keys (`received`).
 
-        `received` is the `NeighbourKeys` or the `Neighbours` message itself. The client cannot compute `heard`, the digest of all
-        keys, nor find its own among its neighbours' keys: so this shows the server a key that was changed on its way in either
-        direction.
+        The server computes the same, so it notices a key that was changed on its way to or from the client. `received` is the
+        `NeighbourKeys` or the `Neighbours` message itself, both with the same result. `heard` is not used: a client cannot
+        compute the digest of all keys.
         """
         if isinstance(received, NeighbourKeys):
             received = Neighbours(received.heard, tuple(encode(one) for one in received.entries))
         return digest("fedtail secure: keys of neighbours", self.id, encode(own), encode(received))
 
     def member_bits(self, names: Iterable[int]) -> bytes:
-        """The clients `names` as bytes, a bit for each member in order, the most significant first.
+        """The clients `names` as bytes: a bit for each member of the session, in order, the most significant bit of a byte first.
 
-        `members_from_bits` is the inverse.
+        `members_from_bits` is the inverse. Raises a KeyError for a client that is no member.
         """
         chosen = np.zeros(len(self.members), bool)
         chosen[[self.share_points[one] - 1 for one in names]] = True
@@ -188,10 +190,11 @@ def sparse_session(name: bytes, round: int, members: tuple[int, ...], threshold:
                    queries: int = 1, security_bits: int = 40, correctness_bits: int = 20) -> Session:
     """A `SparseSession` with the fewest neighbours that suffice; a `Session`, where every pair shares a mask, if none suffices.
 
-    A share of `corrupted` members (gamma) may be on the side of a server that follows the protocol, and a share of `dropped` ones
-    (delta) may drop out, as long as who does is independent of the graph. Rows are then disclosed with a probability of at most
-    2^-security_bits, and sums lost with one of at most 2^-correctness_bits. Sums are over `threshold` clients or more, and over
-    all but the share of `dropped`. Raises a ValueError for shares out of range, `Refused` for what a `Session` refuses.
+    A fraction `corrupted` of the members (gamma) may be on the side of a server that follows the protocol, and a fraction
+    `dropped` (delta) may drop out, as long as who does is independent of the graph. Rows are then disclosed with a probability
+    of at most 2^-security_bits, and sums lost with one of at most 2^-correctness_bits. `threshold` is the fewest clients of a
+    sum. That of a `SparseSession` is raised to all members but the fraction `dropped`, that of a `Session` above the number of
+    corrupted members. Raises a ValueError for fractions out of range, `Refused` for what a `Session` refuses.
 
     >>> session = sparse_session(b"run", 0, tuple(range(1000)), threshold=501, corrupted=0.1, dropped=0.1)
     >>> session.neighbours, session.needed, session.threshold

@@ -106,9 +106,9 @@ class Client:
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         """Client number `me` in `session`; draws its keys and seeds for all queries from `random`.
 
-        Raises `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or, in a
-        `SparseSession`, its row may be disclosed with a probability above 2^-security_bits if a share of `corrupted` clients
-        colludes.
+        Raises `Refused` where it is no member, where the threshold is below `minimum`, where the session is signed and there is
+        no `identity` (or the other way round), and, in a `SparseSession`, where its row may be disclosed with a probability
+        above 2^-security_bits if a fraction `corrupted` of the clients colludes.
         """
         if me not in session.share_points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
@@ -149,7 +149,7 @@ class Client:
     def _make_keys(self) -> Keys:
         """The `Keys` of this client: public keys, commitments to its seeds, and a signature where it has an identity.
 
-        They are the same at every call.
+        They follow from the state, so they are the same at every call.
         """
         state = self.state
         committed = tuple(seed_commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
@@ -157,7 +157,7 @@ class Client:
         return keys if self._identity is None else self._identity.sign_keys(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of public keys: the message with shares of this client's secrets, sealed for each client to hold some.
+        """Answer the list of public keys: the message with shares of this client's secrets, encrypted for those that hold them.
 
         Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
         with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
@@ -182,9 +182,10 @@ class Client:
         return self._encode_frame(Shares(state.me, state.session.key_confirmation(self._make_keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
-        """Raise `Refused` unless the keys on the list are all of `holders`, for every query, and signed in a signed session.
+        """Raise `Refused` unless every sender on the list of keys `heard` is one of `holders`, with mask keys for every query.
 
-        Its own keys must be as it sent them, where it is among the holders. Raises `TooFew` where the list has fewer clients than
+        `holders` are the clients that may hold shares of this client's secrets. If it is one itself, the list must have its own
+        keys as it sent them. In a signed session all keys must be signed. Raises `TooFew` where the list has fewer clients than
         restore a secret.
         """
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
@@ -201,24 +202,28 @@ class Client:
             self._identity.check_signatures(session.id, heard.entries)
 
     def _secret_shares(self, one: Secrets, points: list[int]) -> list[bytes]:
-        """For each point 66 bytes: a Shamir share of the seed of `one` (the secrets of a query), then one of its mask key.
+        """For each of `points` 66 bytes: a Shamir share of the seed in `one`, then a share of the mask key in it.
 
-        Draws the polynomials from `random`.
+        `one` has the secrets for one query. Draws the coefficients of the polynomials from `random`.
         """
         needed = self.state.session.shares_needed
         seeds, masks = (split_secret(secret, needed, points, self._random) for secret in (one.seed, one.mask))
         return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
 
     def _sealed_boxes(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
-        """The boxes for client `to`, joined: each query's text encrypted under a key that only the two clients can derive.
+        """The encrypted boxes for client `to`, joined: one for each query, with the shares (66 bytes) in that entry of `texts`.
 
-        `shared` is their X25519 secret, and `about` the digest of all public keys, which is authenticated along.
+        They are under a key that only the two clients can derive, from `shared`, their X25519 secret. `about`, the digest of
+        all public keys, is authenticated but not contained.
         """
         key = box_key(shared, about, self.state.me, to)
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
     def checked_query(self, message: bytes) -> Ask:
-        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
+        """The `Ask` in the framed `message`, for a caller that is about to compute the row.
+
+        Raises `Refused` where this client may not answer it.
+        """
         ask = self._decode_frame(Ask, message)
         self._check_query(ask)
         return ask
@@ -228,7 +233,7 @@ class Client:
 
         `context` is what the server broadcast besides: the question, the model, the dual; only its digest is sent. The query is
         recorded as answered, and its members are fixed for the session. Raises `Refused` for a query that this client may not
-        answer, and for a row of another width than asked.
+        answer, and for a row of another width than asked; a TypeError for a row that is not a vector of integers.
         """
         state, ask = self.state, self.checked_query(message)
         values = to_residues(row, ask.modulus_bits)
@@ -242,9 +247,9 @@ class Client:
     def _check_query(self, ask: Ask) -> None:
         """Raise `Refused` for a query that this client may not answer.
 
-        It refuses a query that was answered or skipped, is beyond the session's number, does not name this client, has a partner
-        whose keys never arrived, or has other members than the last one. Raises `TooFew` where fewer members than the threshold
-        are left, or fewer of its partners than restore a secret.
+        It refuses a query that was answered or skipped, is beyond the session's number, does not name this client, has a member
+        with which it would share a mask but whose keys never arrived, or has other members than the last one. Raises `TooFew`
+        where fewer members than the threshold are left, or fewer that hold its shares than restore a secret.
         """
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
@@ -267,21 +272,25 @@ class Client:
 
     @property
     def _all_keys_digest(self) -> bytes:
-        """The digest (32 bytes) of the public keys of all clients; computed once for a list of keys."""
+        """The digest (32 bytes) of the public keys of all clients; computed once for a list of keys and cached.
+
+        In a sparse session, where this client has only its neighbours' keys, it is the digest that the server sent.
+        """
         if self._digested[0] is not self.state.key_list:
             self._digested = self.state.key_list, key_digest(self.state.session, self.state.key_list)
         return self._digested[1]
 
     def _check_partners(self, partners: tuple[int, ...]) -> None:
-        """Raise `TooFew` where `partners` are fewer than the shares that restore a secret."""
+        """Raise `TooFew` where `partners`, the clients that hold this client's shares, are fewer than restore a secret."""
         if len(partners) < self.state.session.shares_needed:
             raise TooFew(f"{len(partners)} of this client's neighbours are left, and {self.state.session.shares_needed} restore "
                          "its secrets.")
 
     def _mask_keys(self, context: MaskContext, ask: Ask) -> tuple[list[bytes], list[bytes]]:
-        """(plus, minus): the keys of the masks that this client adds, its own one first, and of those that it subtracts.
+        """(plus, minus): the keys of the masks that this client adds to its row, its own one first, and of those it subtracts.
 
-        Of a pair, the client with the smaller number adds.
+        Of two clients, the one with the smaller number adds their common mask, and the other subtracts it. Keys are for the
+        query `ask`, and bound to `context`.
         """
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
         agree = make_key_agreement(secret.mask)
@@ -311,8 +320,9 @@ class Client:
     def _record_to_unmask(self, lists: Lists) -> Answered:
         """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
 
-        It must have answered the query and not unmasked it yet, be alive itself, and find exactly the members it masked its row
-        for. Raises `TooFew` where fewer survivors than the threshold, or too few of its neighbours, are left.
+        It must have answered the query and not unmasked it yet, and `lists` must have it among the survivors and name exactly
+        the members it masked its row for. Raises `TooFew` where fewer survivors than the threshold, or too few of its
+        neighbours, are left.
         """
         state = self.state
         answered = next((one for one in state.answered if one.query == lists.query), None)
@@ -328,8 +338,9 @@ class Client:
     def unmask(self, message: bytes) -> bytes:
         """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
 
-        It never gives both of one client, and only gives those it holds. The query is recorded as unmasked. Raises `Refused` for
-        lists that it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
+        It never gives both of one client, and only gives those it holds. The query is recorded as unmasked, so that it answers
+        once. Raises `Refused` for lists that it must not unmask, boxes that do not open, or, in a signed session, lists without
+        enough valid signatures; `TooFew` where too few clients survive.
         """
         state, request = self.state, self._decode_frame(Unmask, message)
         answered = self._record_to_unmask(request.lists)
@@ -340,9 +351,10 @@ class Client:
         return self._encode_frame(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
-        """In a signed session, raise `Refused` unless this client signed the lists, and every signature of them is valid.
+        """In a signed session, raise `Refused` unless this client signed the lists in `request` and all signatures are valid.
 
-        Raises `TooFew` where there are fewer signatures than the threshold. Without an identity nothing is checked.
+        `answered` is this client's record of the query. Raises `TooFew` where there are fewer signatures than the threshold.
+        Without an identity nothing is checked.
         """
         if self._identity is None:
             return
@@ -356,10 +368,10 @@ class Client:
             raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {session.threshold}.")
 
     def _held_shares(self, request: Unmask) -> dict[int, bytes]:
-        """For each partner among the members, the shares of its seed and of its mask key that this client holds, joined.
+        """For each member whose shares this client holds: 66 bytes, a share of that member's seed, then one of its mask key.
 
-        Those of others are decrypted from the boxes of `request`; its own are in the state. Raises `Refused` where the boxes are
-        for another client, are not one for each other partner, or do not open.
+        Those of others are decrypted from the boxes of `request`; its own, if it holds any, are in the state. Raises `Refused`
+        where the boxes are for another client, are not one for each of those members, or do not open.
         """
         state, query = self.state, request.lists.query
         partners = self._partners_among(state.members)
@@ -374,18 +386,18 @@ class Client:
         return held
 
     def _replace_query_record(self, changed: Answered) -> None:
-        """Replace the record of a query in `state.answered` by `changed`, the one with the same number."""
+        """Put `changed` into `state.answered` in place of the record with the same query number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)
 
     def _encode_frame(self, message: Any) -> bytes:
-        """`message` as bytes, in the frame of this session."""
+        """`message`, a dataclass of `messages`, as framed bytes of this session."""
         return encode_frame(self.state.session.id, message)
 
     def _decode_frame(self, kind: Any, message: bytes) -> Any:
-        """The message of class `kind`, a dataclass of `messages`, in a frame of this session.
+        """The message of class `kind`, a dataclass of `messages`, in the framed bytes `message` of this session.
 
-        Raises `Refused` for anything else.
+        What a sparse session sends in a shorter form is turned back into `kind`. Raises `Refused` for anything else.
         """
         session = self.state.session
         return session.from_wire_message(decode_frame(session.wire_class(kind), message, session.id, session.max_message_bytes))

@@ -47,7 +47,7 @@ Places = dict[int, int]          # names in increasing order, with their places 
 
 
 def map_by_client(given: dict[int, Any], make: Callable[[Any], Any]) -> dict[int, Any]:
-    """make(value) for each client's value, by client.
+    """make(value) for each client's value in `given`, by client.
 
     `make` is called once for clients whose values are one and the same object, so that they share the result.
     """
@@ -68,7 +68,7 @@ class Sum:
 
 @dataclass
 class Query:
-    """A query under way."""
+    """A query that has been asked and not yet been unmasked: what arrived for it so far."""
 
     ask: Ask
     context: MaskContext
@@ -146,9 +146,10 @@ class Server:
         self._keys[keys.sender] = keys
 
     def key_list(self) -> Contents:
-        """For each client that sent keys, the message with all public keys, or its neighbours' in a sparse session.
+        """For each client that sent keys, the message with all public keys, or with its neighbours' in a sparse session.
 
-        From now on shares are expected. Raises `TooFew` where fewer clients than the threshold sent keys.
+        From now on sealed shares are expected, and no more keys. Raises `TooFew` where fewer clients than the threshold sent
+        keys, and `Refused` at a second call.
         """
         self._expect_next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
@@ -157,17 +158,24 @@ class Server:
         return map_by_client(self._key_lists, self._encode_frame)
 
     def _partners_among(self, names: tuple[int, ...]) -> dict[int, Places]:
-        """For each client of `names`, those of `names` that it exchanges shares with, mapped to their positions in that order."""
+        """For each client of `names`, those of `names` with which it exchanges shares, each mapped to its position among them.
+
+        `names` must be in increasing order. Positions count from 0, in increasing order of the clients. Call it only after the
+        list of keys is fixed, as `_key_digest` is read.
+        """
         partners = {one: self.session.partners(one, self._key_digest, names) for one in names}
         return map_by_client(partners, lambda few: {one: place for place, one in enumerate(few)})
 
     @cached_property
     def _key_digest(self) -> bytes:
-        """The digest (32 bytes) of all public keys, which fixes the graph; cached at the first read, after `key_list`."""
+        """The digest (32 bytes) of all public keys, which fixes the graph of a sparse session; cached at the first read.
+
+        Read it only after `key_list` has fixed the list: before that, the digest of an empty list would be cached for good.
+        """
         return key_digest(self.session, self._list or KeyList(()))
 
     def _receive_shares(self, shares: Shares) -> None:
-        """Store a client's sealed shares: a box for each other client that is to hold some, and for each query.
+        """Store a client's sealed shares: an encrypted box for each other client that is to hold some, and for each query.
 
         Raises `Refused` for a client without keys or with shares already, for another number of boxes, and where it confirms
         other keys than were sent to it.
@@ -184,9 +192,9 @@ class Server:
     def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
         """For each member, the message of the next query: a row of `width` entries modulo 2^modulus_bits; rows are expected now.
 
-        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. Raises
-        `TooFew` where these are fewer than the threshold; raises `Refused` where the session has no query left, or no list of
-        keys yet.
+        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. A
+        query that has not ended is given up. Raises `TooFew` where the members are fewer than the threshold; raises `Refused`
+        where the session has no query left, or no list of keys yet.
         """
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
@@ -202,10 +210,10 @@ class Server:
         return self._same_message_for(self.members, ask)
 
     def _receive_masked_row(self, masked: Masked) -> None:
-        """Add a member's masked row to the total of the query.
+        """Add a member's masked row to the total of the query, and the member to those whose rows arrived (`alive`).
 
-        Raises `Refused` where the sender is no member, answered before or answers another query, and where its context differs
-        from the server's.
+        Raises `Refused` where the sender is no member, answered before or answers another query, where its context differs from
+        the server's, and where the row has another width or an entry beyond the modulus.
         """
         query = self._current_query()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
@@ -226,8 +234,8 @@ class Server:
     def confirm(self) -> Contents:
         """In a signed session: for each client whose row arrived, the message that asks it to sign the lists of survivors.
 
-        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold arrived;
-        raises `Refused` in an unsigned session.
+        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold
+        arrived; raises `Refused` in an unsigned session, and where no query is at the step of collecting rows.
         """
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
@@ -246,10 +254,12 @@ class Server:
         query.signatures[signed.sender] = signed
 
     def unmask(self) -> Contents:
-        """For each client whose row arrived (and who signed, in a signed session), the message that asks for shares.
+        """For each client whose row arrived (and that signed, in a signed session), the message that asks for shares.
 
         It has the lists of survivors, the boxes that others sealed for this client, and in a signed session `threshold`
-        signatures. From now on shares are expected. Raises `TooFew` where fewer rows, or signatures, than the threshold arrived.
+        signatures. From now on these shares are expected, and no more rows. Raises `TooFew` where fewer rows, or signatures,
+        than the threshold arrived; raises `Refused` where no query is under way or rows, or signatures, are not what is
+        expected.
         """
         query = self._current_query()
         if self.session.signed:
@@ -262,7 +272,10 @@ class Server:
         return {one: encode_frame(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
-        """The boxes for query number `query` that other members sealed for client `to`, joined, in the order of its partners."""
+        """The boxes (encrypted shares) for query number `query` that other members sealed for client `to`, joined as bytes.
+
+        They are in increasing order of the members that sealed them, and only from those that exchange shares with `to`.
+        """
         found = []
         for one in self._partners[to]:
             if one != to:
@@ -273,10 +286,10 @@ class Server:
         return b"".join(found)
 
     def _receive_released_shares(self, unmasked: Unmasked) -> None:
-        """Store the shares that a client releases: one for each of its partners, in order.
+        """Store the Shamir shares that a client releases: one for each member it exchanges shares with, in increasing order.
 
-        Raises `Refused` for a client whose row did not arrive or that gave shares before, for other lists, and for a share that
-        is not in the field.
+        Raises `Refused` for a client whose row did not arrive or that gave shares before, for an answer to another query or to
+        other lists of survivors, for another number of shares, and for a share that is not in the field.
         """
         query = self._current_query()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
@@ -293,7 +306,8 @@ class Server:
         """The `Sum` over the clients whose rows arrived, without masks; this ends the query.
 
         Raises `TooFew` where fewer clients than the threshold, or too few neighbours of some client, released shares; raises
-        `Refused` where a restored secret does not fit what its owner announced.
+        `Refused` where a restored secret does not fit what its owner announced, where shares are not what is expected now, and
+        where no query is under way.
         """
         query = self._current_query()
         self._check_step(Unmasked, len(query.shares), "gave their shares")
@@ -303,10 +317,10 @@ class Server:
         return Sum(total.astype(np.int64), query.lists.alive)
 
     def _restore_secrets(self, query: Query) -> dict[int, bytes]:
-        """By member: the seed of each survivor, and the mask key of each client that dropped out, restored from shares.
+        """By member, restored from shares: the seed of each survivor, and the mask key of each client that dropped out.
 
-        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few of
-        its shares arrived.
+        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few
+        of its shares arrived.
         """
         found, chosen = {}, dict[int, tuple[dict[int, int], dict[int, int]]]()
         for one in self.members:
@@ -326,9 +340,10 @@ class Server:
         return found
 
     def _givers_and_weights(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
-        """(points, weights): which clients' shares restore client `one`'s secret, with their points; Lagrange weights by point.
+        """(points, weights): the points of the clients whose shares restore client `one`'s secret, and Lagrange weights by point.
 
-        They are the first `shares_needed` of its partners, by point, that released shares. Raises `TooFew` where fewer did.
+        They are the first `shares_needed`, by point, of the clients that hold shares of it and released them. Raises `TooFew`
+        where there are fewer.
         """
         points, needed = self.session.share_holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
@@ -338,9 +353,9 @@ class Server:
         return {giver: point for point, giver in gave}, lagrange_weights([point for point, _ in gave])
 
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
-        """Take off `query.total`, in place, the survivors' own masks and those they share with clients that dropped out.
+        """Remove from `query.total`, in place, the survivors' own masks and those they share with clients that dropped out.
 
-        `secrets` has the seed of each survivor and the mask key of each client that dropped out.
+        `secrets` has the seed of each survivor and the mask key of each client that dropped out, by client.
         """
         alone = [own_mask_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
@@ -360,9 +375,10 @@ class Server:
         return self._query
 
     def _expect_next(self, now: type, after: type, count: int, did: str) -> None:
-        """Expect answers of class `after` from now on; raise `Refused` where those of class `now` are not expected yet.
+        """Go on to the next step: answers of class `after` are expected from now on, instead of those of class `now`.
 
-        Raises `TooFew` where `count` clients are fewer than the threshold; `did` says in its text what they did.
+        Raises `Refused` where it is not answers of class `now` that are expected, and `TooFew` where `count` clients are fewer
+        than the threshold; `did` says in the error text what they did.
         """
         self._check_step(now, count, did)
         self._expected = after
@@ -383,9 +399,9 @@ class Server:
                          "nothing is released.")
 
     def _same_message_for(self, names: Any, message: Any) -> Contents:
-        """For each client of `names` the bytes of `message`, the same for all."""
+        """By client, for all of `names`: the framed bytes of `message`, the same object for everybody."""
         return dict.fromkeys(names, self._encode_frame(message))
 
     def _encode_frame(self, message: Any) -> bytes:
-        """`message` as bytes: in the form in which this session sends it, and framed."""
+        """`message` as framed bytes of this session, after `to_wire_message`, by which a sparse session shortens it."""
         return encode_frame(self.session.id, self.session.to_wire_message(message))

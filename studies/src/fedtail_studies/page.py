@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedtail.runs.files import write_whole
+from fedtail.runs.files import write_atomically
 from fedtail_studies.results import Results
 from fedtail_studies.study import Claim, Finding, Study, Verdict
 
@@ -30,7 +30,7 @@ def _judge(claim: Claim, results: Results) -> Finding:
 def write_page(study: Study, results: Results, folder: Path) -> None:
     """README.md and its figures."""
     if results.seeds:
-        write_whole(folder / PAGE, page(study, results, _draw(study, results, folder)))
+        write_atomically(folder / PAGE, page(study, results, _draw(study, results, folder)))
 
 
 def page(study: Study, results: Results, figures: list[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtail.runs.files import json_values, write_whole
+from fedtail.runs.files import to_json_values, write_atomically
 from fedtail_studies.judging import Difference, difference
 from fedtail_studies.study import Data, Numbers, Study
 
@@ -87,7 +87,7 @@ class Results:
 
     def write(self, folder: Path, claims: Sequence[Numbers] = ()) -> None:
         value = {**asdict(self), "cells": {str(seed): self.cells[seed] for seed in self.seeds}, "claims": list(claims)}
-        write_whole(folder / FILE, compact(json_values(value)) + "\n")
+        write_atomically(folder / FILE, compact(to_json_values(value)) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Results:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtail.runs.files import RunRefused, only_writer
+from fedtail.runs.files import RunRefused, hold_folder_lock
 from fedtail_studies.machine import made_by
 from fedtail_studies.page import judged, write_page
 from fedtail_studies.results import FILE, Results
@@ -37,7 +37,7 @@ def reproduce(study: Study, plan: Any, folder: Path, data: Data | None = None, q
     """
     found = begun(study, plan, folder, data, quick)
     left = cells_left(study, plan, found)
-    with only_writer(folder):
+    with hold_folder_lock(folder):
         if left:
             found = recorded(found, command or f"fedtail reproduce {study.name}", device)
             found = run_cells(left, found, folder, Cell("", 0, plan, data, device, watch or Silent()))

@@ -47,28 +47,28 @@ def download(
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / source.file, folder / f"{source.file}.part"
     if target.exists():
-        check_file(target, source, sha256)
+        check_sha256(target, source, sha256)
         return target
     resumed = part.exists() and part.stat().st_size > 0
     _download_part(source, part, progress, sha256 is None, tries, pause, timeout)
     try:
-        check_file(part, source, sha256)
+        check_sha256(part, source, sha256)
     except WrongFile:
         part.unlink()
         if not resumed:
             raise
         _download_part(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may be of an older file
-        check_file(part, source, sha256, remove=True)
+        check_sha256(part, source, sha256, remove=True)
     part.rename(target)
     return target
 
 
-def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
-    """The SHA-256 of a file in hexadecimal.
+def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
+    """Raise WrongFile unless a file has the published SHA-256, or `sha256` if given; returns the checksum in hexadecimal.
 
-    Raises WrongFile unless it is the published one, or `sha256` if given; with `remove` the wrong file is deleted first.
+    With `remove` the wrong file is deleted before the error is raised.
     """
-    found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
+    found, wanted, size = file_sha256(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
         return found
     if remove:
@@ -79,7 +79,7 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
                     f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 checksum of a file in hexadecimal; the file is read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,7 +117,7 @@ def _request_with_retries(url: str, part: Path, progress: Progress, size: int | 
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _request_rest(url, part, progress, size, timeout)
+            _request_missing_bytes(url, part, progress, size, timeout)
             return
         except urllib.error.HTTPError as reason:
             reason.close()
@@ -136,7 +136,7 @@ def _request_with_retries(url: str, part: Path, progress: Progress, size: int | 
         time.sleep(pause * 2 ** failed)
 
 
-def _request_rest(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
+def _request_missing_bytes(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
     """Make one request for the bytes that `part` lacks, and append them to it.
 
     Nothing is requested where it has `size` bytes already. `size` is that of the whole file, None where unknown. A part
@@ -156,17 +156,17 @@ def _request_rest(url: str, part: Path, progress: Progress, size: int | None, ti
     except urllib.error.HTTPError as reason:
         if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
             raise
-        whole = _total_length(reason.headers.get("Content-Range"))
+        whole = _length_from_content_range(reason.headers.get("Content-Range"))
         reason.close()
         if whole != have:
             part.unlink()
             raise ConnectionResetError("the part kept is longer than the file") from None
         return
     with reply:
-        _receive_rest(reply, part, have, progress, size)
+        _append_reply(reply, part, have, progress, size)
 
 
-def _receive_rest(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
+def _append_reply(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
     """Append what the server sends to `part`, after its first `have` bytes, or replace it where the server sends the whole file.
 
     Raises EOFError where the connection ends early, _Refused where the server's file is not of `size` or it sends other bytes
@@ -194,7 +194,7 @@ def _receive_rest(reply: Any, part: Path, have: int, progress: Progress, size: i
         raise EOFError(f"{have:,} of {total:,} bytes")
 
 
-def _total_length(span: str | None) -> int | None:
+def _length_from_content_range(span: str | None) -> int | None:
     """The length of the whole file in bytes, from a Content-Range header such as `bytes */1234`; None where it does not say."""
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None

@@ -26,19 +26,19 @@ def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dic
     if path.is_dir():
         population = Population.from_leaf(path)
         images = torch.as_tensor(population.inputs).reshape(-1, SIDE, SIDE).float()
-        _check_ranges(images.numpy(), population.targets.numpy(), path.name)
+        _check_pixels_and_labels(images.numpy(), population.targets.numpy(), path.name)
         found = {"clients": len(population), "examples": population.num_examples}
         return replace(population, inputs=images).at_least(at_least), found
     database = unpack_database(path, work)
     sizes = client_sizes(database, SPLITS)
     kept = {writer: parts for writer, parts in sizes.items() if sum(parts) >= at_least}
-    population = _load_images(database, kept, work / "images.npy")
+    population = _load_writers(database, kept, work / "images.npy")
     if database != path:
         database.unlink()
     return population, {"clients": len(sizes), "examples": sum(map(sum, sizes.values()))}
 
 
-def _load_images(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
+def _load_writers(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
     """A population of the writers in `sizes`, each with the images of the training part first.
 
     `sizes` has each writer's number of images in each split. Images are written to the file `scratch`, which is
@@ -62,12 +62,12 @@ def _load_images(database: Path, sizes: dict[str, list[int]], scratch: Path) -> 
         place[writer, part] = at + 1
     if place != end:
         raise ValueError(f"{database.name} has fewer images than it says. Is it whole?")
-    _check_ranges(images, labels, database.name)
+    _check_pixels_and_labels(images, labels, database.name)
     writers = np.repeat(np.array(list(sizes)), [sum(parts) for parts in sizes.values()])
     return Population.from_arrays(torch.from_numpy(images), labels, writers)
 
 
-def _check_ranges(images: np.ndarray, labels: np.ndarray, name: str) -> None:
+def _check_pixels_and_labels(images: np.ndarray, labels: np.ndarray, name: str) -> None:
     """Raise ValueError for pixels outside [0, 1] or labels outside 0 to 61; `name` only words the error."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.fetching.catalogue import GLOVE, PublicSet, find_public_set
-from fedtail.data.fetching.downloading import Progress, check_file, download, sha256_of
+from fedtail.data.fetching.downloading import Progress, check_sha256, download, file_sha256
 
 Note = Callable[[str], None]
 RECORD = "source.json"
@@ -56,7 +56,7 @@ class Fetching:
         return self.out.with_name(f".{self.out.name}.preparing")
 
     @property
-    def at_least(self) -> int:
+    def fewest_examples(self) -> int:
         """The fewest examples of a client that is kept: the user's wish, by default 50 for sent140, as in the papers, else 1."""
         return _LEAST.get(self.public.name, 1) if self.wishes.at_least is None else self.wishes.at_least
 
@@ -74,11 +74,11 @@ class Fetching:
         if not wishes.file.exists():
             raise FileNotFoundError(f"there is nothing at {wishes.file}. Pass {source.accepted_files}.")
         if wishes.file.is_file() and (wishes.sha256 or wishes.file.name == source.file):
-            check_file(wishes.file, source, wishes.sha256)
+            check_sha256(wishes.file, source, wishes.sha256)
         return wishes.file
 
 
-def default_cache() -> Path:
+def default_cache_folder() -> Path:
     """The folder where downloads are kept: `fedtail` in $XDG_CACHE_HOME or, where that is not set, in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtail"
 
@@ -96,7 +96,7 @@ def fetch(
     """
     public = find_public_set(name)
     place = Path(os.path.abspath(out or Path("data") / name))
-    fetching = Fetching(public, place, wishes, cache or default_cache(), progress, note)
+    fetching = Fetching(public, place, wishes, cache or default_cache_folder(), progress, note)
     if (place / RECORD).exists() and not wishes.again:
         raise FileExistsError(f"{place} holds {name} already. Use it, or pass --again to prepare it anew.")
     if place.exists() and any(place.iterdir()) and not (place / RECORD).exists():
@@ -107,11 +107,11 @@ def fetch(
     fetching.work_folder.mkdir(parents=True)
     try:
         made = _PREPARE[name](fetching, file)
-        record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
+        record = {"set": name, **made, "file": file.name, "sha256": file_sha256(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
-        _note_counts(fetching, record["holds"])
+        _note_differing_counts(fetching, record["holds"])
         (fetching.work_folder / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        _put_in_place(fetching)
+        _move_ready_folder(fetching)
     finally:
         shutil.rmtree(fetching.work_folder, ignore_errors=True)
     return {**record, "folder": str(place)}
@@ -124,7 +124,7 @@ def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
     """
     from fedtail.data.fetching.femnist import read_femnist
 
-    population, holds = read_femnist(file, fetching.work_folder, fetching.at_least)
+    population, holds = read_femnist(file, fetching.work_folder, fetching.fewest_examples)
     population.save(fetching.work_folder / "ready")
     return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds}
 
@@ -137,7 +137,7 @@ def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
     """
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
-    population, holds = read_shakespeare(file, fetching.work_folder, fetching.at_least, fetching.wishes.window)
+    population, holds = read_shakespeare(file, fetching.work_folder, fetching.fewest_examples, fetching.wishes.window)
     population.save(fetching.work_folder / "ready")
     return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds,
             "window": fetching.wishes.window}
@@ -151,7 +151,7 @@ def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
     """
     from fedtail.data.fetching.sent140 import read_sent140
 
-    forms, known, holds = read_sent140(file, _word_vectors(fetching), fetching.at_least)
+    forms, known, holds = read_sent140(file, _open_word_vectors(fetching), fetching.fewest_examples)
     for form, population in forms.items():
         population.save(fetching.work_folder / "ready" / form)
     known.save(fetching.work_folder / "ready")
@@ -177,7 +177,7 @@ _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
     "femnist": _prepare_femnist, "shakespeare": _prepare_shakespeare, "sent140": _prepare_sent140, "glove": _prepare_glove}
 
 
-def _word_vectors(fetching: Fetching) -> Any:
+def _open_word_vectors(fetching: Fetching) -> Any:
     """The `WordVectors` in the folder that the user named or, by default, in the folder `glove` beside `out`.
 
     In the second case they are fetched first if missing, which may download them (ConnectionError where that fails).
@@ -211,7 +211,7 @@ def _check_disk_space(fetching: Fetching) -> None:
         fetching.note(text)
 
 
-def _note_counts(fetching: Fetching, holds: dict[str, int]) -> None:
+def _note_differing_counts(fetching: Fetching, holds: dict[str, int]) -> None:
     """Send the user a note for each count in `holds` that differs from that of the published file.
 
     For a file without a checksum this is the only check.
@@ -221,7 +221,7 @@ def _note_counts(fetching: Fetching, holds: dict[str, int]) -> None:
             fetching.note(f"this file holds {holds[what]:,} {what}, the published one {count:,}.")
 
 
-def _put_in_place(fetching: Fetching) -> None:
+def _move_ready_folder(fetching: Fetching) -> None:
     """Rename the prepared folder `ready` to `out`.
 
     A folder already there is moved to the work folder, and back if the rename fails. So a crash leaves the old folder or none

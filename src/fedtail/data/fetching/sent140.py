@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtail.data.fetching.words import WordVectors, open_member, split_words
+from fedtail.data.fetching.words import WordVectors, open_zip_member_or_file, split_words
 from fedtail.data.leaf import leaf_files, read_users
 from fedtail.data.population import Population
 
@@ -52,7 +52,7 @@ def read_tweets(path: Path) -> Iterator[Tweet]:
             for account, x, y in read_users(file):
                 yield from ((account, int(label), row[-1]) for row, label in zip(x, y, strict=True))
         return
-    with open_member(path, MEMBER) as table, io.TextIOWrapper(table, encoding="latin-1", newline="") as lines:
+    with open_zip_member_or_file(path, MEMBER) as table, io.TextIOWrapper(table, encoding="latin-1", newline="") as lines:
         for place, row in enumerate(csv.reader(lines), 1):
             if len(row) != 6 or row[0] not in ("0", "2", "4"):
                 raise ValueError(f"{path.name}, row {place}: six columns are needed, the first 0, 2 or 4, got {row[:2]} and "

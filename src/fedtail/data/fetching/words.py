@@ -44,7 +44,7 @@ class WordVectors:
         """
         words: list[str] = []
         rows: list[np.ndarray] = []
-        with open_member(path, f"glove.6B.{dimension}d.txt") as lines:
+        with open_zip_member_or_file(path, f"glove.6B.{dimension}d.txt") as lines:
             for line in lines:
                 word, _, numbers = line.decode("utf-8").rstrip("\n").partition(" ")
                 row = np.array(numbers.split(" "), np.float32)
@@ -94,7 +94,7 @@ class WordVectors:
 
 
 @contextmanager
-def open_member(path: Path, member: str) -> Iterator[IO[bytes]]:
+def open_zip_member_or_file(path: Path, member: str) -> Iterator[IO[bytes]]:
     """A context manager that opens a file for reading bytes: `member` of it where `path` is a zip archive, else the file itself.
 
     Raises ValueError where the archive lacks `member`.

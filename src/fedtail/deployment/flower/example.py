@@ -13,7 +13,7 @@ import torch
 from fedtail.channel import IntegerChannel
 from fedtail.data import Population, digits
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment
+from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment_folder
 from fedtail.deployment.flower.loopback import Loopback
 from fedtail.training import train
 
@@ -85,13 +85,13 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
-                                  test_share=HELD_OUT if evaluates else 0.0)
+        folder = write_deployment_folder(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum,
+                                         keys="data", test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
     for number, name in enumerate(node_names(nodes)):
-        population.select(home == number).save(folder.node(name) / "data")
+        population.select(home == number).save(folder.node_folder(name) / "data")
     return folder, population
 
 
@@ -134,15 +134,15 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
     found = []
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
-        loopback.start_link()
+        loopback.start_superlink()
         for name in node_names(nodes):
-            loopback.register(name)
+            loopback.register_node(name)
             loopback.start_node(name)
         say(f"{nodes} nodes registered and started, {len(population)} clients")
         for method in METHODS:
             out = folder.path / "runs" / method.lower()
-            loopback.run(method=method, out=str(out), nodes=nodes)
-            loopback.wait(out, patience)
+            loopback.submit_run(method=method, out=str(out), nodes=nodes)
+            loopback.wait_for_result(out, patience)
             found.append(compare_with_simulator(folder, population, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found

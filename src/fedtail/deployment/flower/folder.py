@@ -68,37 +68,37 @@ class DeploymentFolder:
     path: Path
 
     @property
-    def app(self) -> Path:
+    def app_folder(self) -> Path:
         """The folder `app` of the Flower app, which `flwr run` takes."""
         return self.path / "app"
 
     @property
-    def server(self) -> Path:
+    def server_folder(self) -> Path:
         """The folder `server` with what the server needs: certificates, its key, and the configuration of `flwr`."""
         return self.path / "server"
 
     @property
-    def home(self) -> Path:
+    def home_folder(self) -> Path:
         """The folder `server/home` in which `flwr` finds its configuration; the environment variable FLWR_HOME names it."""
-        return self.server / "home"
+        return self.server_folder / "home"
 
-    def node(self, name: str) -> Path:
+    def node_folder(self, name: str) -> Path:
         """The folder `nodes/NAME` with all that one node needs; it is copied to the node."""
         return self.path / "nodes" / name
 
-    def write_link_config(self, address: str) -> None:
+    def write_superlink_config(self, address: str) -> None:
         """Write home/config.toml, with which `flwr` finds the SuperLink at `address` ("host:port") and verifies its identity."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "config.toml").write_text(
+        self.home_folder.mkdir(parents=True, exist_ok=True)
+        (self.home_folder / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "{address}"\n'
-            f'root-certificates = "{self.server / "ca.crt"}"\n', encoding="utf-8")
+            f'root-certificates = "{self.server_folder / "ca.crt"}"\n', encoding="utf-8")
 
 
-def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
-                     **of_nodes: Any) -> DeploymentFolder:
+def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
+                            **of_nodes: Any) -> DeploymentFolder:
     """Write everything for a deployment of the file `experiment` into a folder, with fresh keys, and return its paths.
 
-    `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node` for all nodes. Raises
+    `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node_folder` for all nodes. Raises
     FileExistsError where the folder is not empty, and ValueError for fewer than two nodes or two of one name.
     """
     if path.exists() and any(path.iterdir()):
@@ -106,40 +106,40 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
     if len(nodes) < 2 or len(set(nodes)) < len(nodes):
         raise ValueError(f"a deployment needs two nodes or more, of different names; got {', '.join(nodes) or 'none'}.")
     folder = DeploymentFolder(path.resolve())
-    folder.app.mkdir(parents=True)
+    folder.app_folder.mkdir(parents=True)
     shutil.copyfile(experiment, folder.path / "experiment.toml")
-    (folder.app / "pyproject.toml").write_text(
+    (folder.app_folder / "pyproject.toml").write_text(
         APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes)),
         encoding="utf-8")
-    make_certificates(folder.server, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
-    folder.write_link_config(f"{host}:{port}")
+    make_certificates(folder.server_folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+    folder.write_superlink_config(f"{host}:{port}")
     for name in nodes:
-        write_node(folder, name, experiment, **of_nodes)
+        write_node_folder(folder, name, experiment, **of_nodes)
     return folder
 
 
-def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
-               keys: str = "name", test_share: float = 0.0) -> None:
+def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
+                      keys: str = "name", test_share: float = 0.0) -> None:
     """Write the folder of one node: node.toml, a new key pair, the server's certificate, and a copy of the experiment file.
 
     `data`, `minimum`, `keys` and `test_share` go into node.toml: the data file in that folder, over how many nodes a row is
     summed at least, where clients' keys come from, and the share of examples held out. Raises FileExistsError where it has a key.
     """
-    place = folder.node(name)
+    place = folder.node_folder(name)
     make_node_key(place)
     shutil.copyfile(experiment, place / "experiment.toml")
-    shutil.copyfile(folder.server / "ca.crt", place / "ca.crt")
+    shutil.copyfile(folder.server_folder / "ca.crt", place / "ca.crt")
     (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys, test_share=test_share),
                                      encoding="utf-8")
 
 
 def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
     """A text with the shell commands that start the server, register and start these nodes, and submit or resume a run."""
-    server, quiet = folder.server, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
-    registered = "\n".join(f"  flwr supernode register {folder.node(name) / 'key.pub'} {LINK}" for name in nodes)
+    server, quiet = folder.server_folder, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+    registered = "\n".join(f"  flwr supernode register {folder.node_folder(name) / 'key.pub'} {LINK}" for name in nodes)
     return f"""\
 On the server:
-  {quiet} FLWR_HOME={folder.home}
+  {quiet} FLWR_HOME={folder.home_folder}
   flower-superlink --host 0.0.0.0 --port {port} --database {server / 'link.db'} --enable-supernode-auth \\
     --ssl-ca-certfile {server / 'ca.crt'} --ssl-certfile {server / 'server.pem'} --ssl-keyfile {server / 'server.key'} \\
     --disable-runtime-dependency-installation
@@ -149,5 +149,5 @@ On each node, in its copy of nodes/NAME, with data named in node.toml:
   flower-supernode --superlink {host}:{port} --root-certificates ca.crt --auth-supernode-private-key key \\
     --node-config 'settings="'$PWD'/node.toml"'
 Then on the server:
-  flwr run {folder.app} {LINK}
-  flwr run {folder.app} {LINK} --run-config resume=true     (after a crash: goes on from the last round)"""
+  flwr run {folder.app_folder} {LINK}
+  flwr run {folder.app_folder} {LINK} --run-config resume=true     (after a crash: goes on from the last round)"""

@@ -34,7 +34,7 @@ class Loopback:
         self._seen: set[int] = set()
         self._before: Any = None
         self._logged: dict[Path, int] = {}                   # how long the log of a run was when it was submitted
-        self.folder.write_link_config(f"127.0.0.1:{self.port}")
+        self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
         """Until the block ends, SIGTERM exits this process with code 143 by way of `__exit__`, so that all processes are ended.
@@ -51,20 +51,22 @@ class Loopback:
             signal.signal(signal.SIGTERM, self._before)
         self.note_children()
         for name in list(self.processes):
-            self.stop(name)
+            self.stop_process(name)
         for pid in self._seen:                           # what a killed parent left behind
             send_signal(pid, signal.SIGKILL)
 
-    def start_link(self, patience: float = 60.0) -> None:
+    def start_superlink(self, patience: float = 60.0) -> None:
         """Start the SuperLink with its database in the server's folder, and wait until it answers.
 
         Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
-        server = self.folder.server
-        self._start("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-                                  "--database", str(server / "link.db"), "--enable-supernode-auth",
-                                  "--ssl-ca-certfile", str(server / "ca.crt"), "--ssl-certfile", str(server / "server.pem"),
-                                  "--ssl-keyfile", str(server / "server.key"), "--disable-runtime-dependency-installation"])
+        server = self.folder.server_folder
+        self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
+                                          "--database", str(server / "link.db"), "--enable-supernode-auth",
+                                          "--ssl-ca-certfile", str(server / "ca.crt"),
+                                          "--ssl-certfile", str(server / "server.pem"),
+                                          "--ssl-keyfile", str(server / "server.key"),
+                                          "--disable-runtime-dependency-installation"])
         end = time.monotonic() + patience
         while not self._run_flwr("ls", LINK)[0]:
             self._check_alive("superlink")
@@ -72,47 +74,47 @@ class Loopback:
                 raise RuntimeError(f"the SuperLink did not come up in {patience:g} s; see {self.log_file('superlink')}.")
             time.sleep(0.5)
 
-    def register(self, name: str) -> None:
+    def register_node(self, name: str) -> None:
         """Register a node's public key with the SuperLink, so that the node may connect; RuntimeError where that is refused."""
-        done, said = self._run_flwr("supernode", "register", str(self.folder.node(name) / "key.pub"), LINK)
+        done, said = self._run_flwr("supernode", "register", str(self.folder.node_folder(name) / "key.pub"), LINK)
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
         """Start a node's SuperNode and return without waiting for it; `environment` is added to its environment variables."""
-        place = self.folder.node(name)
-        self._start(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-                           "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
-                           "--auth-supernode-private-key", str(place / "key"),
-                           "--node-config", f'settings="{place / "node.toml"}"'], environment)
+        place = self.folder.node_folder(name)
+        self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+                                   "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
+                                   "--auth-supernode-private-key", str(place / "key"),
+                                   "--node-config", f'settings="{place / "node.toml"}"'], environment)
 
-    def run(self, app: Path | None = None, **settings: Any) -> None:
+    def submit_run(self, app: Path | None = None, **settings: Any) -> None:
         """Submit a run with these settings to the SuperLink and return at once; raises RuntimeError where it is refused.
 
         `settings` override those of the app; `out`, the run's folder, must be among them. `app` is the folder of a Flower app, by
         default the deployment's own.
         """
         out = Path(settings["out"])
-        self._logged[out] = len(read_if_there(out / "log.txt"))
+        self._logged[out] = len(read_text_or_empty(out / "log.txt"))
         written = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        done, said = self._run_flwr("run", str(app or self.folder.app), LINK, "--run-config", written)
+        done, said = self._run_flwr("run", str(app or self.folder.app_folder), LINK, "--run-config", written)
         if not done:
             raise RuntimeError(f"the run was not taken: {said}")
 
-    def wait(self, out: Path, patience: float) -> None:
+    def wait_for_result(self, out: Path, patience: float) -> None:
         """Wait until the run in the folder `out` has written result.json, its last file.
 
         Raises RuntimeError where the run fails, the SuperLink ends, or `patience` seconds pass.
         """
-        self.wait_for(out, lambda log: (out / "result.json").is_file(), patience)
+        self.wait_for_log(out, lambda log: (out / "result.json").is_file(), patience)
 
-    def wait_for(self, out: Path, reached: Callable[[str], bool], patience: float) -> None:
+    def wait_for_log(self, out: Path, reached: Callable[[str], bool], patience: float) -> None:
         """Wait until `reached` returns True for the text that the run in the folder `out` has logged since it was submitted.
 
         Raises RuntimeError where the log holds a traceback, the SuperLink ends, or `patience` seconds pass.
         """
         end = time.monotonic() + patience
-        while not reached(log := read_if_there(out / "log.txt")[self._logged.get(out, 0):]):
+        while not reached(log := read_text_or_empty(out / "log.txt")[self._logged.get(out, 0):]):
             self.note_children()
             if "Traceback" in log:
                 raise RuntimeError(f"the run failed: {log.strip().splitlines()[-1]} (see {out / 'log.txt'})")
@@ -122,24 +124,24 @@ class Loopback:
                                    f"{self.log_file('superlink').parent}.")
             time.sleep(0.2)
 
-    def kill(self, name: str) -> None:
+    def kill_process(self, name: str) -> None:
         """Kill the process called `name` and all that it started by SIGKILL, as a crash would; returns when it has ended."""
         process = self.processes.pop(name)
-        for pid in [process.pid, *descendants(process.pid)]:
+        for pid in [process.pid, *descendant_ids(process.pid)]:
             send_signal(pid, signal.SIGKILL)
         process.wait()
 
-    def stop(self, name: str) -> None:
+    def stop_process(self, name: str) -> None:
         """End the process called `name` by SIGTERM; after at most 5 seconds it and all that it started are sent SIGKILL.
 
         Returns when it has ended.
         """
         process = self.processes.pop(name)
-        family = [process.pid, *descendants(process.pid)]
+        family = [process.pid, *descendant_ids(process.pid)]
         send_signal(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
-        for pid in {*family, *descendants(process.pid)}:
+        for pid in {*family, *descendant_ids(process.pid)}:
             send_signal(pid, signal.SIGKILL)
         process.wait()
 
@@ -149,20 +151,20 @@ class Loopback:
         Ids that no longer belong to a process of Flower's are forgotten.
         """
         for process in self.processes.values():
-            self._seen.update(descendants(process.pid))
+            self._seen.update(descendant_ids(process.pid))
         self._seen = {pid for pid in self._seen if is_flower_process(pid)}
 
     def log_file(self, name: str) -> Path:
         """The file to which the process called `name` writes stdout and stderr: logs/NAME.txt in the deployment's folder."""
         return self.folder.path / "logs" / f"{name}.txt"
 
-    def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
+    def _start_process(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
         """Start `command` under the name `name`, with stdout and stderr appended to its log file, and return at once.
 
         On Linux the process is ended with this one. `more` is added to its environment variables.
         """
         self.log_file(name).parent.mkdir(exist_ok=True)
-        environment = {**self._environment(), **(more or {})}
+        environment = {**self._process_environment(), **(more or {})}
         with self.log_file(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                                     env=environment, start_new_session=True, preexec_fn=die_with_parent)
@@ -177,17 +179,17 @@ class Loopback:
 
         Raises subprocess.TimeoutExpired after 120 seconds.
         """
-        done = subprocess.run(["flwr", *words], env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=120, check=False)
+        done = subprocess.run(["flwr", *words], env=self._process_environment(), stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=120, check=False)
         return done.returncode == 0, (done.stdout + done.stderr).strip()
 
-    def _environment(self) -> Mapping[str, str]:
+    def _process_environment(self) -> Mapping[str, str]:
         """The environment variables of all processes: those of this process, and what Flower needs.
 
         FLWR_HOME is the deployment's, telemetry is off, and the folder of this Python interpreter comes first in PATH.
         """
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home), "PATH": path}
+        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home_folder), "PATH": path}
 
 
 def die_with_parent() -> None:
@@ -206,7 +208,7 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def read_if_there(path: Path) -> str:
+def read_text_or_empty(path: Path) -> str:
     """The text of a file; "" where it does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -228,17 +230,20 @@ def is_flower_process(pid: int) -> bool:
         return False
 
 
-def descendants(pid: int) -> list[int]:
+def descendant_ids(pid: int) -> list[int]:
     """The ids of all processes that this one started, directly or through others, as /proc shows them now; [] without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
             children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
-    return list(_all_children(pid, children))
+    return list(_nested_children(pid, children))
 
 
-def _all_children(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
-    """Yield the ids of a process's children, each followed by its own; `children` has the direct children by process id."""
+def _nested_children(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    """Yield the ids of a process's children, each followed by those of its own children.
+
+    `children` has the direct children of every process, by process id.
+    """
     for child in children.get(pid, []):
         yield child
-        yield from _all_children(child, children)
+        yield from _nested_children(child, children)

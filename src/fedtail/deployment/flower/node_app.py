@@ -13,35 +13,35 @@ app = ClientApp()
 
 
 @app.query("letter")
-def answer(message: Message, context: Context) -> Message:
+def answer_message(message: Message, context: Context) -> Message:
     """Answer one message of a run with this node's `Site`, which is restored from `context.state` and saved there again.
 
     The node's settings are read from the file that its configuration names, at every message.
     """
     began = time.monotonic()
 
-    def keep(saved: bytes) -> None:
+    def store_state(saved: bytes) -> None:
         """Store the node's saved state in the context, from which Flower gives it to the process of the next message."""
         context.state["fedtail"] = ConfigRecord({"site": saved})
 
     settings = NodeSettings.read(str(context.node_config["settings"]))
-    site = settings.site(int(context.run_config.get("seed", 0)))
+    site = settings.make_site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
-        site.recall(content(context.state, "site"))
-    reply = site.handle(content(message.content, "letter"), began, keep)
+        site.restore(record_bytes(context.state, "site"))
+    reply = site.handle(record_bytes(message.content, "letter"), began, store_state)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 
 
 @app.query("who")
-def info(message: Message, context: Context) -> Message:
+def reply_with_node_info(message: Message, context: Context) -> Message:
     """Reply with the packed node info: the node's name, and its clients' keys, masses and groups; reads the node's data."""
-    from fedtail.deployment.registry import node_info
+    from fedtail.deployment.registry import packed_node_info
 
-    about = node_info(NodeSettings.read(str(context.node_config["settings"])))
+    about = packed_node_info(NodeSettings.read(str(context.node_config["settings"])))
     return Message(RecordDict({"fedtail": ConfigRecord({"who": about})}), reply_to=message)
 
 
-def content(records: RecordDict, name: str) -> bytes:
+def record_bytes(records: RecordDict, name: str) -> bytes:
     """The bytes called `name` in the config record "fedtail"; TypeError for a value that is not bytes, KeyError without one."""
     value = records.config_records["fedtail"][name]
     if not isinstance(value, bytes):

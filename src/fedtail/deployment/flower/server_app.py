@@ -15,11 +15,11 @@ from flwr.common import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.deployed_run import DeployedRun, write_log
-from fedtail.deployment.flower.transport import FlowerTransport, wait_for
+from fedtail.deployment.deployed_run import DeployedRun, append_to_log
+from fedtail.deployment.flower.transport import FlowerTransport, wait_until
 from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_node_info
 from fedtail.deployment.remote import RemoteFleet
-from fedtail.runs.files import write_whole
+from fedtail.runs.files import write_atomically
 
 app = ServerApp()
 TRIES = 3              # to get the node info of a node while rounds go on: each may take as long as an exchange
@@ -34,22 +34,22 @@ class Nodes:
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
 
-    def wait(self, count: int, seconds: float) -> None:
+    def wait_for_nodes(self, count: int, seconds: float) -> None:
         """Wait until `count` nodes are registered: up to `seconds` for them to connect, then as long again for their node info.
 
         Raises RuntimeError where fewer are registered after that.
         """
-        wait_for(lambda: len(self.transport.online_nodes()) >= count, seconds)
+        wait_until(lambda: len(self.transport.online_nodes()) >= count, seconds)
         end = time.monotonic() + seconds
-        self.find()
+        self.register_new_nodes()
         while len(self.names) < count and time.monotonic() < end:
             time.sleep(1)
-            self.find()
+            self.register_new_nodes()
         if len(self.names) < count:
             raise RuntimeError(f"{len(self.names)} nodes have joined in {seconds:g} s, and {count} are waited for. Start more, "
                                "or lower nodes.")
 
-    def find(self, tries: int | None = None) -> None:
+    def register_new_nodes(self, tries: int | None = None) -> None:
         """Ask connected nodes that are not registered for their node info, and register those that answer, in order of name.
 
         A node whose info is not valid, or that cannot be added, is logged and left out. With `tries`, a node that was asked so
@@ -60,15 +60,15 @@ class Nodes:
             fresh = {one for one in fresh if self._tried[one] < tries}
             self._tried.update(fresh)
         found = []
-        for theirs, said in (self.transport.node_info(sorted(fresh)) if fresh else {}).items():
+        for theirs, said in (self.transport.request_node_info(sorted(fresh)) if fresh else {}).items():
             try:
                 found.append((read_node_info(said), theirs))
             except Exception as why:
                 self.log(f"node {theirs} is left out: {why}")
         for info, theirs in sorted(found, key=lambda one: one[0].name):
-            self._add(info, theirs)
+            self._register_node(info, theirs)
 
-    def _add(self, info: NodeInfo, theirs: int) -> None:
+    def _register_node(self, info: NodeInfo, theirs: int) -> None:
         """Register a node under Flower's id `theirs`, with the next number; a known name that was away gets this id instead.
 
         Where a node of that name is connected already, or the registry refuses its clients, that is logged and nothing is added.
@@ -91,16 +91,16 @@ class Nodes:
         self.log(f"{info.name} has joined, with {len(info.key)} clients")
 
 
-def serve(grid: Any, settings: Mapping[str, Any]) -> None:
+def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
     """Run an experiment on the nodes of a Flower grid. `settings` are those of `flwr run`: `experiment` and `out` are needed.
 
     Returns when the run is finished. An exception is written to the run's log with its traceback, and raised.
     """
     out = Path(str(settings["out"]))
     try:
-        _run_experiment(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(write_log, out)), settings, out)
+        _run_experiment(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(append_to_log, out)), settings, out)
     except BaseException:
-        write_log(out, traceback.format_exc())
+        append_to_log(out, traceback.format_exc())
         raise
 
 
@@ -113,14 +113,14 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
     run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
     nodes, schedule = Nodes(transport, run.log), settings.get("schedule", "ahead")
-    nodes.wait(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
+    nodes.wait_for_nodes(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
     fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
 
     def let_nodes_join() -> None:
         """Register nodes that have joined, and write the seconds of each exchange to seconds.json in the run's folder."""
-        nodes.find(TRIES)
+        nodes.register_new_nodes(TRIES)
         fleet.population = nodes.registry
-        write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
+        write_atomically(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
 
     run.run(fleet, let_nodes_join)
 
@@ -128,4 +128,4 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """The entry of Flower's ServerApp: run the experiment that the run's settings name on the connected nodes."""
-    serve(grid, context.run_config)
+    run_on_grid(grid, context.run_config)

@@ -98,10 +98,10 @@ class TailStrategy(FedAvg):
             return None, None
         metrics = self.train_metrics_aggr_fn([content for content, _ in weighted], self.weighted_by_key)
         models = [(next(iter(content.array_records.values())), weight / total) for content, weight in weighted]
-        return weighted_mean(models), metrics
+        return weighted_sum_of_models(models), metrics
 
 
-def weighted_mean(models: list[tuple[ArrayRecord, float]]) -> ArrayRecord:
+def weighted_sum_of_models(models: list[tuple[ArrayRecord, float]]) -> ArrayRecord:
     """The sum of weight times model over the pairs in `models`, array by array, with the names of the first model.
 
     Computed in float64 and cast back to the first model's dtypes. For a mean the weights must sum to 1; `models` must not be

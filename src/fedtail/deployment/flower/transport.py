@@ -41,18 +41,18 @@ class FlowerTransport:
         """
         began, here = time.monotonic(), self.online_nodes()
         sent = {self.ids[node]: message for node, message in messages.items() if self.ids[node] in here}
-        replies = self._send("query.letter", {one: {"letter": message} for one, message in sent.items()})
+        replies = self._send_messages("query.letter", {one: {"letter": message} for one, message in sent.items()})
         ours = {theirs: node for node, theirs in self.ids.items()}
         self.seconds.append(time.monotonic() - began)
         self.log(f"exchange {len(self.seconds)}: {len(messages)} messages, {len(replies)} replies, {self.seconds[-1]:.1f} s")
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
-    def node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
+    def request_node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
         """Ask nodes for their node info and return it, packed, by Flower's ids; those that do not answer in time are left out."""
-        replies = self._send("query.who", {one: {"ask": b"who"} for one in nodes})
+        replies = self._send_messages("query.who", {one: {"ask": b"who"} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
-    def _send(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
+    def _send_messages(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
         """Send each node one message of the type `kind`, and return the contents of the replies; both by Flower's ids.
 
         `contents` are the fields of each message. Returns as soon as all replies have come, or after `timeout` seconds without
@@ -72,7 +72,7 @@ class FlowerTransport:
         return found
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
     """Call `condition` every `poll` seconds until it returns True, for at least `seconds`; returns False where it never did."""
     end = time.monotonic() + seconds
     while not condition():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.arrays import rows_of, tensors_of
+from fedtail.data.arrays import input_tensors, select_rows
 from fedtail.data.population import Population
 from fedtail.data.storage import open_population
 
@@ -41,7 +41,7 @@ def make_shard_data(population: Population, low: int, high: int) -> ShardData:
         return ShardData(mapped, folder=population.folder)
     known["start"] = few.size.cumsum(0) - few.size
     rows = _example_indices(few)
-    inputs, targets = rows_of(few.inputs, rows), few.targets[rows]
+    inputs, targets = select_rows(few.inputs, rows), few.targets[rows]
     arrays = {name: to_array(values) for name, values in inputs.items()} if isinstance(inputs, dict) else to_array(inputs)
     return ShardData({name: to_array(values) for name, values in known.items() if values is not None}, arrays, to_array(targets))
 
@@ -67,7 +67,7 @@ def bytes_to_send(population: Population) -> int:
     """How many bytes of examples are sent to all shards together; 0 where the population is in a folder that nodes open."""
     if population.folder is not None:
         return 0
-    each = sum(values[:1].nbytes for values in (*tensors_of(population.inputs), population.targets))
+    each = sum(values[:1].nbytes for values in (*input_tensors(population.inputs), population.targets))
     return each * population.num_examples
 
 
@@ -93,4 +93,4 @@ def _example_indices(people: Population) -> Any:
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):
         return slice(int(start[0]), int(start[-1] + size[-1]))
-    return people.examples()[1]
+    return people.example_clients_and_rows()[1]

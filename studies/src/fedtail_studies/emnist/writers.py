@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedtail.data import Population
-from fedtail.data.opening import open_any
+from fedtail.data.opening import open_any_data
 from fedtail_studies.compared.courses import Sides
 from fedtail_studies.study import Cell, Data, Needs
 
@@ -26,7 +26,7 @@ ADVICE = ("Write --data DIR, a folder with femnist.npz (arrays x of 28 x 28 pixe
 
 def read_femnist(place: Path) -> Data:
     """Ink is 1, paper 0; images are (28, 28)."""
-    people = _whole(open_any(_file(place))).at_least(IMAGES)
+    people = _whole(open_any_data(_file(place))).at_least(IMAGES)
     if len(people) < 2:
         raise ValueError(f"{place} holds {len(people)} writers with {IMAGES} images or more; two are needed. {ADVICE}")
     papers = len(people) >= 2 * WRITERS and DIGITS[0] < _digits(people) < DIGITS[1]
@@ -56,7 +56,7 @@ def _about(people: Population) -> str:
 
 
 def _digits(people: Population) -> float:
-    return float((people.targets[people.examples()[1]] < 10).double().mean())
+    return float((people.targets[people.example_clients_and_rows()[1]] < 10).double().mean())
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +66,7 @@ def writers(data: Data, seed: int) -> tuple[Population, Population]:
     share = min(WRITERS, len(people) // 2) / len(people)
     train, test = people.split((share, share), seed)
     images = torch.as_tensor(people.inputs)
-    pixels = images[train.examples()[1]]
+    pixels = images[train.example_clients_and_rows()[1]]
     scaled = (images - pixels.mean()) / pixels.std()
     return replace(train, inputs=scaled), replace(test, inputs=scaled)
 

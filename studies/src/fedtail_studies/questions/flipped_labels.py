@@ -33,7 +33,7 @@ def flip(population: Population, classes: int, seed: int) -> tuple[Population, t
     order = hash_bits(seed, "flipped labels", population.key).argsort(stable=True)
     bad = torch.zeros(len(population), dtype=torch.bool)
     bad[order[: round(FLIPPED * len(population))]] = True
-    owner, rows = population.examples()
+    owner, rows = population.example_clients_and_rows()
     targets = population.targets.clone()
     wrong = rows[bad[owner]]
     targets[wrong] = classes - 1 - targets[wrong]

@@ -52,7 +52,7 @@ def mislabelled(population: Population, classes: int, seed: int) -> Population:
     random = torch.Generator().manual_seed(seed)
     bad = torch.rand(len(population), generator=random) < MISLABELLED
     labels = torch.randint(classes, population.targets.shape, generator=random)
-    owner, rows = population.examples()
+    owner, rows = population.example_clients_and_rows()
     targets, wrong = population.targets.clone(), rows[bad[owner]]
     targets[wrong] = labels[wrong]
     return replace(population, targets=targets)

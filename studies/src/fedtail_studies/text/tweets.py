@@ -64,7 +64,7 @@ def _first(place: Path, *names: str) -> Path | None:
 
 def _of_vectors(people: Population, vectors: np.ndarray) -> Population:
     """The clients of a population with their words as vectors, (examples, 25, 50)."""
-    owner, rows = people.examples()
+    owner, rows = people.example_clients_and_rows()
     assert isinstance(people.inputs, dict)
     tokens, lengths = (people.inputs[name][rows].numpy() for name in ("sequence", "lengths"))
     inputs = {"sequence": vectors[tokens].astype(np.float32), "lengths": lengths}
@@ -107,7 +107,7 @@ def accounts(data: Data, most: int, means: bool, device: str) -> Sides:
 
 
 def _averaged(people: Population) -> Population:
-    owner, rows = people.examples()
+    owner, rows = people.example_clients_and_rows()
     assert isinstance(people.inputs, dict)
     words, lengths = people.inputs["sequence"][rows], people.inputs["lengths"][rows]
     within = torch.arange(words.shape[1]) < lengths[:, None]
