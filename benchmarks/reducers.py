@@ -84,7 +84,7 @@ def laps_in_turns(programs: dict[str, Callable[[], object]], runs: int) -> dict[
 
 
 def rows(found: dict[str, list[Lap]], unit: float) -> list[str]:
-    """A row of a table for each program: its ratios to the first, its processor time, and how much more it is, in units of `unit` seconds."""
+    """A row of a table for each program: its ratios to the first, its processor time and what it has more, in `unit` seconds."""
     first = next(iter(found.values()))
     lines = []
     for name, laps in found.items():
