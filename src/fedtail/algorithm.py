@@ -109,7 +109,7 @@ class FederatedAlgorithm:
         return (self,)
 
     def initial_state(self, params: Tensor, seed: int) -> State:
-        """The state before round 0: the flat model `params`, (dim,), and the first tensors of optimiser and iterate.
+        """The state before round 0: the flat model `params`, (dim,), with the first tensors of server optimiser and iterate.
 
         `seed` is for an iterate that draws at random.
         """
@@ -117,9 +117,9 @@ class FederatedAlgorithm:
         return state.with_part_state("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
-        """What clients are sent in the round that follows `state`: the round's number, the seed, and the model as (1, dim).
+        """What clients are sent in the round after `state`: the round's number, the seed, and the model as (1, dim).
 
-        The seed of simulated noise is not set here.
+        `noise_seed`, the seed of simulated noise, is left None.
         """
         return Broadcast(state.round, seed, state.params[None])
 
@@ -127,8 +127,9 @@ class FederatedAlgorithm:
         """One round on the server: a generator that yields questions, is sent sums of answers, and returns the next state.
 
         It fits the risk's dual, prepares local training, aggregates the updates of the clients, and steps the server optimiser.
-        Where no client contributed, the model and the optimiser's tensors stay as they are and the round is counted. Raises
-        TypeError where the prepared local training keeps rows on clients and `local` does not declare that.
+        Where no client contributed, the model and the optimiser's tensors stay as they are and the round is counted. `seed` is
+        for an iterate that draws at random. Raises TypeError where the prepared local training keeps rows on clients and `local`
+        does not declare that.
         """
         fitting, objective = self.risk.fit(state.dual), self.local.objective
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
@@ -149,7 +150,8 @@ class FederatedAlgorithm:
     def after_skipped_round(self, state: State, seed: int) -> State:
         """The state after a round that leaves the model as it is, because too few clients were sampled or none contributed.
 
-        The round is counted, and the iterate is given the unchanged model as that of the new round.
+        The round is counted, and the iterate is given the unchanged model as that of the new round; `seed` is for its random
+        draw.
         """
         return self._with_updated_iterate(replace(state, round=state.round + 1), seed)
 
@@ -157,7 +159,7 @@ class FederatedAlgorithm:
         """The state after a round whose sums were not released: the model stays as it is, and the round is counted.
 
         The risk decides, by `unused`, what its next `fit` is given as the previous dual; a risk that reuses its dual for several
-        rounds then fits a new one. The iterate is given the unchanged model.
+        rounds then fits a new one. The iterate is given the unchanged model; `seed` is for its random draw.
         """
         if state.dual is not None:
             state = state.with_part_state("risk", self.risk.unused(state.dual))
@@ -180,8 +182,8 @@ class FederatedAlgorithm:
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
-        First come those of the risk's questions (one non-private entry where they are not declared), then one of the updates for
-        each time that the cohort trains.
+        First come those of the risk's questions (one non-private entry where the risk does not declare them), then one of the
+        updates for each time that the cohort trains in the round.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
@@ -190,12 +192,13 @@ class FederatedAlgorithm:
         return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
 
     def _round_start(self, state: State, train: Train) -> RoundStart:
-        """The `RoundStart` that `local.prepare` is given: the round, the model, what local training kept, and a function.
+        """The argument of `local.prepare`: round number, flat model, the tensor that local training kept, and `mean_update`.
 
-        That function, `mean_update(local)`, is a conversation in which the cohort trains by the part `local`.
+        `mean_update(local)` is a conversation in which the cohort trains by the part `local`, with the risk, dual and aggregator
+        of `train`.
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
-            """The cohort trains by `local`; returns the aggregated update, (dim,), or None if no client contributed."""
+            """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
@@ -239,7 +242,10 @@ class Family:
         return self.members[0].sample
 
     def initial_state(self, params: Tensor, seed: int) -> tuple[State, ...]:
-        """The states before round 0, one for each member in their order, all with the flat model `params`, (dim,)."""
+        """The states before round 0, one for each member in their order, all with the flat model `params`, (dim,).
+
+        `seed` is for iterates that draw at random.
+        """
         return tuple(m.initial_state(params, seed) for m in self.members)
 
     def broadcast(self, states: tuple[State, ...], seed: int) -> Broadcast:
@@ -249,20 +255,24 @@ class Family:
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
         """One round of all members as one generator; each `Joint` it yields holds the questions of members that still have one.
 
-        It is sent a tuple of sums for each, and returns the next states in the order of the members.
+        It is sent a tuple of sums for each, and returns the next states in the order of the members. `seed` is for iterates that
+        draw at random.
         """
         own = [with_question_fields(m.conversation(s, seed), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from join_conversations(own)))
 
     def after_skipped_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        """The members' states after a round without questions, in order: models as they were, the round counted."""
+        """The members' states after a round without questions, in order: models as they were, the round counted.
+
+        `seed` is for iterates that draw at random.
+        """
         return tuple(m.after_skipped_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         """The members' states after a round whose sums were not released, in order: models as they were, the round counted.
 
-        Each member's risk decides what its next `fit` is given as the previous dual.
+        Each member's risk decides what its next `fit` is given as the previous dual. `seed` is for iterates that draw at random.
         """
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
@@ -297,7 +307,7 @@ def parts_are_equal(one: Any, other: Any) -> bool:
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
               ledger: Ledger) -> Any:
-    """Run one round, the body of the only training loop, and return the next state (of a family, a tuple of states).
+    """Run one round of `algorithm` on `fleet`, and return the next state (of a family, a tuple of states).
 
     The round samples a cohort, broadcasts the model and holds the method's conversation over the channel. A cohort that is too
     small is not asked anything, and a round whose sums may not be released is lost with a `RoundLostWarning`; the model stays as
@@ -326,7 +336,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
 
 
 def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
-    """The fewest clients with which a round is held: the larger of the channel's minimum and the one that the noise needs.
+    """The fewest clients with which a round is held: the larger of the channel's minimum and that of the algorithm's noise.
 
     A round with fewer is skipped.
     """
@@ -335,10 +345,12 @@ def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) ->
 
 def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,
                   dim: int) -> RoundEvent:
-    """The ledger's event for a round: the most that it releases for a model with `dim` parameters, and how its cohort is sampled.
+    """The ledger's event for a round of `algorithm`: the most that it releases, and how its cohort is sampled.
 
-    For Poisson sampling with noise on every release, the event also says how likely the minimum-cohort rule reveals that a client
-    participates. Where clients may fail to answer this is 1, so that no amplification is claimed.
+    `dim` is the number of parameters of the model. Where every sampled client of the fleet answers over the channel, sums with
+    discrete noise are entered as having a constant number of noise shares. For Poisson sampling with noise on every release, the
+    event has the probability that the minimum-cohort rule reveals that a client participates; where clients may fail to answer it
+    is 1, so that no amplification is claimed.
     """
     event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)

@@ -91,11 +91,11 @@ class Shard:
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
-        """The loss of every client of the shard under one of the broadcast models, (clients,) float64.
+        """The loss of every client of the shard under the broadcast model of index `model`, (clients,) float64.
 
-        It is the mean over the client's examples, or the number that `objective` computes ((clients, metrics) for an evaluation).
-        Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of the round,
-        which stores it in `memo`; later calls read it there.
+        It is the mean over the client's examples, or the number that `objective` computes in its place ((clients, metrics) for an
+        evaluation). Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of
+        the round, which stores it in `memo`; later calls read it there.
         """
         name = memo_key(model, objective)
         if name not in self.memo:
@@ -109,7 +109,8 @@ class Shard:
     def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
         """The losses of the clients at positions `low` to `high` - 1, (high - low,) float64, rounded once to float32.
 
-        Computed anew at every call; the memo is neither read nor written.
+        They are mean losses under the broadcast model of index `model`, or what `objective` computes in their place, which is
+        (high - low, metrics) for an evaluation. Computed anew at every call; the memo is neither read nor written.
         """
         if objective is not None:
             return self._objective_values(objective, self.clients(low, high), model).float().double()
@@ -117,10 +118,11 @@ class Shard:
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
     def _objective_values(self, objective: Any, clients: Clients, model: int) -> Tensor:
-        """The numbers that an objective computes for some clients under a broadcast model, detached and on the CPU.
+        """What `objective` computes in place of the losses of `clients` under a broadcast model, detached and on the CPU.
 
-        Where it draws from torch's generators (dropout), it is noted in `drawing` and clients are computed one at a time, each
-        after seeding with its own stream: values then do not depend on who else is sampled or on which process computes.
+        The shape is (clients,), or (clients, metrics) for an evaluation. An objective that draws from torch's generators
+        (dropout) is added to `drawing`, and clients are then computed one at a time, each after seeding with its own stream:
+        values do not depend on who else is sampled or on which process computes.
         """
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
@@ -219,9 +221,9 @@ class Clients:
         return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
     def random_bits(self, name: str, *parts: int | Tensor) -> Tensor:
-        """64 hashed bits per client as int64, a function of (seed, name, round, client key, *parts).
+        """64 hashed bits per client, int64, a function of the broadcast's seed, `name`, the round, the client's key and `parts`.
 
-        Shape (clients,), broadcast against the tensors in `parts`.
+        The shape is (clients,), broadcast against the tensors in `parts`.
         """
         return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
@@ -245,11 +247,12 @@ class Clients:
 
     def statistics(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None,
                    objective: Any = None) -> ClientStatistics:
-        """What a risk may read of these clients under one of the broadcast models: losses, masses, groups, and memory.
+        """What a risk may read of these clients under the broadcast model of index `model`: losses, masses, groups and memory.
 
-        Losses are those of the shard unless `losses` gives them, (clients,), and zero where `reads_losses` is false. Masses are
-        multiplied by the sampler's importance. A client whose loss is not finite is marked as failed in the shard, and has loss
-        and mass zero. `memory` names the stored rows to include, NaN for clients without one; by default there are none.
+        Losses are `losses`, (clients,), where given; else zero where `reads_losses` is false; else the mean losses, or what
+        `objective` computes in their place, from the shard's memo. Masses are multiplied by the sampler's importance. A client
+        whose loss is not finite is marked as failed in the shard, and has loss and mass zero. `memory` names the stored rows to
+        include, NaN for clients without one; by default there are none.
         """
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
@@ -265,7 +268,7 @@ class Clients:
                                 self._stored_rows_or_nan(memory) if memory else None)
 
     def _stored_rows_or_nan(self, memory: str) -> Tensor | None:
-        """The rows that these clients stored under a name by the end of the last round, (clients, ...).
+        """The rows that these clients had stored under the name `memory` when the round began, (clients, ...).
 
         NaN for a client that has none; None where no client of the shard has one.
         """
@@ -275,7 +278,7 @@ class Clients:
         return None if kept is None else kept[self.place]
 
     def stored_rows(self, memory: str) -> Recalled | None:
-        """The rows that these clients stored under a name by the end of the last round, and a mask of who has one.
+        """The rows that these clients had stored under the name `memory` when the round began, and a mask of who has one.
 
         Rows are (clients, ...), zero for a client that has none; None instead of both where no client of the shard has one.
         """
@@ -316,10 +319,11 @@ class Clients:
             self.take(finite).store_rows(self.memory, rows[finite])
 
     def store_rows(self, memory: str, values: Tensor) -> None:
-        """Store one floating-point row per client under the name `memory`, to be read from the next round on; NaN means nothing.
+        """Store `values`, one floating-point row per client, (clients, ...), under the name `memory`, for the next round on.
 
-        Rows of `LARGE` numbers or more, and those of a name that is on disk already, are written to disk at once where the shard
-        has a place for them; others are held in the shard. Raises TypeError for rows that are not floating-point.
+        A row of NaN means that the client stores nothing. Rows of `LARGE` numbers or more, and those of a name that is on disk
+        already, are written to disk at once where the shard has a place for them; others are held in the shard. Raises TypeError
+        for rows that are not floating-point.
         """
         if not values.is_floating_point():
             raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
@@ -346,15 +350,15 @@ class Clients:
 
 
 def memo_key(model: int, objective: Any) -> Any:
-    """The key of the round's memo for the losses under a model and an objective; the model's number alone for the mean loss."""
+    """The dict key of the losses under a broadcast model in a shard's memo: (model, objective), or `model` for the mean loss."""
     return model if objective is None else (model, objective)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
-    """The mean over each client's examples of several functions (outputs, targets) -> (examples,), under one model (dim,).
+    """The mean of several functions (outputs, targets) -> (examples,) over the examples of each client of `population`.
 
-    Returns (functions, clients) float64 on the CPU; NaN for a client without examples. Needs one forward pass over all examples,
-    in batches that span clients.
+    Outputs are those of `kernel` under the flat model `params`, (dim,). Returns (functions, clients) float64 on the CPU; NaN for
+    a client without examples. Takes one forward pass over all examples, in batches that span clients.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in batches_across_clients(population, kernel.flat, params):

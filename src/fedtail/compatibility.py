@@ -146,7 +146,11 @@ def page_with_table(page: str) -> str:
 
 
 def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
-    """The table's row for a method; `name` is its first column, `private` the cell about noise, the others are decided here."""
+    """The table's row for a method: `name` is its first column, `private` the cell about noise.
+
+    The other cells say whether the method runs over an integer channel, a secure channel, and on nodes that may lose what clients
+    keep, and whether its risk keeps anything on the clients.
+    """
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
@@ -183,10 +187,11 @@ def _remote_fleet(forgets: bool) -> Fleet:
 
 
 def _counting_note(method: FederatedAlgorithm) -> str:
-    """The note on whether a secure channel counts the contributors before they train; empty where it does not.
+    """What a table cell appends to "yes" where a secure channel has to count the contributors before they train; "" where not.
 
-    Two rounds are fitted to made-up losses: the note is ", counted first" where neither dual tells how many clients contribute,
-    and ", counted first with a reused dual" where only one of them does not. Empty for an aggregator with noise.
+    The risk is fitted to made-up losses for two rounds. The note is ", counted first" where neither dual gives a lower bound on
+    the number of contributors, and ", counted first with a reused dual" where only one does. Always "" for an aggregator with
+    noise.
     """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
@@ -202,9 +207,10 @@ def _counting_note(method: FederatedAlgorithm) -> str:
 
 
 def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
-    """The cell that says whether a risk runs with noise at a finite epsilon: "yes", "inside `Binned`", or "no" with the refusals.
+    """The cell that says whether the method's risk runs with noise at a finite epsilon.
 
-    `noise` is that of the updates; `histogram` is what `Binned` reads the losses by.
+    It is "yes", "inside `Binned`" (only with that wrapper), or "no" with the refusals. `noise` is that of the updates;
+    `histogram` is what `Binned` reads the losses by.
     """
     private = _method_with_private_mean(method, noise)
     found = _refusal_texts(private, PlainChannel())
@@ -248,7 +254,10 @@ def _cell_text(cell: Cell, texts: list[str]) -> str:
 
 
 def main(path: str) -> None:
-    """Write the current table into the file at this path, between the comments `BEGIN` and `END`, which it must hold."""
+    """Write the current table into the file at this path, in place of all between the comments `BEGIN` and `END`.
+
+    Raises ValueError where `BEGIN` does not occur exactly once in the file, and IndexError where no `END` follows.
+    """
     page = Path(path)
     page.write_text(page_with_table(page.read_text()))
 

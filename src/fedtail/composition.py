@@ -70,10 +70,10 @@ Rule = Callable[[Composition], Iterator[str]]
 
 
 def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tuple[str, ...]:
-    """All reasons why a method, or a family's member, cannot run on this population, channel and fleet, as texts; or none.
+    """All reasons why a method cannot run on this population, channel and fleet, as a tuple of texts; empty where it can.
 
-    Each text comes once. Where the population or the sampler does not provide the clients that a member needs, the other rules
-    are not applied to that member.
+    For a family these are the reasons of all members; each text comes once. Where the population or the sampler does not provide
+    the clients that a member needs, the other rules are not applied to that member.
     """
     found = []
     for member in method.members:
@@ -84,9 +84,10 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
 
 
 def check_composition(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
-    """Raise one ValueError with the texts of all refusals, before any work starts.
+    """Raise one ValueError with all reasons why a method cannot run on this population, channel and fleet.
 
-    Where there are none, warn (`SmallTailWarning`) for each member of which few clients of a cohort are expected to contribute.
+    Where there are none, warn (`SmallTailWarning`) for each member in whose rounds few clients are expected to contribute.
+    Nothing is trained or asked.
     """
     found = refusals(method, population, channel, fleet)
     if len(found) == 1:
@@ -260,9 +261,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
-    """Warn (`SmallTailWarning`) where fewer than `ENOUGH_IN_TAIL` clients of a cohort are expected to have a non-zero weight.
+    """Warn (`SmallTailWarning`) where the risk is expected to give fewer than `ENOUGH_IN_TAIL` clients a non-zero weight.
 
-    Silent where that number is unknown, where every round samples every client, or where the whole cohort contributes.
+    That is of an average cohort that `sample` draws from the population. Silent where the number is unknown, where every round
+    samples every client, or where the whole cohort contributes.
     """
     cohort = sample.expected_size(population)
     expected = risk.declares.expected_contributors(cohort)

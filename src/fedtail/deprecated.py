@@ -188,7 +188,10 @@ def tables_with_new_names(table: Any) -> Any:
 
 
 def value_with_new_name(name: str, value: Any) -> Any:
-    """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning."""
+    """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning.
+
+    Raises KeyError for a setting that never had a deprecated value.
+    """
     new = VALUES[name].get(value, value)
     if new != value:
         _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
@@ -196,10 +199,10 @@ def value_with_new_name(name: str, value: Any) -> Any:
 
 
 def overrides_under_new_name(kind: type, old: str, new: str) -> None:
-    """Make a subclass `kind` that defines the method `old` define `new` instead, in place, with a DeprecationWarning.
+    """Where the subclass `kind` defines the method `old`, set its attribute `new` to that method too, with a DeprecationWarning.
 
-    For base classes whose methods authors of parts override; to be called from their `__init_subclass__`. Nothing is done where
-    the class itself does not define `old`.
+    For base classes whose methods users override: a user's class that overrides the deprecated name then overrides the new one.
+    To be called from `__init_subclass__`. Nothing is done where the class itself does not define `old`.
     """
     if old in vars(kind):
         _warn_of_old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=3)
@@ -214,7 +217,8 @@ class _OldAttribute(property):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The attribute under its new name, with a DeprecationWarning.
 
-        On the class itself (`instance` None) a class method is given so too; for anything else this property is returned.
+        Read on the class itself (`instance` is None), a class method is returned so too; for anything else this property is
+        returned.
         """
         if instance is None and isinstance(inspect.getattr_static(owner, self.new, None), classmethod):
             instance = owner
@@ -222,7 +226,10 @@ class _OldAttribute(property):
 
 
 def _old_attribute_property(kind: str, old: str, new: str) -> property:
-    """A property for a deprecated attribute, which reads and sets the attribute `new`, each with a DeprecationWarning."""
+    """A property for the deprecated attribute `old`, which reads and sets the attribute `new` with a DeprecationWarning.
+
+    `kind` is the name of the class, for the warning.
+    """
     def get_new(self: Any) -> Any:
         """Warn of the deprecated name, and return the attribute under its new name."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=3)

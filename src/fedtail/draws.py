@@ -23,8 +23,8 @@ PIECE = 2**17
 def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
     """64 hashed bits for each combination of the parts, as an int64 tensor in their broadcast shape (0-d where all are ints).
 
-    `hash_bits(0, "batches", round, clients[:, None], epoch)` is a function of these values alone. Without a seed the bits come
-    from the operating system, on the CPU, and are different at every call.
+    `hash_bits(0, "batches", round, clients[:, None], epoch)` is a function of these values alone; `name` keeps draws for
+    different purposes apart. Without a seed the bits come from the operating system, on the CPU, and are different at every call.
     """
     if seed is None:
         shape = torch.broadcast_shapes(*(part.shape for part in parts if isinstance(part, Tensor)))

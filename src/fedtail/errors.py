@@ -20,7 +20,10 @@ class FieldError(ValueError):
     """
 
     def __init__(self, field: str, needed: str = "", came: Any = None, write: str = "", *, symbol: str = "", text: str = ""):
-        """Set the message to `text` or, without one, to a sentence made of the other arguments, which become attributes."""
+        """Set the message to `text` or, without one, to "`field` (`symbol`) must be `needed`, got `came`. `write`".
+
+        The arguments other than `text` become attributes; `symbol` and `write` may be empty.
+        """
         self.field, self.needed, self.came, self.write, self.symbol = field, needed, came, write, symbol
         name = f"{field} ({symbol})" if symbol else field
         sentences = [f"{name} must be {needed}, got {format_value(came)}.", *([write] if write else [])]
@@ -40,5 +43,5 @@ def format_value(value: Any) -> str:
 
 
 def _rebuild_error(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:
-    """An error of class `kind` with these fields and the message `text`; pickle calls this when it reads one."""
+    """An error of class `kind` with these attributes and the message `text`; pickle calls this when it reads one."""
     return kind(field, needed, came, write, symbol=symbol, text=text)

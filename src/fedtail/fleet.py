@@ -87,7 +87,7 @@ class Fleet(Protocol):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether this process and its workers compute all clients, so that gathering rows here sends them nowhere."""
+        """Whether this process and its workers compute all clients, so that gathered rows do not leave this machine."""
         ...
 
     @property
@@ -115,11 +115,14 @@ class Fleet(Protocol):
 
     @property
     def schedule(self) -> str | None:
-        """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
+        """How nodes exchange keys and shares for masked sums: "ahead", "simple" or "all-or-nothing" (`fedtail.deployment`).
+
+        None on simulated fleets, which have no nodes.
+        """
         ...
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients of the open round answered these questions with zeros although they were to contribute."""
+        """How many clients of the open round failed and answered these questions with zeros, though they were to contribute."""
         ...
 
     def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
@@ -132,26 +135,29 @@ class Fleet(Protocol):
     def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with this cohort, whose clients get the broadcast now or with the first question.
 
-        In round 0 no client remembers anything.
+        In round 0 clients begin without anything that an earlier training has stored on them.
         """
         ...
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers."""
+        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers.
+
+        `encoding` encodes the clients' rows before they are summed; the caller decodes.
+        """
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
+        """For each of `questions` the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
 
-        `again` is called to charge the ledger before clients are asked once more; `graph` says which clients share masks, by
-        default all with all. The sums are unmasked only where at least `needed` clients answered; a round's other sums may need
-        fewer.
+        `encoding` encodes the clients' rows as integers, which are then masked. `again` is called to charge the ledger before
+        clients are asked once more; `graph` says which clients share masks, by default all with all. The sums are unmasked only
+        where at least `needed` clients answered; a round's other sums may need fewer.
         """
         ...
 
     def close_round(self, finished: bool) -> None:
-        """End the round. What clients stored in it takes effect if it was `finished`, and is dropped otherwise."""
+        """End the round. What clients stored in it can be read in the next one if it was `finished`, and is dropped otherwise."""
         ...
 
     def round_view(self) -> RoundView | None:

@@ -15,7 +15,7 @@ class Iterate(Protocol):
     """The rule for which model a run returns; it is given every model w^(t), t = 0, 1, ..., once and keeps what it needs."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """The tensor to keep after model number `round` (0 is the initial one), given the model and the tensor `kept` before it.
+        """The tensor to keep after the model `params`, number `round` (0 is the initial one), given the tensor `kept` before it.
 
         None keeps nothing, and `kept` is None at first. A random draw is a function of (seed, round).
         """
@@ -31,7 +31,7 @@ class LastIterate:
     """The model of the last round."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """Always None: the last model is in the state anyway."""
+        """Always None: the last model is in the state anyway, so nothing more is kept. No argument is used."""
         return None
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
@@ -55,7 +55,10 @@ class AveragedIterate:
                              "It is 1 - learning_rate * weight_decay * local_steps / 2.")
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """The weighted average of models 0 to `round`, (dim,), updated from the average `kept` before; `seed` is not used."""
+        """The weighted average of models 0 to `round`, (dim,): the average `kept` before, moved towards the new model `params`.
+
+        A copy of `params` at the first call, where `kept` is None. `seed` is not used.
+        """
         if kept is None:
             return params.clone()
         r = self.contraction
@@ -75,10 +78,10 @@ class RandomIterate:
     """
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """Two models, (2, dim): one drawn uniformly among all models before the newest, and the newest.
+        """Two models, (2, dim): one drawn uniformly among all models before the newest, and the newest, `params`.
 
-        With probability 1 / `round` the former newest model replaces the one drawn so far, by a draw from (seed, round). At the
-        first call both are `params`.
+        `kept` holds these two from the call before. With probability 1 / `round` its second model replaces its first, by a draw
+        from (seed, round). At the first call, where `kept` is None, both are `params`.
         """
         if kept is None:
             return torch.stack([params, params])

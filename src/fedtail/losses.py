@@ -77,7 +77,7 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def default_loss_function(numbers: bool, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss function that `default_loss` uses: `squared_error` where targets are `numbers` (floating-point).
 
-    For classes it is `logistic` where the module has one output, else `cross_entropy`.
+    For classes it is `logistic` with `one_output` (the module gives one number per example), else `cross_entropy`.
     """
     if numbers:
         return squared_error

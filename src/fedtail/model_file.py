@@ -35,9 +35,9 @@ def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
 def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     """What a model file records about the `rounds` rounds that made it: a dict with "rounds", "non_private" and "ledger".
 
-    "non_private" names what was released without a mechanism. Where that is nothing and the ledger has a file, "ledger" is the
-    file's size, its digest and its number of rounds; else None. So the model file of a private run that repeated rounds is not
-    the same to the bit.
+    "non_private" lists what was released without a mechanism. "ledger" is the size, digest and number of rounds of the ledger's
+    file; None where something is non-private or the ledger has no file. A private run that repeated rounds after a crash has
+    charged them twice, so its "ledger" differs from that of an uninterrupted run.
     """
     exposed = list(ledger.non_private_releases)
     mark = None if exposed else ledger.file_mark()

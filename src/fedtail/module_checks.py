@@ -45,9 +45,9 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
 def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
     """Raise a ValueError for a module whose outputs for an example depend on the other examples in the batch, in either mode.
 
-    The outputs for the last and the first example as a batch of two, in this order, are compared with those for all. Dropout is
-    turned off, since what it draws depends on the batch size; a mode in which the module still draws is not judged. Positions
-    that are padding, by their target, may differ.
+    It is called on `inputs`, and on the last and the first example as a batch of two, in this order; the outputs for these must
+    be equal. Dropout is turned off, since what it draws depends on the batch size; a mode in which the module still draws is not
+    judged. Positions that are padding by `targets` may differ. The module itself is not changed.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
     _turn_off_dropout(trial.learning)
@@ -70,10 +70,10 @@ class Trial:
         self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
-        """The outputs of one of the copies for a clone of the inputs, after seeding torch's default generator with `seed`.
+        """The outputs of `copied`, one of the two copies, for a clone of the inputs, with torch's generator seeded by `seed`.
 
-        Sets `drew` to whether the call drew from that generator. Raises ValueError where the module fails, does not return a
-        tensor, or writes to its inputs.
+        Sets `drew` to whether the call drew from that generator, torch's default one. Raises ValueError where the module fails,
+        does not return a tensor, or writes to its inputs.
         """
         given = {k: v.clone() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.clone()
         before = torch.default_generator.manual_seed(seed).get_state()
@@ -147,7 +147,7 @@ def _refuse_tensor_hooks(module: nn.Module) -> None:
 
 
 def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where a call of the trial's copy in training mode changes its parameters or buffers.
+    """Raise a ValueError where calling the trial's copy in training mode on `inputs` changes its parameters or buffers.
 
     Clients would change each other's tensors.
     """
@@ -160,7 +160,10 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where the outputs in evaluation mode differ between seeds of torch's default generator."""
+    """Raise a ValueError where outputs in evaluation mode differ between seeds of torch's default generator.
+
+    The trial's copy in evaluation mode is called on `inputs`, many times if its first call drew from that generator.
+    """
     first = trial(trial.evaluating, inputs)
     if trial.drew and any(not _are_identical(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
         raise ValueError(f"{trial.name} draws random numbers in evaluation mode, where no client has a stream of its own: losses "
@@ -168,9 +171,10 @@ def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where, in either mode, outputs differ between calls though torch's default generator is seeded alike.
+    """Raise a ValueError where outputs of a copy differ between calls though torch's default generator is seeded alike.
 
-    The module then draws from another generator, which no seed of the run controls; the text names those whose state changed.
+    Each of the trial's copies, one in each mode, is called several times on `inputs`. A module that differs draws from another
+    generator, which no seed of the run controls; the text names those whose state changed.
     """
     for mode, copied in (("training", trial.learning), ("evaluation", trial.evaluating)):
         before, first = _generator_states(copied), trial(copied, inputs)

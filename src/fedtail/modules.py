@@ -55,15 +55,15 @@ def training_copy(module: nn.Module) -> nn.Module:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether the layer itself keeps a running mean, as batch norm does; layers inside it are not looked at."""
+    """Whether the layer itself has a running mean, as batch norm does; layers inside it are not checked."""
     return getattr(module, "running_mean", None) is not None
 
 
 def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None:
-    """Raise a ValueError for a layer by which clients' losses would depend on each other; `name` is what the text calls it.
+    """Raise a ValueError for a layer `module` by which clients' losses would depend on each other; the text calls it `name`.
 
     That is a batch norm without running statistics, and any layer with them, except that buffers="frozen" allows the latter.
-    Layers inside it are not looked at.
+    Layers inside it are not checked.
     """
     if has_running_statistics(module) and buffers != "frozen":
         raise ValueError(f"{name} keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'.")

@@ -42,7 +42,7 @@ def open_parquet(path: str | Path) -> Any:
 
 
 def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
-    """The named columns of an open `file` as a `pyarrow.Table`; text columns are dictionary-encoded. `path` is the file's path.
+    """The columns `names` of an open `file` as a `pyarrow.Table`; text columns are dictionary-encoded. `path` is the file's path.
 
     Raises `Unreadable` where a column is missing, damaged or holds bytes. A file that would unpack to far more than its size is
     refused before anything is unpacked.
@@ -70,9 +70,9 @@ def _is_text_type(type: Any) -> bool:
 
 
 def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
-    """Raise `Unreadable` where one of these columns holds bytes or lists of text; float16, which is stored as bytes, is allowed.
+    """Raise `Unreadable` where one of the columns `names` of an open file holds bytes or lists of text; `path` is for the text.
 
-    One long value could stand in every row of a short file.
+    One long value could stand in every row of a short file. float16, which is stored as bytes, is allowed.
     """
     from pyarrow import types
 
@@ -84,7 +84,7 @@ def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
 
 
 def _leaf_positions(file: Any, names: Iterable[str]) -> list[int]:
-    """The positions in the file's schema of the leaf columns of these columns: one for each, or several where it is nested.
+    """The positions, in the schema of an open file, of the leaf columns of the columns `names`: several for one that is nested.
 
     A column is found by its name, which may contain dots, or as the beginning of a leaf's dotted path.
     """
@@ -109,10 +109,10 @@ def column_kind(type: Any) -> str:
 
 
 def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
-    """About how many bytes these columns take in memory, added up from the headers of their pages; nothing is unpacked.
+    """About how many bytes the columns `names` take in memory, added up from the headers of their pages; nothing is unpacked.
 
-    The footer is parsed here, since pyarrow can end the process on a damaged one. Raises `Unreadable` where the footer or a
-    header is damaged.
+    `file` is the open file at `path`. Its footer is parsed again by own code, since pyarrow can end the process on a damaged one.
+    Raises `Unreadable` where the footer or a header is damaged.
     """
     total = 0
     with refuse_damaged(str(path), AGAIN):
@@ -153,8 +153,8 @@ def _list_field(fields: Any, number: int) -> list[Any]:
 def _chunk_size(content: Any, about: dict[int, Any]) -> int:
     """The bytes in memory of one column in one row group: its unpacked pages, and a fixed number of bytes for each value.
 
-    `about` are the fields of the column's metadata in the footer. Raises `Unreadable` where they or the pages' headers are
-    damaged.
+    `about` are the fields of the column's metadata in the footer, and `content` is the open file, whose position changes. Raises
+    `Unreadable` where they or the pages' headers are damaged.
     """
     found: Any = about.get(1), about.get(7), about.get(9), about.get(11, 0)
     kind, size, data, dictionary = found
@@ -165,9 +165,10 @@ def _chunk_size(content: Any, about: dict[int, Any]) -> int:
 
 
 def _page_sizes(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (unpacked bytes, number of values) for each page in the `size` bytes of the file from position `begin`.
+    """Yields (unpacked bytes, number of values) for each page in the `size` bytes of the open file from position `begin`.
 
-    Both are read from the page's header; pages themselves are skipped. Raises `Unreadable` where a header is damaged.
+    Both are read from the page's header; pages themselves are skipped. The position in the file, `content`, changes. Raises
+    `Unreadable` where a header is damaged.
     """
     at, end = begin, begin + size
     if begin < 0 or size < 0:

@@ -34,21 +34,25 @@ class StatisticPart(Part):
     by_group: ClassVar[bool] = False          # rows are read group by group; without it a part is not given the clients' groups
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client half: the rows that answer a question with the numbers `trial`, (clients, width); linear in each client's mass.
+        """Runs on the client: each client's row of the statistic, (clients, width), from its loss at the proposed values `trial`.
 
-        Every part defines its own; here it raises NotImplementedError.
+        `clients` holds the losses, masses and, where the part reads them, groups and memory. A row must be linear in the client's
+        mass. Every part defines its own; here it raises NotImplementedError.
         """
         raise NotImplementedError
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry that a row can have, where at most `clients` clients answer, each of at most `mass`.
+        """The largest absolute entry that a row can have, where at most `clients` clients answer, each of mass at most `mass`.
 
-        By default `mass`, since the entries of most rows are shares of the client's mass.
+        By default it is `mass`, since the entries of most rows are shares of the client's mass.
         """
         return mass
 
     def row_width(self, trial: Tensor) -> int:
-        """The number of entries of a row for these trial numbers; by default that of the row of one client of mass zero."""
+        """The number of entries of a row for the proposed values `trial`.
+
+        By default it is found by calling `statistic` for one made-up client of mass zero.
+        """
         none = torch.zeros(1, dtype=torch.float64)
         return self.statistic(ClientStatistics(torch.ones_like(none), none, torch.zeros(1, dtype=torch.int64)), trial).shape[1]
 
@@ -106,15 +110,19 @@ class Question(Protocol):
 
     @property
     def by_group(self) -> bool:
-        """Whether its rows are read group by group: then a group of few clients is left out where sums hide single ones."""
+        """Whether the server reads the sum group by group.
+
+        A channel with a minimum number of contributors then has the clients of smaller groups answer zeros, unless there is
+        noise.
+        """
         ...
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the losses of the shard's clients are to be computed, and shared among processes, before `rows` is called."""
+        """Whether the losses of the shard's clients must be computed, and shared among processes, before `rows` is called."""
         ...
 
     def rows(self, clients: Clients) -> Tensor:
-        """Client half: one row per client, (clients, width), before clipping, noise and encoding; rows may hold NaN."""
+        """Runs on the client: one row per client, (clients, width), before clipping, noise and encoding; rows may hold NaN."""
         ...
 
     def width(self, dim: int) -> int:
@@ -140,11 +148,14 @@ class Question(Protocol):
         ...
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Who of a shard was taken to contribute to the sum and answered with zeros, (clients,) bool."""
+        """Which clients of a shard failed and answered zeros, though the server takes them for contributors, (clients,) bool."""
         ...
 
     def count_question(self) -> Question:
-        """The question that counts the clients whose row would not be zero; a TypeError where every client has such a row."""
+        """The question that counts the clients whose row would not be zero.
+
+        Raises TypeError for questions that every client of the cohort answers.
+        """
         ...
 
 
@@ -173,7 +184,7 @@ class Statistic:
 
     @property
     def name(self) -> str:
-        """The class name of the part whose `statistic` is asked for."""
+        """The class name of the part whose `statistic` is computed, for error texts and the ledger."""
         return type(self.part).__name__
 
     @property
@@ -186,10 +197,11 @@ class Statistic:
         return True
 
     def rows(self, clients: Clients) -> Tensor:
-        """The part's rows for these clients at the trial numbers, (clients, width).
+        """Each client's row of the statistic that `part` computes from its loss at the proposed values `trial`, (clients, width).
 
-        The part is given the clients' groups only if it reads by group, and then clients in `left_out_groups` have zero rows; it
-        is given what the risk keeps on the clients only if it reads that.
+        The part is given the clients' groups only if it reads by group; clients in `left_out_groups` then have zero rows. It is
+        given what the risk keeps on the clients only if it reads that. Clients whose loss is not finite are marked as failed in
+        the shard.
         """
         memory = f"risk {self.model}" if self.part.reads_memory else None
         known = clients.statistics(self.model, memory=memory, objective=self.objective)
@@ -201,29 +213,32 @@ class Statistic:
         return rows.masked_fill(torch.isin(known.group, torch.tensor(self.left_out_groups))[:, None], 0.0)
 
     def width(self, dim: int) -> int:
-        """The number of entries of a row, as the part computes it for these trial numbers; `dim` is not used."""
+        """The number of entries of a row, as the part computes it for the proposed values `trial`; `dim` is not used."""
         return self.part.row_width(self.trial)
 
     def release(self, dim: int) -> Release:
-        """The ledger's entry for what the sum of the rows reveals about the losses.
+        """The ledger's entry for what the sum of the rows reveals about the losses; non-private where every row is gathered.
 
         The width of a row is computed only for a private mechanism, whose cost depends on it.
         """
         return _release_entry(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One bound on all entries of a row, (1,) float64: the part's `row_bound`; `width` is not used."""
+        """One bound on the absolute entries of a row, (1,) float64, for at most `clients` clients of at most `mass` each.
+
+        It is the part's `row_bound`; `width` is not used.
+        """
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinite, since every client of the cohort answers.
+        """Infinity, since every client of the cohort answers; `mass` is not used.
 
-        For a question by group whose small groups were left out, the size of the smallest group that remains.
+        For a question by group whose small groups were left out, the number of clients in the smallest group that remains.
         """
         return math.inf if self.smallest_group is None else self.smallest_group
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Which clients failed, (clients,) bool: all clients are taken to contribute."""
+        """Which clients of the shard failed, (clients,) bool: the server takes the whole cohort to contribute."""
         return shard.failed
 
     def count_question(self) -> Question:
@@ -270,9 +285,9 @@ class Train:
         return type(self.risk).__name__
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the losses have to be there before clients train.
+        """Whether the losses of the shard's clients must be computed before they train.
 
-        That is so where the risk reads them, unless they are not known yet and come with the first gradients of local training.
+        That is so where the risk reads losses, unless local training computes them along with its first gradients.
         """
         return self.reads_losses and not self.losses_come_with_gradients(shard)
 
@@ -299,7 +314,7 @@ class Train:
     def contributes(self, clients: Clients) -> Tensor:
         """Which clients have a row other than zero, (clients,) bool: those with a positive weight that take at least one step.
 
-        Computes their losses where the risk reads them; nobody trains.
+        Computes their losses where the risk reads them; no client trains.
         """
         return self.weigh_clients(clients)[1]
 
@@ -327,9 +342,10 @@ class Train:
         return rows.index_copy_(0, to_device(where, rows.device), trained)
 
     def losses_come_with_gradients(self, shard: Shard) -> bool:
-        """Whether the losses are needed, not yet known in this round, and computed along with the first gradients.
+        """Whether local training is to compute the losses along with its first gradients, which saves a pass over the data.
 
-        They come with the gradients only for the mean loss (no `objective`), and if the local training says so for this kernel.
+        True where the risk reads losses, they are not in the round's memo yet, they are mean losses (no `objective`), and the
+        local training can do so with the shard's kernel.
         """
         known = shard.knows_losses(self.model, self.objective) or not self.risk.declares.reads_losses
         return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
@@ -349,7 +365,7 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Which clients have a weight and take a step, and failed, (clients,) bool."""
+        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool."""
         return shard.contributed[self.model] & shard.failed
 
     def count_question(self) -> Question:
@@ -374,7 +390,7 @@ class Evaluate:
 
     @property
     def name(self) -> str:
-        """The class name of the part that computes the metrics."""
+        """The class name of the part that computes the metrics, for error texts and the ledger."""
         return type(self.part).__name__
 
     @property
@@ -384,15 +400,18 @@ class Evaluate:
 
     @property
     def objective(self) -> Any:
-        """The part itself: shards compute its metrics where they would compute losses, and store them for the round."""
+        """The part itself: a shard computes its metrics in place of losses, once a round, and stores them in its memo."""
         return self.part                # its numbers are computed, shared out and kept for the round as losses are
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: the metrics are computed in the place of the losses."""
+        """Always true: rows are made of the part's metrics, which a shard computes in place of losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
-        """The rows that the part makes of these clients' metrics, (clients, width)."""
+        """One row per client, (clients, width), which `part` makes of the client's metrics.
+
+        All zeros where one of these is not finite.
+        """
         return self.part.rows(self._metric_values(clients))
 
     def contributes(self, clients: Clients) -> Tensor:
@@ -403,7 +422,10 @@ class Evaluate:
         return self._metric_values(clients).isfinite().all(1)
 
     def _metric_values(self, clients: Clients) -> Tensor:
-        """The metrics of these clients, (clients, metrics) float64, NaN for one without examples; computed once in a round."""
+        """Each metric of these clients, (clients, metrics) float64; NaN for a client without examples to evaluate on.
+
+        Computed for the whole shard at the first call in a round, and read from its memo later.
+        """
         return clients.shard.losses(self.model, self.part)[clients.place]
 
     def width(self, dim: int) -> int:
@@ -415,7 +437,10 @@ class Evaluate:
         return _release_entry(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one."""
+        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one.
+
+        No argument is used.
+        """
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
@@ -423,7 +448,7 @@ class Evaluate:
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
+        """All False, (clients,) bool: contributors are counted before the sum, so the server takes no failed client for one."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
@@ -460,7 +485,7 @@ class Count:
         return self.question.objective
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the losses decide who contributes to the question whose contributors are counted."""
+        """Whether the losses, or the metrics in their place, decide who contributes to the counted question."""
         return self.question.reads_losses
 
     def rows(self, clients: Clients) -> Tensor:
@@ -476,15 +501,15 @@ class Count:
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """A bound of one on the only entry, (1,) float64."""
+        """A bound of one on the only entry, (1,) float64. No argument is used."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinite: every client of the cohort answers, be it with a zero."""
+        """Infinity: every client of the cohort answers, with a one or a zero. `mass` is not used."""
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
+        """All False, (clients,) bool: a client that does not contribute answers zero, which is correct."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
@@ -508,9 +533,9 @@ class Joint:
 
 
 def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
-    """The given conversation with these fields replaced in every question it yields, joint ones too; it ends in the same result.
+    """The given conversation with these fields replaced in every question it yields, joint ones too; its result is the same.
 
-    `model=1` makes it about the second broadcast model, `objective=...` about another number of each client.
+    `model=1` makes all questions about the second broadcast model; `objective=...` sets the part that computes a client's loss.
     """
     reply = None
     try:
@@ -591,11 +616,11 @@ def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
-    """The client's only entry point: compute, clip, noise and encode one row per client, (clients, width), in their order.
+    """The client's only entry point: its answer to `question`, one encoded row per client, (clients, width), in their order.
 
-    A client whose row is not finite is marked as failed in the shard, and its row becomes zero before noise is added. In a sum of
-    updates without noise, a client that was to contribute is also marked as failed if its row is all zeros. Raises ValueError
-    where the encoding would round rows after integer noise was added.
+    Rows are computed, clipped, noised and encoded. A client whose row is not finite is marked as failed in the shard, and its row
+    becomes zero before noise is added. In a sum of updates without noise, a client that was to contribute is also marked as
+    failed if its row is all zeros. Raises ValueError where the encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -608,10 +633,10 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
 
 
 def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
-    """The rows with zeros in place of those that are not finite, whose clients are marked as failed in the shard.
+    """The rows with those that are not finite replaced by zeros; their clients are marked as failed in the shard.
 
-    `sums` are the sums of the rows. For training without noise, clients that were to contribute and whose row is nothing but
-    zeros are marked as failed too.
+    `sums`, (clients,), are the sums of the rows' entries, which show cheaply whether there is any such row. For training without
+    noise, clients that were to contribute and whose row is all zeros are marked as failed too.
     """
     if not bool(sums.isfinite().all()):
         finite = rows.isfinite().all(1)
@@ -637,7 +662,7 @@ def count_silent_clients(questions: Iterable[Any], shard: Shard) -> int:
 
 
 def refuse_rounding_after_noise(question: Question, width: int, encoding: Encoding) -> None:
-    """Raise a ValueError where the encoding would round rows of `width` integers again after their noise was added.
+    """Raise a ValueError where the encoding would round a question's rows of `width` integers after their noise was added.
 
     The privacy cost on the ledger is that of the sum without such rounding.
     """
@@ -681,9 +706,10 @@ def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
 
 
 def join_conversations(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
-    """Several conversations as one, each of whose messages joins the next questions of all that have not ended.
+    """Several conversations as one: each `Joint` that it yields holds the next question of every one that has not ended.
 
-    It takes as many messages as the longest, and returns the list of their results in their order.
+    It is sent a tuple of sums for each, takes as many messages as the longest of them, and returns the list of their results in
+    order.
     """
     results: dict[int, T] = {}
     waiting: dict[int, Any] = {}

@@ -31,7 +31,7 @@ class Unreadable(ValueError):
 
 
 def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
-    """The contents of an ordinary file of at most `most` bytes; `what` names the kind of file in error texts.
+    """The contents of the file at `path`, of at most `most` bytes; `what` names the kind of file in error texts.
 
     Raises FileNotFoundError, PermissionError, IsADirectoryError or NotADirectoryError where it cannot be opened for that reason,
     and `Unreadable` where it is larger, grows while it is read, is a pipe or device, or cannot be read otherwise.
@@ -216,9 +216,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
-    """The size in bytes of an open file; `path`, `most` and `what` (its kind) are named in error texts.
+    """The size in bytes of the open file with this `descriptor`; `path` and `what` (its kind) are only named in error texts.
 
-    Raises `Unreadable` where it is not an ordinary file, or larger than `most`.
+    Raises `Unreadable` where it is not an ordinary file, or larger than `most` bytes.
     """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
@@ -229,5 +229,8 @@ def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file and return its descriptor, as an `opener` for `open`; a pipe is opened without waiting for its other end."""
+    """Open a file and return its descriptor; a pipe is opened without waiting for its other end.
+
+    To be passed as `opener` to Python's `open`, which calls it with the path and flags.
+    """
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -57,7 +57,8 @@ def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> Fe
 def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
     """FedProx: FedAvg in which each client adds the penalty strength / 2 |w - received|^2 to its loss.
 
-    `strength` (mu) holds clients near the model they received; other keywords go to `LocalSGD`.
+    `strength` (mu) holds clients near the model they received. `cohort_size` clients are sampled uniformly each round; other
+    keywords go to `LocalSGD`.
     """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
@@ -67,11 +68,11 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
              **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
-    `form` is "exact" (weights of Algorithm 3, the default), "filter" (Algorithm 1), or "smoothed" by a divergence (eq. 14);
-    `smoothing` (nu, 0.1 by default) is for the last one only. `quantile` finds the threshold of the first two, by default
-    `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the threshold, is found anew only every so many rounds; in
-    between, as losses fall, fewer clients reach it. Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and
-    for a setting that does not belong to the form.
+    `cohort_size` clients are sampled uniformly each round. `form` is "exact" (weights of Algorithm 3, the default), "filter"
+    (Algorithm 1), or "smoothed" by a divergence (eq. 14); `smoothing` (nu, 0.1 by default) is for the last one only. `quantile`
+    finds the threshold of the first two, by default `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the
+    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. Other keywords go to
+    `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -90,7 +91,8 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
     """q-FFL, solved by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
 
-    `lipschitz` (L) is by default one over the round's local learning rate; other keywords go to `LocalSGD`.
+    `cohort_size` clients are sampled uniformly each round. `lipschitz` (L) is by default one over the round's local learning
+    rate; other keywords go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
 
@@ -99,10 +101,11 @@ def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, e
          group_tilt: float | None = None, groups: int | None = None, **local: Any) -> FederatedAlgorithm:
     """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t = 0 is FedAvg.
 
-    `loss_bound` is a public bound on the losses; without one each round first asks for the cohort's largest loss. Hierarchical:
-    with `example_tilt` (tau) each client minimises the tilted loss of its examples, and with `group_tilt` the clients are tilted
-    within the groups of `population.group`, whose number is `groups`, and the groups by `group_tilt`. Other keywords go to
-    `LocalSGD`. Raises ValueError where one of `group_tilt` and `groups` is missing.
+    `cohort_size` clients are sampled uniformly each round. `loss_bound` is a public bound on the losses; without one each round
+    first asks for the cohort's largest loss. Hierarchical: with `example_tilt` (tau) each client minimises the tilted loss of its
+    examples, and with `group_tilt` the clients are tilted within the groups of `population.group`, whose number is `groups`, and
+    the groups by `group_tilt`. Other keywords go to `LocalSGD`. Raises ValueError where one of `group_tilt` and `groups` is
+    missing.
     """
     if (group_tilt is None) != (groups is None):
         raise ValueError(f"group_tilt={group_tilt} and groups={groups}: give both, the tilt across groups and their number, or "
@@ -151,11 +154,13 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                 **local: Any) -> FederatedAlgorithm:
     """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
-    A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by
-    the strategy `method`, with noise of `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`,
-    with noise of `noise_multiplier` (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly
-    with their losses instead. `population`, `cohort_size`, `noise` and `planned_clients` are as in `dp_fedavg`; other keywords go
-    to `LocalSGD`. docs/departures.md says where this departs from the paper.
+    Each of the `population` clients is sampled with probability cohort_size / population. A round releases two sums over this
+    cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by the strategy `method`, with noise of
+    `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`, with noise of `noise_multiplier`
+    (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly with their losses instead.
+    `noise` is added by the server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter
+    relies on `planned_clients` of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
+    docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
     sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
@@ -199,7 +204,7 @@ def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:
-    """A `Family` with one Delta-FL method for each tail fraction (theta), all on the same cohorts of `cohort_size` clients.
+    """A `Family` with one Delta-FL method for each of `tail_fractions` (theta), all on the same cohorts of `cohort_size` clients.
 
     `settings` go to `delta_fl`. `fedtail.choose` picks a model for each client.
     """

@@ -29,7 +29,10 @@ class Sampler(Protocol):
     """Draws the cohort of each round from the population, from a seed or, without one, from the operating system's randomness."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """The cohort of a round, drawn by (seed, round) and the clients' keys or, without a seed, by the operating system."""
+        """The cohort of a round from `population`, drawn by (seed, round) or, without a seed, by the operating system.
+
+        Draws go by the clients' keys, so that a seed and round give the same clients whatever the order of the population.
+        """
         ...
 
     def expected_size(self, population: Population) -> float:

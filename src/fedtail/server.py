@@ -19,7 +19,10 @@ class ServerOptimizer(Protocol):
         ...
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """One step along the aggregated update, (dim,): new parameters and the optimiser's new tensors; no argument changes."""
+        """One step from `params` along the aggregated update, both (dim,): new parameters and the optimiser's new tensors.
+
+        `state` are the tensors that `start` or the step before returned. No argument is changed.
+        """
         ...
 
 
@@ -40,10 +43,10 @@ class SGD:
         return (torch.zeros_like(params),) if self.momentum else ()
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The parameters plus learning_rate times the velocity, and the tuple to keep for the next step.
+        """The flat `params` plus learning_rate times the velocity, and the tuple to keep for the next step.
 
-        With momentum the velocity is momentum times the former one plus the update, and is kept; without, it is the update, and
-        nothing is kept.
+        With momentum the velocity is momentum times the former one, in `state`, plus the update, and is kept; without, it is the
+        update, and nothing is kept.
         """
         velocity = self.momentum * state[0] + update if self.momentum else update
         return params + self.learning_rate * velocity, ((velocity,) if self.momentum else ())
@@ -75,13 +78,16 @@ class Adaptive:
         return torch.zeros_like(params), torch.full_like(params, self.adaptivity**2)
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The parameters after one step, and the first and second moment updated with this update; all are new tensors."""
+        """The flat parameters after one step from `params`, and the first and second moment of `state` updated with `update`.
+
+        All are new tensors, (dim,).
+        """
         first = self.first_decay * state[0] + (1 - self.first_decay) * update
         second = self.second_moment(state[1], update.square())
         return params + self.learning_rate * first / (second.sqrt() + self.adaptivity), (first, second)
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The new second moment, (dim,), from the former one and the squared update.
+        """The new second moment, (dim,), from the former one, `second`, and the squared update, `square`.
 
         Each subclass has its own rule; this class raises TypeError.
         """

@@ -44,7 +44,7 @@ class Minimum:
 
     @property
     def steps(self) -> int:
-        """How many steps were done for the last risk."""
+        """The number of steps that were taken for the last risk: the length of `values` less one, for the start."""
         return len(self.values) - 1
 
 
@@ -69,14 +69,15 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
     `mass`, (n,), defaults to equal masses. `group` goes to risks over groups, `Hierarchical`: labels, (n,) or (depth, n).
 
     `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step (1 at first), halved until
-    the risk falls by at least half of what its gradient promises. Where the risk is beta-smooth that is soon at least
-    1/(2 beta), with beta unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
-    `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose steps are
-    its own), for risks without kinks.
+    the risk falls by at least alpha |gradient|^2 / 2, half of what the gradient promises. Where the risk is beta-smooth that is
+    soon at least 1/(2 beta), with beta unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta
+    is known, `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose
+    steps are its own), for risks without kinks.
 
     `through` are risks that are minimised first, each from the solution before, each by up to `steps` steps: continuation in t is
     through=(Mean(), Tilted(-0.5), Tilted(-1.0)). A descent ends early where the gradient's norm is at most `tolerance`, and where
-    `on_step(progress)` returns True. Raises a ValueError where the risk is no longer finite.
+    `on_step(progress)` returns True. Returns a `Minimum`: the last parameters, the risk after each step, and the solution for
+    each risk. Raises a ValueError where the risk is no longer finite.
 
     >>> from fedtail import Tilted
     >>> points = torch.tensor([0.0, 1.0, 5.0])
@@ -114,9 +115,10 @@ class _Objective:
     group: Tensor | None
 
     def value(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """(leaf, value): the parameters with a gradient, and the risk of their losses.
+        """The parameters as a leaf, (dim,), that requires a gradient, and the risk of their losses, a scalar that depends on it.
 
-        Raises a ValueError where `losses` does not give one differentiable loss for each example.
+        The leaf is detached from `params`; `torch.autograd.grad(risk, leaf)` gives the gradient. Raises a ValueError where
+        `losses` does not return one loss for each example, (n,), or the losses do not depend on the parameters.
         """
         leaf = params.detach().requires_grad_()
         losses = self.losses(leaf)
@@ -130,7 +132,10 @@ class _Objective:
         return leaf, self.risk.value(losses, self.mass, **groups)
 
     def value_and_gradient(self, params: Tensor) -> tuple[float, Tensor]:
-        """The risk at these parameters, and its gradient in them, (dim,)."""
+        """The risk at these flat parameters, as a float, and its gradient in them, (dim,).
+
+        Raises a ValueError where `losses` does not return one differentiable loss for each example.
+        """
         leaf, value = self.value(params)
         return float(value.detach()), torch.autograd.grad(value, leaf)[0]
 
@@ -139,13 +144,21 @@ class _Track:
     """Values and iterates of one descent, and whether it ends."""
 
     def __init__(self, stage: int, steps: int, tolerance: float, on_step: OnStep | None):
-        """A descent of at most `steps` steps that has not begun."""
+        """Begin the record of a descent: `values` is empty; the first `visit` sets `params`, `best` and `gradient_norm`.
+
+        The descent ends after `steps` steps, at a gradient norm of at most `tolerance`, or where `on_step` returns True. `stage`
+        is the position of the risk among those minimised one after another; it is only passed on to `on_step`.
+        """
         self.stage, self.steps, self.tolerance, self.on_step = stage, steps, tolerance, on_step
         self.values: list[float] = []
         self.least = math.inf
 
     def visit(self, params: Tensor, value: float, gradient_norm: float) -> bool:
-        """Note one more iterate, the start first; whether the descent ends here. ValueError where the risk is not finite."""
+        """Record one more iterate, beginning with the start, and return whether the descent ends with it.
+
+        Appends `value`, the risk at `params`, to `values`, sets `params` and `gradient_norm`, and `best` where the risk is the
+        lowest so far. Calls `on_step` except for the start. Raises a ValueError where the risk is not finite.
+        """
         if not math.isfinite(value):
             raise ValueError(f"the risk is {value:g} " + (
                 f"after {len(self.values)} steps: the steps are too large for these losses. Lower step_size, or write "
@@ -161,7 +174,10 @@ class _Track:
 
 
 def _descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
-    """Gradient steps of a given size from `params`, until the track ends."""
+    """Gradient descent on `objective` from `params` until `track.visit` ends it; all iterates are recorded in `track`.
+
+    `step_size` is a number, or a function of the step 0, 1, ... `params` itself is not changed.
+    """
     while True:
         value, gradient = objective.value_and_gradient(params)
         if track.visit(params, value, float(gradient.norm())):
@@ -170,10 +186,12 @@ def _descent(objective: _Objective, params: Tensor, track: _Track, step_size: An
 
 
 def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
-    """Gradient steps from `params`, each twice the last one and halved until the risk falls enough; see `minimise`.
+    """Gradient descent from `params` by backtracking until `track.visit` ends it; all iterates are recorded in `track`.
 
-    Where differences of the risk are rounding, a step is short enough if the gradient still points the same way at its end,
-    which for a quadratic is the same condition. Ends too where no step is short enough, as at a kink.
+    The first step size tried is 1, later ones twice the last that was taken. It is halved until the risk falls by at least half
+    of the step size times the squared norm of the gradient. Where the risk changes by no more than rounding, a step is taken if
+    the gradients at its two ends have a non-negative inner product. Ends too where no step is found in `HALVINGS` halvings, as at
+    a kink. The last argument is not used.
     """
     value, gradient = objective.value_and_gradient(params)
     size = 1.0
@@ -196,20 +214,26 @@ def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: A
 
 
 def _quasi_newton(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
-    """L-BFGS-B of scipy from `params`, without bounds, until the track ends or no lower risk is found."""
+    """Minimise `objective` by scipy's L-BFGS-B, without bounds, from `params`; all iterates are recorded in `track`.
+
+    Ends where `track.visit` says so or scipy finds no lower risk. The last argument is not used.
+    """
     from scipy.optimize import minimize
 
     last: dict[str, Any] = {}
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
-        """The risk and its gradient at a point, as numpy has them; the last one is noted for the track."""
+        """The risk and its gradient, (dim,) float64, at a point that scipy tries; both are also stored in `last`."""
         here = torch.as_tensor(point).to(params, copy=True)
         value, gradient = objective.value_and_gradient(here)
         last.update(point=point.copy(), params=here, value=value, norm=float(gradient.norm()))
         return value, gradient.double().cpu().numpy()
 
     def visit(intermediate_result: Any) -> None:
-        """Note an iterate; StopIteration, which scipy takes as the end, where the track ends."""
+        """Record an iterate in the track; raises StopIteration, at which scipy stops, where the descent ends.
+
+        Evaluates the risk again if the iterate is not the point that was evaluated last.
+        """
         if not np.array_equal(last["point"], intermediate_result.x):
             evaluate(intermediate_result.x)
         if track.visit(last["params"], last["value"], last["norm"]):
@@ -234,17 +258,18 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
 
         R <- (1/t) log((1 - lambda) exp(t R) + lambda mean_B exp(t f)),   params <- params - alpha mean_B exp(t (f - R)) grad f.
 
-    R is kept as it is, a loss, and begins as the tilted loss of all examples: one pass. With `two_batches`, R is updated from
-    rows drawn apart from those of the gradient (algorithm 17, which the theory is about).
+    R begins as the tilted loss of all examples, which takes one pass, and is stored as a loss, not as exp(t R). With
+    `two_batches`, R is updated from rows drawn apart from those of the gradient (algorithm 17, which the theory is about).
 
     `group`, (examples,) labels, makes it hierarchical, [Li23, eq. (7.82)]: `tilt` across groups, `within` (tau) inside each. A
     step draws one group, with probability proportional to |g| exp(t R_g) by the Gumbel-max trick, and rows inside it (algorithm
     16). The R_g of the others stay as they were, so under a large tilt (t = 100, say) it swings from one group to another, or
     never draws one again; `every_group` takes rows of each group in every step instead, and weighs their gradients.
 
-    `tilt`, `within` and `step_size` (alpha) are numbers or functions of the step. Weights exp(t (f - R)) are capped at the
-    number of examples (of the group), which exact ones never exceed. `values` are the running estimates; `value` at the end takes
-    one more pass. `on_step(progress)` ends it by returning True. `seed` drives all draws.
+    `tilt`, `within` and `step_size` (alpha) are numbers or functions of the step. Weights exp(t (f - R)) are capped at the number
+    of examples (of the group), which exact ones never exceed. Returns a `Minimum`, whose `values` are the running estimates and
+    whose `value`, at the end, takes one more pass. `on_step(progress)` ends it by returning True. `seed` drives all draws. Raises
+    ValueError where a loss is not finite at the start, or the estimate or the parameters are not after a step.
 
     >>> points = torch.tensor([0.0, 1.0, 5.0])
     >>> found = minimise_stochastic(lambda centre, rows: (points[rows] - centre).square(), 3, torch.zeros(1), -1.0,
@@ -292,7 +317,11 @@ class _RunningLosses:
     """The tilted loss of each group as it is estimated now (of all examples: one group), and draws of groups and rows."""
 
     def __init__(self, losses: RowLosses, examples: int, group: Tensor | None, smoothing: float):
-        """Groups as lists of their rows; ValueError for labels that are not one integer for each example."""
+        """Set `members`, an array of rows for each group, by ascending label, and `sizes`; without `group` all are one group.
+
+        The estimates are not set yet: call `begin` before anything else. Raises ValueError where `group` is not one integer for
+        each example, (examples,).
+        """
         self.losses, self.smoothing = losses, smoothing
         if group is None:
             self.members = [np.arange(examples)]
@@ -306,7 +335,10 @@ class _RunningLosses:
         self.sizes = np.array([len(rows) for rows in self.members], dtype=float)
 
     def begin(self, params: Tensor, tau: float) -> None:
-        """Set the estimates to what they are, by a pass over all examples."""
+        """Set `estimates`, (groups,), to the exact tilted loss of each group at `params`, by a pass over all examples.
+
+        `tau` is the tilt within a group.
+        """
         estimates = []
         with torch.no_grad():
             for rows in self.members:
@@ -315,7 +347,10 @@ class _RunningLosses:
         self.estimates = np.array(estimates)
 
     def losses_of(self, params: Tensor, rows: np.ndarray) -> Tensor:
-        """The losses of these rows; ValueError where it is not one loss for each row."""
+        """The losses of the examples in these `rows` under the flat `params`, (rows,), differentiable in them.
+
+        Raises ValueError where the user's function does not return one loss for each row.
+        """
         losses = self.losses(params, torch.from_numpy(rows).to(params.device))
         if losses.shape != rows.shape:
             raise ValueError(f"losses(params, rows) must give one loss for each row, ({len(rows)},), got shape "
@@ -323,19 +358,28 @@ class _RunningLosses:
         return losses
 
     def draw_group(self, t: float, draw: np.random.Generator) -> int:
-        """A group, with probability proportional to |g| exp(t R_g): the largest logit with Gumbel noise."""
+        """The position of a group, drawn with probability proportional to |g| exp(t R_g), with |g| its size and R_g its estimate.
+
+        It is the group with the largest sum of logarithm and Gumbel noise from `draw` (Gumbel-max trick). 0, without a draw,
+        where there is one group.
+        """
         return 0 if len(self.sizes) == 1 else int((self._logits(t) + draw.gumbel(size=len(self.sizes))).argmax())
 
     def draw_rows(self, g: int, count: int, draw: np.random.Generator) -> np.ndarray:
-        """`count` rows of a group without replacement; all of them, in order, where it has no more."""
+        """`count` rows of the group at position `g`, drawn without replacement; all its rows, in order, where it has no more.
+
+        `draw` is the generator that is drawn from.
+        """
         rows = self.members[g]
         return rows if count >= len(rows) else rows[draw.choice(len(rows), count, replace=False)]
 
     def gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
                  t: float, tau: float) -> Tensor:
-        """The weighted gradient on the rows of some groups, (dim,), after an update of these groups' estimates.
+        """The weighted gradient at `params` over mini-batches of some groups, (dim,), after updating their estimates in place.
 
-        The update is from the losses of the same rows, or of those `apart`. Groups share by |g| exp(t R_g) among themselves.
+        `rows` holds the mini-batch of each group in `groups`. Estimates are updated from the losses of the same rows or, where it
+        is given, of the mini-batches in `apart`. Within a group an example of loss f has weight exp(tau (f - R_g)), capped at the
+        size of the group, with R_g the group's estimate. Groups are weighted in proportion to |g| exp(t R_g), with |g| the size.
         """
         leaf = params.detach().requires_grad_()
         losses = self.losses_of(leaf, np.concatenate(rows))
@@ -355,24 +399,28 @@ class _RunningLosses:
         return torch.autograd.grad((torch.from_numpy(np.concatenate(weights)).to(losses) * losses).sum(), leaf)[0]
 
     def _averaged(self, old: float, new: float, tau: float) -> float:
-        """The tau-tilted mean of an estimate and the newest one, which has the share `smoothing` (lambda)."""
+        """The updated estimate: the tau-tilted mean of `old`, with weight 1 - `smoothing`, and `new`, with weight `smoothing`."""
         if self.smoothing == 1:
             return new
         return _tilted_mean(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
 
     def value(self, t: float) -> float:
-        """The t-tilted mean of the estimates, by the sizes of the groups."""
+        """The estimate of the whole objective: the t-tilted mean of the groups' estimates, each group weighted by its size."""
         return _tilted_mean(self.estimates, t, self.sizes / self.sizes.sum())
 
     def _logits(self, t: float) -> np.ndarray:
-        """log |g| + t R_g for each group."""
+        """log |g| + t R_g for each group, (groups,), with |g| its size and R_g its estimate: the logarithm of its weight.
+
+        That is up to a constant, since weights are not normalised here.
+        """
         return np.log(self.sizes) + t * self.estimates
 
 
 def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = None) -> float:
-    """What `Tilted(tilt).value` is, without torch's cost for few numbers: (1/t) log of the mean of exp(t F), by `shares`.
+    """The tilted mean (1/t) log(mean of exp(t F)) of some `losses` (F) with `tilt` (t), as a float; the mean where t is 0.
 
-    `shares` are positive and sum to one. NaN where a loss is not finite.
+    `shares`, which are positive and sum to one, are the weights of the mean; by default all are equal. No power overflows:
+    exponents are taken relative to the extreme loss. NaN where a loss is not finite.
     """
     if not np.isfinite(losses).all():
         return math.nan
@@ -387,17 +435,17 @@ def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = No
 
 
 def _as_numpy(losses: Tensor) -> np.ndarray:
-    """Losses without their gradient, in float64, on the CPU."""
+    """The losses as a float64 numpy array on the CPU, detached from autograd."""
     return losses.detach().double().cpu().numpy()
 
 
 def _at(schedule: Any, step: int) -> float:
-    """The number of a schedule at a step; for a number, that number."""
+    """The value of a schedule at a step (0, 1, ...): `schedule(step)` for a function; a number is returned as it is."""
     return float(schedule(step)) if callable(schedule) else schedule
 
 
 def _tilt_at(schedule: Schedule, step: int) -> float:
-    """The tilt at a step; ValueError where it is not finite."""
+    """The tilt (t) at a step of a schedule, a number or a function of the step; raises ValueError where it is not finite."""
     tilt = _at(schedule, step)
     if not math.isfinite(tilt):
         raise ValueError(f"tilt (t) must be finite in a stochastic solver, got {tilt:g}. For the worst example use minimise with "
@@ -406,12 +454,12 @@ def _tilt_at(schedule: Schedule, step: int) -> float:
 
 
 def _reads_groups(risk: Risk) -> bool:
-    """Whether the value of a risk takes a `group`."""
+    """Whether the risk's method `value` has a parameter `group`, as that of a risk over groups."""
     return "group" in inspect.signature(risk.value).parameters
 
 
 def _check_groups(risks: Sequence[Risk], group: Tensor | None) -> None:
-    """Raise a ValueError where a risk needs groups that are missing, or none of the risks reads those given."""
+    """Raise a ValueError where one of the risks reads groups and `group` is None, or none reads them and `group` is given."""
     readers = [one for one in risks if _reads_groups(one)]
     if readers and group is None:
         raise ValueError(f"{type(readers[0]).__name__} is a risk over groups, and group is missing. Pass the labels of the "
@@ -422,20 +470,23 @@ def _check_groups(risks: Sequence[Risk], group: Tensor | None) -> None:
 
 
 def _check_start(start: Tensor) -> None:
-    """Raise a ValueError unless the start is a flat tensor of floating-point numbers."""
+    """Raise a ValueError unless `start` is a flat tensor, (dim,), of floating-point numbers."""
     if start.ndim != 1 or not start.is_floating_point():
         raise ValueError(f"start must be a flat tensor of floating-point numbers, (dim,), got shape {tuple(start.shape)} and "
                          f"{start.dtype}. Write start.flatten().double(), and give it its shape again inside losses.")
 
 
 def _check_count(name: str, count: int, least: int) -> None:
-    """Raise a FieldError (a ValueError) for a number that is not an integer of at least `least`."""
+    """Raise a FieldError (a ValueError) about `name` where `count` is not an int of at least `least`; a bool is refused."""
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise FieldError(name, f"an integer of at least {least}", count)
 
 
 def _check_step_size(step_size: Any, also: str = "") -> None:
-    """Raise a ValueError for a step size that is neither a positive number, nor a function, nor the word `also`."""
+    """Raise a ValueError for a step size that is neither a positive number nor a function of the step.
+
+    `also` is a text that is allowed too, within double quotes; "" allows none.
+    """
     if isinstance(step_size, str):
         if f'"{step_size}"' != also:
             raise FieldError("step_size", f"a positive number or a function of the step{also and ', or ' + also}", step_size,

@@ -178,9 +178,9 @@ class Task:
 
 
 def _rows_to_try(population: Population) -> Tensor:
-    """The rows of a few telling examples, int64: the first client's first two, and those that hold an extreme value.
+    """The rows of a few examples to try a module on, int64: the first client's first two, and those that hold an extreme value.
 
-    Extremes are the smallest and the largest of the targets, and of each integer input (tokens).
+    Extremes are the smallest and the largest of the targets, and of each integer input (tokens). A row may come more than once.
     """
     whole = (v for v in input_tensors(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
     told = [population.targets, *whole]

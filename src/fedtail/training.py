@@ -57,13 +57,13 @@ class FleetEvaluation(Protocol):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The privacy mechanism of the evaluation: what it does to the clients' rows and to their sum."""
+        """The privacy mechanism of the evaluation, which clips and noises the clients' rows or their sum."""
         ...
 
     def round_with_evaluation(self, method: Method, only: bool = False) -> Any:
         """A method whose rounds begin with the evaluation of `method`'s models or, with `only`, consist of nothing else.
 
-        `run_round` runs it; its rounds end in a pair (next state, what was found).
+        It can be passed to `run_round`, which then returns a pair: the next state, and one evaluation for each model or None.
         """
         ...
 
@@ -142,14 +142,14 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
           privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
           on_round: OnRound | None = None, **old: Any) -> Trained:
-    """Train for `rounds` rounds, and return the models with all that `resume` needs. Whatever can be refused is refused first.
+    """Train by `algorithm` for `rounds` rounds, and return the models with all that `resume` needs.
 
-    `start` is the model to begin with: a module, a state dict, or the path of a run's model file. Its parameters (frozen ones
-    too) and buffers are copied into a copy of the task's module, which must be of the same kind; by default that module itself is
-    the start. `seed` (0 by default) drives batches and dropout and, unless the privacy budget takes them from the operating
-    system, cohorts and noise: methods with the same seed see the same. `engine` says where and how clients are computed. A
-    `fleet` brings its own clients and computes for them; by default a `LocalFleet` does for the `population`. `channel` is what
-    the server sees of the clients' answers.
+    Whatever can be refused is refused before the first round. `start` is the model to begin with: a module, a state dict, or the
+    path of a run's model file. Its parameters (frozen ones too) and buffers are copied into a copy of the task's module, which
+    must be of the same kind; by default that module itself is the start. `seed` (0 by default) drives batches and dropout and,
+    unless the privacy budget takes them from the operating system, cohorts and noise: methods with the same seed see the same.
+    `engine` says where and how clients are computed. A `fleet` brings its own clients and computes for them; by default a
+    `LocalFleet` does for the `population`. `channel` is what the server sees of the clients' answers.
 
     `privacy` is the budget of the run, or a ledger to write to: with an epsilon, training stops, with a `BudgetSpentWarning`,
     before it would cost more; by default releases are only recorded. The ledger is about these rounds, and notes what is known of
@@ -180,8 +180,9 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
 
     Round numbers continue, clients keep their memory, and a copy of the run's ledger continues, under the same budget unless
     `privacy` is another; a `Ledger` given as `privacy` is used in its place. If the ledger does not hold all earlier rounds, it
-    notes their history as far as it is known. Other arguments are those of `train`. Raises ValueError where the state does not
-    fit the method. To train the model by another method write train(..., start=trained.module).
+    notes their history as far as it is known. `population` or `fleet` provides the clients, `engine` and `channel` say how they
+    are computed and what the server sees of them, and `evaluation` and `on_round` act as in `train`. Raises ValueError where the
+    state does not fit the method. To train the model by another method write train(..., start=trained.module).
     """
     check_types(trained.algorithm, trained.task, population, rounds)
     dtype = engine.dtype or member_states(trained.state)[0].params.dtype
@@ -200,8 +201,8 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
                    fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
     """Check all that could be refused, then run the rounds on the given fleet, or on a local one for the population.
 
-    `first` is the run before these rounds; returns the run after them. Warns (`NoContributionWarning`) where no client
-    contributed in any round of a new run.
+    `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. The other arguments are those of
+    `train`. Warns (`NoContributionWarning`) where no client contributed in any round of a new run.
     """
     if population is not None:
         first.task.check(population)
@@ -221,8 +222,9 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
               evaluation: FleetEvaluation | None = None) -> None:
     """Raise a ValueError for whatever a run would refuse, before anything is sampled or released.
 
-    That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler, and a privacy
-    budget that does not cover one round; warns where it does not cover all `rounds`.
+    That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler and, where the
+    budget has an epsilon, a release without noise or an epsilon that does not cover one round. Warns where it does not cover all
+    `rounds`.
     """
     check_composition(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
@@ -240,7 +242,10 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
 
 
 def _make_local_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
-    """A fleet in this process for the population, in the precision of the run's model; raises ValueError without a population."""
+    """A fleet in this process for the population, with the task and precision of the run `first`, and the engine's settings.
+
+    Raises ValueError without a population.
+    """
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
     dtype = member_states(first.state)[0].params.dtype
@@ -250,10 +255,11 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                 on_round: OnRound | None) -> tuple[Trained, bool]:
-    """Run up to `rounds` rounds: the run after the last, and whether any client contributed (true if the fleet cannot tell).
+    """Continue the run `trained` for up to `rounds` rounds; returns the run after the last, and whether any client contributed.
 
-    Calls `on_round` after each, and ends where that returns True or, with a `BudgetSpentWarning`, where the privacy budget is
-    spent. The models are evaluated every so many rounds, and once more at the end unless the run ended early.
+    The latter is true also if the fleet cannot tell. Calls `on_round` after each round, and ends where that returns True or, with
+    a `BudgetSpentWarning`, where the privacy budget is spent. With an `evaluation`, the models are evaluated in every `every`-th
+    round, and once more at the end unless the run ended early.
     """
     anyone, stop = False, False
     for done in range(1, rounds + 1):
@@ -278,9 +284,10 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
 
 def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                    only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
-    """The state after one round, and what the cohort found in evaluating the models it received; None where it did not evaluate.
+    """The state after one more round of the run `trained`, and the evaluations of the models that the cohort received.
 
-    With `only` the cohort evaluates and does not train. Charges the run's ledger.
+    The latter is a tuple with one for each model; None without an `evaluation`, or where too few clients contributed to it. With
+    `only` the cohort evaluates and does not train. Charges the run's ledger.
     """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
@@ -290,7 +297,11 @@ def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation:
 
 def _evaluate_final_models(trained: Trained, fleet: Fleet, channel: Channel,
                            evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
-    """What clients find about the final models, in a round for that alone; None, with a warning, if the budget is spent."""
+    """A tuple with the clients' evaluation of each final model of the run `trained`, from a round for that alone.
+
+    None where too few clients contributed and, with a `BudgetSpentWarning`, where the privacy budget is spent. Charges the run's
+    ledger.
+    """
     try:
         return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
     except BudgetSpent as reason:
@@ -301,7 +312,9 @@ def _evaluate_final_models(trained: Trained, fleet: Fleet, channel: Channel,
 def _earlier_run_from_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
     """The run to resume for train(start=an earlier run or its state), which versions before 0.2 allowed.
 
-    Warns with a DeprecationWarning. Raises ValueError where the earlier run was trained by another method or other settings.
+    It has the other arguments of `train`: the task with the earlier run's tensors in the engine's dtype, and `seed` or, where
+    that is None, the earlier seed. Warns with a DeprecationWarning. Raises ValueError where the earlier run was trained by
+    another method or other settings than `algorithm`.
     """
     written = "resume(trained, ...)" if isinstance(start, Trained) else "resume(Trained(algorithm, task, state, seed), ...)"
     warnings.warn(f"to go on from an earlier run write {written} since version 0.2; train(start=...) begins with a model only.",
@@ -340,7 +353,7 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
 
 
 def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
-    """The flat models that a run with this state returns, (dim,) each: one for each member of a family, else one."""
+    """The flat models that a run of `algorithm` in this state returns, (dim,) each: one for each member of a family, else one."""
     return tuple(m.result(s) for m, s in zip(algorithm.members, member_states(state), strict=True))
 
 
@@ -408,7 +421,10 @@ def _task_with_start_tensors(task: Task, start: Any, dtype: torch.dtype | None) 
 
 
 def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
-    """Raise a ValueError where two modules differ in the shapes of their trainable parameters, or in names or types of layers."""
+    """Raise a ValueError where two modules differ in the shapes of their trainable parameters, or in names or types of layers.
+
+    The text takes `module` for the task's, and `start` for what the user gave.
+    """
     ours, theirs = ([tuple(p.shape) for p in trainable_parameters(m)] for m in (module, start))
     if ours != theirs:
         raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. {SAME_KIND}")
@@ -462,10 +478,10 @@ def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
 
 
 def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
-    """What the fleet's clients remember at the start: for a resumed run what they kept, for a new one nothing.
+    """The client memory that the fleet starts with: for a resumed run what its clients kept, for a new run an empty one.
 
-    For a run put together from a state alone it is what the fleet holds. Raises ValueError where a part of it keeps memory on
-    clients and this fleet does not hold it.
+    For a run put together from a state alone it is what the fleet holds. A ValueError where its risk or local training keeps
+    memory on clients and neither this fleet nor its nodes hold it.
     """
     if first.memory is not NOT_KNOWN:
         return first.memory

@@ -44,7 +44,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes, types: Types) -> Any:
-    """The value that `pack` wrote, with dataclasses built from `types`, by class name, through their own checks.
+    """The value that `pack` wrote as `data`, with dataclasses built from `types`, by class name, through their own checks.
 
     Raises `Unreadable` for a type that is not given and for any damage. Memory does not exceed what the message itself holds:
     tensors are copies of bytes in it.
@@ -110,9 +110,9 @@ def _build_value(plain: Any, types: Types, depth: int) -> Any:
 
 
 def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
-    """A CPU tensor with memory of its own, from the dtype as numpy writes it ("<f4"), the shape as a list, and the bytes.
+    """A CPU tensor with memory of its own, of the dtype `kind` as numpy writes it ("<f4"), from its `shape`, a list, and bytes.
 
-    Raises `Unreadable` where the dtype is unknown or the number of bytes does not fit the shape.
+    Raises `Unreadable` where the dtype is unknown or the number of bytes in `content` does not fit the shape.
     """
     if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
             type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):

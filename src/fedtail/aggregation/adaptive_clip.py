@@ -40,9 +40,9 @@ class AdaptiveClip(Part):
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a clip norm, total or rate that is not positive, or a quantile outside (0, 1).
+        """Raise ValueError if `clip_norm`, `total` or `rate` is not positive or `quantile` is outside (0, 1).
 
-        Raises TypeError for noise that is no `Noise`.
+        Raises TypeError if `noise` is not a `Noise`.
         """
         if not self.clip_norm > 0 or not self.total > 0:
             raise ValueError(f"clip_norm (C) and total must be positive, got {self.clip_norm:g} and {self.total:g}.")
@@ -55,24 +55,27 @@ class AdaptiveClip(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """The declaration that composition checks read: one column beside the update, a private mechanism, a public total.
+        """The record that is read when parts are composed: rows have one column beside the update, and get noise.
 
-        The column is the bit that says whether the update was short enough.
+        That column is the bit that says whether the update was at most as long as the clip norm. `total` is the public divisor.
         """
         return AggregatorDeclaration(columns=1, mechanism=self.mechanism, total=self.total)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The mechanism that adds `noise` to the sum of rows, whose norm is at most sqrt(1 + (BIT_WEIGHT / 2)^2).
+        """The mechanism that clips rows to norm sqrt(1 + (BIT_WEIGHT / 2)^2) and adds `noise` to their sum.
 
-        That is the norm of an update of norm one beside a bit of plus or minus BIT_WEIGHT / 2.
+        That is the norm of an update of norm one beside a bit of plus or minus BIT_WEIGHT / 2, so that with densities up to 1 no
+        row is shortened again.
         """
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (update / clip norm clipped to norm one, bit) times each client's density, (clients, dim + 1) float64.
+        """The row that each client sends: its scaled update and a bit, times its density; (clients, dim + 1) float64.
 
-        The bit is BIT_WEIGHT / 2 where the update was not longer than this round's clip norm, else -BIT_WEIGHT / 2.
+        `updates` (clients, dim) are divided by this round's clip norm (from `train`), and clipped to norm one. The last column is
+        BIT_WEIGHT / 2 where the update was not longer than the clip norm, else -BIT_WEIGHT / 2. The densities, which the risk
+        gave, are in `weighted`; a client without mass gets a zero row. `clients` is not used.
         """
         now = self.current_clip_norm(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
@@ -80,11 +83,11 @@ class AdaptiveClip(Part):
         return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
-        """Server: a conversation that asks `train` once and returns `Aggregated`: the noisy mean update and the next clip norm.
+        """Runs on the server: a generator that yields the question `train`, is sent the noisy sum, and returns `Aggregated`.
 
-        The update is (dim,), in the units of the model; the clip norm, (1,) float64, is kept for the next round. It is this
-        round's times exp(-rate * (share of updates that were short enough - quantile)), with the share estimated from the noisy
-        bits.
+        Its `update` is the noisy mean update, (dim,), in the units of the model. Its `kept` is the clip norm of the next round,
+        (1,) float64: this round's times exp(-rate * (share - quantile)), where share is the fraction of updates that were not
+        longer than the clip norm, estimated from the noisy bits and limited to [0, 1].
         """
         sums, now = (yield train), self.current_clip_norm(train)
         short = float(sums[-1]) / (BIT_WEIGHT * self.total) + 0.5
@@ -92,9 +95,12 @@ class AdaptiveClip(Part):
         return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
 
     def current_clip_norm(self, train: Train) -> float:
-        """This round's clip norm: the one that `fit` computed in the round before (`train.kept`), at first `clip_norm`."""
+        """The clip norm of this round: `train.kept`, which `fit` computed in the last round; in the first round `clip_norm`."""
         return self.clip_norm if train.kept is None else float(train.kept[0])
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """One bound on the absolute value of every entry of a row, (1,) float64: 1, since rows are in units of the clip norm."""
+        """One bound on the absolute value of every entry of a row, (1,) float64: 1, since rows are in units of the clip norm.
+
+        `width` and `weight` are not used.
+        """
         return torch.ones(1, dtype=torch.float64)

@@ -28,19 +28,23 @@ class CurvatureMean(Part):
     update_bound: float = 1024.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a Lipschitz constant that is not positive."""
+        """Raise ValueError if `lipschitz` is given and not positive."""
         if self.lipschitz is not None and not self.lipschitz > 0:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """The declaration that composition checks read: one column beside the update, and a risk whose density has a slope."""
+        """The record that is read when parts are composed: rows have one column beside the update, the curvature.
+
+        It also says that the density of the risk must have a slope.
+        """
         return AggregatorDeclaration(columns=1, needs_slope=True)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (curvature, density * gradient) times mass / L, (clients, dim + 1) float64, where gradient is L * update.
+        """The row of each client, (curvature, density * gradient) times mass / L; (clients, dim + 1) float64.
 
-        L is `lipschitz` or, without it, one over this round's local learning rate.
+        The gradient is L * update, and the curvature is slope * |gradient|^2 + L * density, with the slope of the risk's density
+        at the client's loss. L is `lipschitz` or, where that is None, one over the local learning rate of this round.
         """
         lipschitz = self.lipschitz or 1 / max(train.local.rate(clients.round), 1e-30)
         gradients = lipschitz * updates.double()
@@ -50,16 +54,16 @@ class CurvatureMean(Part):
         return mass / lipschitz * torch.cat([curvature[:, None], density[:, None] * gradients], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: a conversation that asks `train` once and returns the sum of gradients over the sum of curvatures, (dim,).
+        """Runs on the server: a generator that asks `train` once and returns sum of gradients / sum of curvatures, (dim,).
 
         Both sums are weighted by mass, the gradients also by density. It returns None if no client contributed.
         """
         return (yield from ratio_of_sums(train))
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """Bounds on the absolute entries of a row, (width,) float64, for a client that weighs at most `weight`.
+        """Bounds on the absolute entries of a row, (width,) float64, for a client whose weight is at most `weight`.
 
-        They are weight * update_bound^2 for the first entry, the curvature, and weight * update_bound for the others.
+        They are weight * update_bound^2 for entry 0, the curvature, and weight * update_bound for the others.
         """
         bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)
         bound[0] = weight * self.update_bound**2

@@ -35,7 +35,7 @@ class PrivateMean(Part):
     total: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a clip norm or total that is not positive, and TypeError for noise that is no `Noise`."""
+        """Raise ValueError if `clip_norm` or a given `total` is not positive, and TypeError if `noise` is not a `Noise`."""
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm (C) must be positive, got {self.clip_norm:g}. It bounds the norm of a client's update.")
         if self.total is not None and not self.total > 0:
@@ -46,9 +46,9 @@ class PrivateMean(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """The declaration that composition checks read: no column beside the update, a private mechanism, and the public total.
+        """The record that is read when parts are composed: rows have no column beside the update, and get noise.
 
-        Without `total`, the risk must release a weight to divide by.
+        The divisor is the public `total`; where that is None, the risk has to release a weight to divide by.
         """
         return AggregatorDeclaration(0, mechanism=self.mechanism, total=self.total, divides_by_release=self.total is None)
 
@@ -58,17 +58,24 @@ class PrivateMean(Part):
         return NoisySum(self.clip_norm, self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (clients, dim): each client's update, clipped to norm `clip_norm`, times its density (zero without mass)."""
+        """The row of each client, (clients, dim) float64: its update, clipped to norm `clip_norm`, times its density.
+
+        A client without mass gets a zero row. `train` and `clients` are not used.
+        """
         return self.mechanism.clip(updates) * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: a conversation that asks `train` once and returns the noisy sum of rows divided by `total`, (dim,).
+        """Runs on the server: a generator that asks `train` once and returns the noisy sum of rows divided by `total`, (dim,).
 
-        Without `total`, it divides by the weight that the risk has released.
+        Where `total` is None, the divisor is the weight that the risk released, by its noisy histogram, with the dual. Never
+        None.
         """
         sums = yield train
         return sums / (self.total if self.total is not None else train.risk.released_weight(train.dual))
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """One bound on the absolute value of every entry of a row, (1,) float64: the clip norm, whatever the weight."""
+        """One bound on the absolute value of every entry of a row, (1,) float64: the clip norm.
+
+        `width` and `weight` are not used.
+        """
         return torch.tensor([self.clip_norm], dtype=torch.float64)

@@ -28,11 +28,14 @@ class WeightedMean(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """The declaration that composition checks read: a row has one column beside the update, the weight."""
+        """The record that is read when parts are composed: rows have one column beside the update, the weight."""
         return AggregatorDeclaration(columns=1)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (weight, weight * update) of all clients, (clients, dim + 1) float64, on the device of the updates."""
+        """The row of each client, (weight, weight * update): (clients, dim + 1) float64, on the device of `updates`.
+
+        A weight is mass times density, from `weighted`; `train` and `clients` are not used.
+        """
         weight = to_device(weighted.weight, updates.device)[:, None]      # float64, as its bound
         rows = weight.new_empty(len(updates), updates.shape[1] + 1)
         rows[:, :1] = weight
@@ -40,16 +43,16 @@ class WeightedMean(Part):
         return rows
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: a conversation that asks `train` once and returns the weighted mean of the updates, (dim,).
+        """Runs on the server: a generator that asks `train` once and returns the weighted mean of the updates, (dim,).
 
         It returns None if no client contributed.
         """
         return (yield from ratio_of_sums(train))
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """Bounds on the absolute entries of a row, (width,) float64, for a client that weighs at most `weight`.
+        """Bounds on the absolute entries of a row, (width,) float64, for a client whose weight is at most `weight`.
 
-        They are `weight` for the first entry and `weight` times `update_bound` for the others.
+        They are `weight` for entry 0 and `weight` times `update_bound` for the others.
         """
         bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)
         bound[0] = weight

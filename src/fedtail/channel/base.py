@@ -33,42 +33,51 @@ ROUNDING = 0.05      # clients: what masses that were rounded to few bits may ad
 
 
 class Encoder(Encoding, Protocol):
-    """Both ends of a code: clients encode, workers add, the server decodes."""
+    """How rows are sent: clients encode them, worker processes add them, and the server decodes the sum."""
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum over axis 0 of encoded rows, (clients, width), or of such sums, (parts, width): encoded too, (width,)."""
+        """The encoded sum, (width,), over axis 0 of encoded rows, (clients, width), or of encoded sums, (parts, width)."""
         ...
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """An encoded sum as real numbers, float64, (width,); `bound` is the bound on entries that its rows were encoded with."""
+        """The real numbers, float64, (width,), that the encoded sum `total` stands for.
+
+        `bound` is the bound on absolute entries with which the rows were encoded: the scale of the encoding follows from it.
+        """
         ...
 
     def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """Whether dividing the decoded `sums` by the weight sums[divisor] gives more than rounding errors of the encoding.
+        """Whether the decoded `sums`, divided by the weight sums[divisor], are more than rounding errors of the encoding.
 
-        `bound` is the bound on entries that the rows were encoded with, (width,) or (1,).
+        `bound`, (width,) or (1,), is the bound on absolute entries with which the rows were encoded.
         """
         ...
 
 
 class RoundLost(Exception):
-    """Too few stayed, or contribute: what was asked stays charged, nothing of it is used, and the model stays as it was."""
+    """Too few clients answered or contribute: the round is given up and the model stays as it was.
+
+    What was asked stays charged to the privacy ledger, and none of it is used.
+    """
 
 
 @with_old_names
 class Channel:
-    """Opens a round over a fleet. `reveals_rows` says whether single rows may be sent."""
+    """How a round's questions reach the clients of a fleet, and their sums the server; `reveals_rows`: it may see single rows."""
 
     reveals_rows: ClassVar[bool] = True
 
     @property
     def minimum_contributors(self) -> int:
-        """How many clients at least must contribute a non-zero row to a sum; 0 where single clients are not hidden."""
+        """The fewest clients that must contribute a non-zero row to a sum without noise; 0, the default, is no such rule.
+
+        Channels that hide single clients override it.
+        """
         return 0
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort with which a round is held; with a smaller one the round is skipped. 1 unless overridden."""
+        """The smallest cohort with which a round is held; a round with a smaller one is skipped. By default 1."""
         return 1
 
     @property
@@ -81,37 +90,41 @@ class Channel:
         return self.label
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
-        """Whether every sampled client answers: then integer noise can have one distribution for every size of the cohort.
+        """Whether every client that is sampled from `fleet` is certain to answer; False for a fleet without `loses_clients`.
 
-        A fleet without `loses_clients` is taken to lose clients.
+        If True, a fixed number of clients add shares of integer noise, so that the noise does not depend on the size of the
+        cohort and Poisson sampling earns amplification. If False, every client of the cohort adds a share, and no amplification
+        is claimed.
         """
         return not getattr(fleet, "loses_clients", True)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The encoding of the rows of one round, for at most `clients` clients of at most `mass` each.
+        """The encoding of the rows of one round, for at most `clients` clients with a mass of at most `mass` each.
 
-        Raises a TypeError by default.
+        Every channel defines its own; here it raises TypeError.
         """
         raise TypeError(f"{type(self).__name__} has no encoding.")
 
     @contextmanager
     def open(self, fleet: Fleet, cohort: Cohort, broadcast: Broadcast, ledger: Ledger,
              planned: RoundEvent) -> Iterator[Callable[[Any], Any]]:
-        """A context manager for one round: sends `broadcast` to the cohort, and gives a function `ask(question) -> sums`.
+        """A context manager for one round: sends `broadcast` to the cohort, and yields a function `ask(question) -> sums`.
 
-        The round is opened on the ledger with `planned`. At the end, also after an exception, the fleet and the ledger are
-        closed. What a question reveals is charged before it is asked. `ask` takes a question or a `Joint` one, and raises
-        `RoundLost` where too few clients take part.
+        It opens the round on the ledger, with `planned` as its planned cost, and on the fleet. At its end, also after an
+        exception, it closes both; clients keep what they stored in the round only if there was no exception. `ask` takes a
+        question or a `Joint` of several. It charges the ledger for what the answer reveals before it asks, and raises `RoundLost`
+        where too few clients take part.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
         ledger.open(broadcast.round, planned, self.label_for_fleet(fleet))
         number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
-            """Check a question or a `Joint` one, charge the ledger for it, ask the cohort, and return the decoded sums, float64.
+            """Check a question, charge the ledger for it, ask the cohort, and return the decoded sum, (width,) float64.
 
-            Sums are nested in tuples as the questions were joined; a question that gathers gives rows. Raises a ValueError for a
-            question that this channel refuses; raises `RoundLost` where too few clients were sampled, contribute or answered.
+            A `Joint` of questions returns a tuple of sums, nested as the questions are. A question that asks for single rows
+            returns these, (clients, width). Raises ValueError for a question that this channel refuses, and `RoundLost` where too
+            few clients were sampled, contribute or answered.
             """
             questions: tuple[Any, ...] = tuple(map(with_question_number, single_questions(question), number))
             if self.minimum_contributors:
@@ -138,9 +151,10 @@ class Channel:
             return arrange_answers(question, iter([decoded_sum(one, total) for one, total in totals]))
 
         def decoded_sum(question: Any, total: Tensor) -> Tensor:
-            """A question's decoded sum, float64, with the server's noise where its mechanism adds some.
+            """The released sum of one question, float64: `total`, the encoded sum, decoded by the encoding of the round.
 
-            Raises `RoundLost` where the sum would be divided by a weight that is mostly rounding error.
+            Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where the sum would be
+            divided by a weight that is mostly rounding error.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
@@ -158,18 +172,20 @@ class Channel:
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), where it gathers.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Here `fleet.collect` is called, and the other arguments are not used. A channel that hides single clients unmasks nothing
-        where fewer than `needed` of them answered, and calls `again`, which charges the ledger, before it asks a second time.
+        Here `fleet.collect` is called, and the arguments after `fleet` are not used. A subclass that hides single clients raises
+        `RoundLost` where fewer than `needed` clients answered, and calls `again`, which charges the ledger, before it asks a
+        second time.
         """
         return fleet.collect(questions, encoding)
 
     def check_enough_answers(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
-        """Raise `RoundLost` where too few clients answered; what was asked stays charged, at the planned noise.
+        """Raise `RoundLost` where too few clients answered these questions; the ledger stays charged for them.
 
-        Needed are the channel's `minimum`, and as many as the noise of each question relies on. Integer noise relies on
-        clients other than those of any one node, since a node knows its own clients' shares of the noise.
+        At least `minimum` clients must have answered, and as many as the noise of each question relies on. Where clients add
+        shares of integer noise, that many must be outside the node with most clients, since a node knows the shares of its own
+        clients.
         """
         answered, needed = fleet.answer_count, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
@@ -181,20 +197,20 @@ class Channel:
                             f"the noise, and {shares} are needed.")
 
     def fleet_refusals(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
-        """Texts that say why this channel cannot serve `fleet`, none where it can, which is the default.
+        """Yields texts, each a reason why this channel cannot be used with `fleet`; here none, for subclasses to override.
 
         `cohort_size` is the expected number of clients in a round.
         """
         return iter(())
 
     def answers_needed(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> int:
-        """How many clients must answer before a sum is unmasked, so that `minimum_contributors` surely contribute to it.
+        """How many clients must answer before a sum is unmasked, so that at least `minimum_contributors` contribute to it.
 
-        If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
-        of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
-        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum, and a ValueError where a client of the
-        cohort has an importance of zero. The result is 0 where the channel does not hide single clients, and where all sums have
-        noise: that hides each client, whereas the count would be exact.
+        If at least `least` of n clients contribute to each sum, this is n - least + minimum_contributors, since any of the
+        contributors may drop out. Only sums without noise are considered. Where a question cannot say that enough clients
+        contribute, they are counted first by a question of its own, through `ask`, which is charged. Returns 0 where
+        `minimum_contributors` is 0 or all sums have noise. Raises `RoundLost` where `least` is below the minimum, and ValueError
+        where a client has an importance of zero.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -213,19 +229,20 @@ class Channel:
 
 
 def whole_number_of_clients(fewest: float | None, clients: int) -> int:
-    """A lower bound `fewest` on the number of contributing clients, rounded up and at most `clients`; 0 where it is None.
+    """`fewest`, a lower bound on the number of contributing clients, rounded up and limited to `clients`; 0 where it is None.
 
     `fewest` may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 0.05 over a
-    whole number is taken as a rounding error.
+    whole number is taken as a rounding error and not rounded up.
     """
     return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
 
 
 def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
-    """A copy of `question` that leaves out groups of which fewer than `minimum` clients were sampled: these answer zeros.
+    """A copy of `question` to which clients of small groups, with fewer than `minimum` clients in the cohort, answer zeros.
 
-    Only a `Statistic` whose part reads groups, without noise, is changed; any other question is returned as it is. Raises
-    `RoundLost` where no group has `minimum` clients in the cohort.
+    The copy also holds the size of the smallest remaining group. Only a question without noise whose rows are read group by group
+    is changed; any other is returned as it is, and so are all if `minimum` is 0. Raises `RoundLost` where no group has `minimum`
+    clients in the cohort.
     """
     if not minimum or not question.by_group or question.mechanism.private:
         return question
@@ -238,10 +255,10 @@ def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minim
 
 
 def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
-    """Raise a ValueError where `channel` does not allow a question with this mechanism; `name` is the question's, for the text.
+    """Raise a ValueError where `channel` does not allow a question with this mechanism; `name` words the error.
 
-    Refused are, where only sums are revealed, noise that the server adds to the exact sum and questions that gather single rows;
-    and noise that relies on more clients than the channel's `minimum`.
+    A channel that reveals only sums refuses noise that the server adds to the exact sum, and questions for single rows
+    (`gathers`). A channel with a `minimum` above 1 refuses noise that relies on more clients than that.
     """
     kind = type(channel).__name__
     if mechanism.private and mechanism.reveals_exact_sum and not channel.reveals_rows:
@@ -256,14 +273,14 @@ def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name
 
 
 def clients_add_noise(mechanism: Mechanism) -> bool:
-    """Whether the clients add the noise of `mechanism`, a share each; False where the server does, or there is no noise."""
+    """Whether each client adds a share of the noise of `mechanism`; False where the server adds it, or there is no noise."""
     return mechanism.private and not mechanism.reveals_exact_sum
 
 
 def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
     """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
-    If the clients add the noise, those of the node that holds most of the cohort are not included: it knows their shares.
+    If clients add the noise, those of the node with most of the cohort are not included, since that node knows their shares.
     """
     nodes = fleet.population.node if clients_add_noise(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
@@ -274,11 +291,11 @@ def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> 
 
 
 def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> Any:
-    """A copy of `question` for which exactly `mechanism.minimum` clients add a share of the noise: those with the smallest keys.
+    """A copy of `question` for which exactly `mechanism.minimum` clients of the cohort add noise: those with the smallest keys.
 
-    The noise of the sum then has one distribution for every cohort that is large enough. The question is returned as it is where
-    `release` does not depend on how many add a share. Raises a ValueError where the next client has the same key as the last of
-    them.
+    The noise of the sum then has the same distribution for every cohort; it must have at least so many clients. The question is
+    returned as it is where the noise that `release` describes has no shares, or a fixed number of them already. Raises ValueError
+    where the next client has the same key as the last of those that add noise.
     """
     if with_constant_noise(release) == release:
         return question
@@ -290,15 +307,15 @@ def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> 
 
 
 def largest_cohort_size(sampling: Sampling, population: Any) -> int:
-    """How many clients a cohort can have: its size for `FixedSampling`, else the whole population."""
+    """The largest number of clients a cohort can have: the cohort size of `FixedSampling`, else the size of the population."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
 
 
 def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
-    """Raise `RoundLost` where the sums would be divided by a positive weight that the encoding hardly resolves.
+    """Raise `RoundLost` where the sums would be divided by a positive weight that is mostly rounding error of the encoding.
 
-    The weight is sums[question.divisor]; nothing is checked where the divisor is None, and a weight of zero, when no client
-    contributed, is accepted. `bound` is the bound on entries that the rows were encoded with.
+    The weight is sums[question.divisor]; nothing is checked where that divisor is None. A weight of zero means that no client
+    contributed, and is accepted. `bound` is the bound on absolute entries with which the rows were encoded.
     """
     if question.divisor is None or encoding.resolves_ratios(sums, bound, question.divisor):      # floats always do, so be quick
         return
@@ -310,14 +327,14 @@ def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, enco
 
 
 def with_question_number(question: Any, number: int) -> Any:
-    """A copy of the question with its number in the round, from which its noise is drawn."""
+    """A copy of `question` with `number`, its position in the round; the noise of its answer is drawn by that number."""
     return replace(question, number=number)
 
 
 def server_noise_source(broadcast: Broadcast, number: int) -> Randomness:
-    """The source of the server's noise for question `number` of the round.
+    """The random source from which the server draws its noise for question `number` of the round.
 
-    It is seeded by `broadcast.noise_seed`, the round and the number; the operating system's randomness where that seed is None.
+    With a `broadcast.noise_seed` it is a stream seeded by that, the round and the number; without one, the operating system.
     """
     if broadcast.noise_seed is None:
         return SystemRandomness()

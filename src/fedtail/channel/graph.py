@@ -40,21 +40,22 @@ class SparseGraph:
 
     @property
     def label(self) -> str:
-        """A text that says which graph masks the sums, for the ledger."""
+        """A text for the ledger: few neighbours share masks, and which shares of clients may be corrupted or drop out."""
         return f"with few neighbours (up to {self.corrupted:.0%} corrupted, {self.dropped:.0%} dropped)"
 
     def client_arguments(self, names: Sequence[int]) -> dict[str, Any]:
-        """`corrupted` and `security_bits`, which clients require of a session, as keyword arguments of `LocalClients`.
+        """Keyword arguments for `LocalClients`: {"corrupted": ..., "security_bits": ...}, which clients require of a session.
 
         `names`, the clients, are not used here.
         """
         return {"corrupted": self.corrupted, "security_bits": self.security_bits}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
-        """A `SparseSession` of these members with as few neighbours as suffice; a `Session` where that takes every pair.
+        """A `SparseSession` of these members with as few neighbours as suffice; a `Session` where every pair must share a mask.
 
-        `name` is that of the run, and `queries` how many sums it has. Sums are over `threshold` clients or more, and over all but
-        the share of `dropped`.
+        `name` is that of the run, and `queries` is the number of sums in the session. A sparse session releases sums over at
+        least `threshold` members, and over all but a share of `dropped` of them; a complete one over at least `threshold`, and
+        more than a share of `corrupted`.
         """
         from fedtail.secure import sparse_session
 
@@ -62,7 +63,10 @@ class SparseGraph:
                               self.correctness_bits)
 
     def threshold(self, clients: int, threshold: int) -> int:
-        """The fewest of `clients` over which sums are released: `threshold`, or more where the graph's session requires it."""
+        """The fewest of `clients` clients over which a sum is released: `threshold`, or more where the graph requires it.
+
+        The graph requires all but a share of `dropped`; where every pair shares a mask, more than a share of `corrupted`.
+        """
         return self.session(b"threshold", 0, tuple(range(clients)), threshold).threshold
 
 
@@ -89,9 +93,10 @@ class SignedGraph:
         return f"signed against a server that departs from the protocol with up to {self.colluding} colluding participants"
 
     def client_arguments(self, names: Sequence[int]) -> dict[str, Any]:
-        """{"identities": an `Identity` for each client of `names`}, as a keyword argument of `LocalClients`, for one process.
+        """Keyword arguments for `LocalClients`: {"identities": dict from each client in `names` to a new `Identity`}.
 
-        Each has a new secret key, from the operating system's randomness, and pins the public keys of all.
+        Each identity has a new secret key from the operating system's randomness, and holds the public keys of all. For
+        simulations.
         """
         from fedtail.secure import Identity
         from fedtail.secure.primitives import KEY, system
@@ -101,10 +106,10 @@ class SignedGraph:
         return {"identities": {one: Identity(identity.secret, pinned, self.colluding) for one, identity in made.items()}}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
-        """A signed `Session` of n members, whose sums are over `threshold` or more, and over more than (n + colluding) / 2.
+        """A signed `Session` of n `members`, whose sums are over at least `threshold` and more than (n + colluding) / 2 of them.
 
-        `name` is that of the run, and `queries` how many sums it has. Raises `TooFew` where all but one of the members may
-        collude, so that no sum would hide anybody.
+        `name` is that of the run, and `queries` is the number of sums in the session. Raises `TooFew` where `colluding` is n - 1
+        or more: then no sum would hide anybody.
         """
         from fedtail.secure import Session, TooFew
 
@@ -113,7 +118,10 @@ class SignedGraph:
         return Session(name, round, members, self.threshold(len(members), threshold), queries, signed=1)
 
     def threshold(self, clients: int, threshold: int) -> int:
-        """The fewest of `clients` over which sums are released: `threshold`, and more than (clients + colluding) / 2."""
+        """The fewest of `clients` clients over which a sum is released.
+
+        It is the larger of `threshold` and (clients + colluding) // 2 + 1.
+        """
         from fedtail.secure import signed_threshold
 
         return max(threshold, signed_threshold(clients, self.colluding))

@@ -30,7 +30,7 @@ class IntegerChannel(Channel):
     modulus_bits: int = 62
 
     def __post_init__(self) -> None:
-        """Raise a ValueError where `modulus_bits` is not in 8..62."""
+        """Raise a ValueError if `modulus_bits` is not in 8..62."""
         check_modulus_bits(self.modulus_bits)
 
     @property
@@ -39,21 +39,21 @@ class IntegerChannel(Channel):
         return "sums of integers, not masked"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The fixed-point encoding for `clients` rows of clients of at most `mass`.
+        """The fixed-point encoding for a round of at most `clients` clients with a mass of at most `mass` each.
 
-        Raises a ValueError where too few bits are left for a row.
+        Raises a ValueError where fewer than 12 bits are left for an entry of a row.
         """
         return fixed_point_encoding(clients, mass, self.modulus_bits)
 
 
 def check_modulus_bits(modulus_bits: int) -> None:
-    """Raise `ValueError` for a modulus that sums in 64-bit integers cannot have: fewer than 8 bits, or more than 62."""
+    """Raise a ValueError if `modulus_bits` is not in 8..62, since sums are held in 64-bit integers."""
     if not 8 <= modulus_bits <= 62:
         raise ValueError(f"modulus_bits must be in 8..62, got {modulus_bits}. Sums are held in 64-bit integers.")
 
 
 def fixed_point_encoding(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
-    """The fixed-point encoding modulo 2^modulus_bits for `clients` rows of clients of at most `mass` each.
+    """The fixed-point encoding modulo 2^modulus_bits, for the sum of rows of `clients` clients with mass at most `mass` each.
 
     Raises a ValueError where fewer than 12 bits are left for an entry of a row, which would be too coarse.
     """
@@ -80,20 +80,24 @@ class FixedPoint:
 
     @property
     def row_bits(self) -> int:
-        """The bits of an entry of a row, such that the sum over all clients does not wrap; -1 where there is no room."""
+        """How many bits an entry of one row may have so that the sum over all clients does not wrap; -1 if there is no room."""
         return (((1 << (self.modulus_bits - 1)) - 1) // max(self.clients, 1)).bit_length() - 1
 
     def scale(self, bound: Tensor) -> Tensor:
-        """The largest power of two by which entries up to `bound` can be multiplied; float64, in the shape of `bound`."""
+        """The factor by which entries are multiplied before rounding; float64, in the shape of `bound`.
+
+        It is the largest power of two with which an entry of absolute value `bound` becomes at most 2^row_bits.
+        """
         mantissa, exponent = torch.frexp(bound.double())                       # bound = mantissa * 2^exponent, in [1/2, 1)
         smallest = exponent - (mantissa == 0.5).to(exponent.dtype)             # bound <= 2^smallest
         return torch.ldexp(torch.ones_like(mantissa), self.row_bits - smallest)
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
-        """round(rows * scale) modulo M, int64 in [0, M), (clients, width).
+        """The rows as integers, round(rows * scale) modulo M = 2^modulus_bits: int64 in [0, M), (clients, width).
 
-        The entry at `divisor` is a weight: a positive one is encoded as 1 at least, so that it differs from zero; None means
-        that there is no weight. Raises a ValueError for an entry beyond its bound, since the sum could wrap.
+        The scale follows from `bound` on the absolute entries, (width,) or (1,). Where column `divisor` holds weights, a positive
+        one becomes at least 1, so that it differs from zero; None means that there are none. Raises ValueError for an entry
+        beyond its bound, since the sum could wrap.
         """
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound
@@ -108,29 +112,33 @@ class FixedPoint:
         return steps.long() % (1 << self.modulus_bits)
 
     def missing_bits(self, bound: float) -> int:
-        """How many bits a row lacks to encode whole numbers up to `bound` without rounding; 0 where it has enough."""
+        """How many bits an entry lacks to hold whole numbers up to `bound` without rounding; 0 where it has enough.
+
+        An entry has `row_bits` bits, of which at most 53 are exact, since rows are float64 before they are encoded.
+        """
         return max(0, (math.ceil(bound) - 1).bit_length() - min(self.row_bits, EXACT_BITS))
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum over axis 0 of encoded rows, or of such sums, modulo M: int64 in [0, M), (width,)."""
+        """The sum over axis 0 of encoded rows or encoded partial sums, modulo M = 2^modulus_bits: int64 in [0, M), (width,)."""
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """An encoded sum as real numbers, float64, (width,): residues of M/2 or more are negative, and the scale is divided out.
+        """The real numbers, float64, (width,), that the encoded sum `total` stands for: signed, and divided by the scale.
 
-        `bound` is the bound on entries that the rows were encoded with.
+        Integers of M / 2 or more, with M = 2^modulus_bits, stand for negative numbers. `bound` is the bound on absolute entries
+        with which the rows were encoded.
         """
         half = 1 << (self.modulus_bits - 1)
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)
 
     def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """Whether dividing `sums` by the weight sums[divisor] gives more than rounding errors.
+        """Whether the decoded `sums`, divided by the weight sums[divisor], are more than rounding errors.
 
-        Rounding moves an entry of a row by at most half a step of the encoding, and a weight by at most one step. The error of a
-        sum is at most that times the number of clients. The result is True where the weight is at least the largest that one
-        client may have. A smaller weight must be at least `RESOLVED` times its largest error; then some other sum must be so
-        too, or the error of every ratio at most `NEGLIGIBLE`, as where updates are small.
+        The result is True where the weight is at least the largest that one client may have, bound[divisor]. A smaller weight
+        must be at least `RESOLVED` times its largest rounding error: one step of the encoding per client. Then another sum must
+        also be at least `RESOLVED` times its own, half a step per client, or the error of every ratio must be at most
+        `NEGLIGIBLE`.
         """
         weight, whole = sums[divisor], bound.expand(len(sums))[divisor]
         rounding = self.clients / (2 * self.scale(bound)).expand(len(sums))
@@ -143,5 +151,5 @@ class FixedPoint:
         return bool(large.any()) or bool((rounding[others] / weight <= NEGLIGIBLE).all())
 
     def resolution(self, bound: float) -> float:
-        """The size of one step of the encoding, 1 / scale, for entries up to `bound`: sums are multiples of it."""
+        """The size of one step of the encoding, 1 / scale, for entries up to `bound`: decoded sums are multiples of it."""
         return 1 / float(self.scale(torch.tensor([bound])))

@@ -23,13 +23,13 @@ class PlainChannel(Channel):
         return "rows in the clear"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The encoding of the rows of one round, `Plain`: float64 numbers as they are, from `clients` of at most `mass` each."""
+        """The encoding `Plain`, which sends rows as float64 numbers, for `clients` clients with a mass of at most `mass` each."""
         return Plain(clients, mass)
 
 
 @dataclass(frozen=True)
 class Plain:
-    """float64, added as such."""
+    """The encoding of a plain channel: float64 numbers, which are added as they are."""
 
     needs_bound: ClassVar[bool] = False
     modulus_bits: ClassVar[int | None] = None
@@ -41,17 +41,20 @@ class Plain:
         return rows.double()
 
     def missing_bits(self, bound: float) -> int:
-        """How many bits a float64 lacks to sum whole numbers up to `bound` over all clients exactly; 0 where its 53 suffice."""
+        """How many bits a float64 lacks to hold sums over `clients` clients of whole numbers up to `bound` exactly.
+
+        The result is 0 where the 53 bits of a float64 suffice.
+        """
         return max(0, (math.ceil(self.clients * bound) - 1).bit_length() - EXACT_BITS)
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum over axis 0 in float64, with its rounding."""
+        """The sum over axis 0 of rows, or of partial sums, (width,) float64; it is rounded as floating-point sums are."""
         return rows.sum(0)
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """`total` itself, which is not encoded; `bound` is not used."""
+        """`total` itself, since plain rows are not encoded; `bound` is not used."""
         return total
 
     def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """True: float64 keeps its relative precision for small sums too."""
+        """Always True: float64 keeps its relative precision for small sums too. No argument is used."""
         return True

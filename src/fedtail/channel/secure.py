@@ -72,12 +72,12 @@ class SecureChannel(Channel):
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort with which a round is held: the threshold."""
+        """The smallest cohort with which a round is held: `threshold`."""
         return self.threshold
 
     @property
     def label(self) -> str:
-        """A text that says what the server sees in a simulation, for ledgers: sums, their threshold, graph and masks.
+        """A text that says what the server sees in a simulation, for ledgers: sums, and by which threshold, graph and masks.
 
         It begins with "simulated" where `masks` is "none".
         """
@@ -87,33 +87,37 @@ class SecureChannel(Channel):
     def label_for_fleet(self, fleet: Fleet) -> str:
         """A text that says what the server sees in a round over this fleet, for the ledger.
 
-        It is the `label` where all clients are in one process; else it says that nodes mask their sums.
+        It is `label` where all clients are in one process; else it says that the nodes mask their sums.
         """
         seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
     def _graph_label(self) -> str:
-        """The graph's part of the `label`, with a space before it; empty where `graph` is None."""
+        """The part of `label` that names the graph, with a space before it; an empty text where `graph` is None."""
         return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
-        """Whether every client that is sampled answers: not with a simulated `dropout`, nor over a fleet that loses clients."""
+        """Whether every client that is sampled from `fleet` is certain to answer.
+
+        False where `dropout` is positive or the fleet may lose clients.
+        """
         return not self.dropout and super().all_answer(fleet)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The fixed-point encoding for `clients` rows of clients of at most `mass`.
+        """The fixed-point encoding for a round of at most `clients` clients with a mass of at most `mass` each.
 
-        Raises a ValueError where too few bits are left for a row.
+        Raises a ValueError where fewer than 12 bits are left for an entry of a row.
         """
         return fixed_point_encoding(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over the clients that stayed, int64, (width,).
+        """For each question the encoded sum over the clients that did not drop out, int64, (width,).
 
-        Nodes mask their own sums; where all clients are in one process, they are simulated here, with `masks` and `dropout` as
-        set. `again` charges the ledger before nodes are asked a second time. Raises `RoundLost` where fewer clients stayed than
-        the threshold, than `needed`, or than would be needed beside those who answered with zeros.
+        Over a fleet of nodes, these mask their own sums, and `again`, which charges the ledger, is called before they are asked a
+        second time. Where all clients are in one process, secure aggregation is simulated, with `masks` and `dropout`. Raises
+        `RoundLost` where fewer clients stayed than the threshold of secure aggregation, or than `needed` plus the number of those
+        that failed and answered with zeros.
         """
         if not fleet.in_one_process:
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
@@ -129,10 +133,10 @@ class SecureChannel(Channel):
         return self._sums_with_masks(questions, rows, gone, cohort, broadcast, needed)
 
     def fleet_refusals(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
-        """Texts that say why sums over `fleet` cannot be secure with these settings, none where they can.
+        """Yields texts, each a reason why sums over `fleet` cannot be secure with these settings; none where they can.
 
-        For example, `cohort_size` (the expected number of clients in a round) is below the threshold, clients cannot mask their
-        rows, one node holds all clients, or `masks` and `dropout` are set for nodes.
+        Reasons are, for example, that `cohort_size` (the expected number of clients in a round) is below the threshold, that
+        clients cannot mask their rows, that one node holds all clients, or that `masks` or `dropout` is set for nodes.
         """
         if cohort_size < self.threshold:
             yield (f"about {cohort_size:g} clients are drawn a round, and sums are released over {self.threshold} or more. Lower "
@@ -157,9 +161,9 @@ class SecureChannel(Channel):
                    "need two or more.")
 
     def _needed_with_silent_clients(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
-        """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.
+        """How many clients must answer: `needed`, plus one for each client that should have contributed but answered with zeros.
 
-        Raises `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
+        Raises `RoundLost` where this exceeds `clients`, the size of the cohort. Where `needed` is 0 the result is 0.
         """
         silent = fleet.count_silent_clients(questions) if needed else 0
         if clients < needed + silent:
@@ -168,16 +172,17 @@ class SecureChannel(Channel):
         return needed + silent
 
     def _draw_dropouts(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
-        """Which clients of the cohort drop out of question `number` before their row arrives, by `dropout`: (clients,) bool.
+        """Which clients of the cohort drop out of question `number` before they send their row, (clients,) bool.
 
-        The draw is a function of the seed, the round, the client's key and the number.
+        Each does with probability `dropout`, by a hash of the seed, the round, its key and the number: the same at every call.
         """
         return uniform_numbers(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
     def _sum_without_masks(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
         """The sum of `rows` over the clients that are not `gone`, modulo 2^modulus_bits, without masks: int64, (width,).
 
-        Raises `RoundLost` where fewer stayed than `needed`, or than the protocol with masks would need.
+        `rows` is (clients, width), `gone` (clients,) bool. Raises `RoundLost` where fewer stayed than `needed`, or than secure
+        aggregation with masks would need.
         """
         stayed, needed = int((~gone).sum()), max(needed, self._session_threshold(len(gone)))
         if stayed < needed:
@@ -186,11 +191,11 @@ class SecureChannel(Channel):
 
     def _sums_with_masks(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
                          broadcast: Broadcast, needed: int) -> list[Tensor]:
-        """Each question's sum, int64, (width,), by the whole protocol of secure aggregation between clients in this process.
+        """The sum for each question, int64, (width,), by the whole protocol of secure aggregation, run in this process.
 
-        `rows` and `gone` (who drops out before its row arrives) are by question. The masks are bound to the round, the model, the
-        question and the cohort. Raises `RoundLost`, and unmasks nothing, where fewer rows arrived than the session's threshold or
-        than `needed`.
+        `rows` (clients, width) and `gone` (clients,), which says who drops out before it sends its row, are given for each
+        question. Masks are bound to the round, the model, the question and the cohort. Raises `RoundLost`, without unmasking the
+        sum, where fewer rows arrived than the session's threshold or than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
         from fedtail.secure.exchanges import refuse_few_clients
@@ -213,10 +218,10 @@ class SecureChannel(Channel):
         return totals
 
     def _make_session(self, round: int, names: tuple[int, ...]) -> Session:
-        """The `Session` of a simulated round of the clients `names`, which are in increasing order.
+        """The `Session` of a simulated round: which clients (`names`, in increasing order) take part, and its threshold.
 
-        Its threshold is the larger of `self.threshold` and a majority, which `graph` may raise. Raises `TooFew` where a
-        `SignedGraph` allows all but one of them to collude.
+        The threshold is the larger of `self.threshold` and a majority, or more where `graph` requires it. Raises `TooFew` where a
+        `SignedGraph` allows all but one of the clients to collude.
         """
         from fedtail.secure import Session
 
@@ -225,15 +230,18 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _session_threshold(self, clients: int) -> int:
-        """How many of `clients` must stay: the larger of `self.threshold` and a majority, which `graph.threshold` may raise."""
+        """The fewest of `clients` clients that must stay for a sum to be released.
+
+        It is the larger of `self.threshold` and a majority, or more where there is a `graph` that requires it.
+        """
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 
 
 def context_digest(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
-    """The SHA-256 digest (32 bytes) of what all clients were sent: round, seed, model, `question` and the cohort `names`.
+    """The SHA-256 digest (32 bytes) of what all clients were sent: round, seed, models, `question`, and the cohort's `names`.
 
-    Masks are bound to it: where it differs between two clients, their masks do not cancel.
+    Masks are bound to it: if it differs between two clients, their masks do not cancel.
     """
     from fedtail.wire import pack
 

@@ -62,7 +62,7 @@ def compare(
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
-    """The seeds of the first experiment in `wanted`, which has at least one.
+    """The seeds of the first experiment in `wanted`, a list of at least one.
 
     With `from_files` (no --seeds was given) it raises ExperimentError where the experiments name different seeds.
     """

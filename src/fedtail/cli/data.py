@@ -202,9 +202,10 @@ def _show_fetch_record(record: dict[str, Any]) -> None:
 
 
 def _catalogue_entry(public: Any) -> dict[str, Any]:
-    """A public data set of the catalogue as a dict of plain values, for `--list --json`: name, file, addresses, size, licence.
+    """A public data set of the catalogue as a dict of plain values, for `--list --json`.
 
-    The checksum, other accepted files (`instead`) and the disk space it needs are in it too.
+    Its keys are `name`, `about`, `file`, `urls`, `size`, `sha256`, `checked_by` (who published the checksum), `licence`,
+    `becomes`, `instead` (other accepted files) and `disk` (the bytes it needs).
     """
     source = public.source
     return {"name": public.name, "about": public.about, "file": source.file, "urls": list(source.urls), "size": source.size,
@@ -247,7 +248,7 @@ class _DownloadProgress:
     """Prints the progress of a download to stderr, one line for every tenth of it."""
 
     def __init__(self) -> None:
-        """Begin with no line printed."""
+        """Begin with no line printed: the first call prints one."""
         self._last = -1
 
     def __call__(self, done: int, total: int) -> None:

@@ -30,10 +30,11 @@ def demo(
 
 
 def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
-    """Train FedAvg and two Delta-FL models on the same cohorts, and return a dict for each with its error over test clients.
+    """Train FedAvg and two Delta-FL models for `rounds` rounds, and return a dict for each with its error over test clients.
 
-    Its keys are `method`, `tail_fraction` (None for FedAvg), `mean`, `p90` and `worst10`, the last three in percent. `quiet`
-    shows no progress bar. After a Ctrl-C it raises `typer.Exit` with code 130.
+    All see the same cohorts; `seed` draws the data and drives the training. The keys are `method`, `tail_fraction` (None for
+    FedAvg), `mean`, `p90` and `worst10`, the last three in percent. `quiet` shows no progress bar. After a Ctrl-C it raises
+    `typer.Exit` with code 130.
     """
     import fedtail
     from fedtail.data import label_shift

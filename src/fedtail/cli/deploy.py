@@ -91,9 +91,10 @@ def local(
 
 
 def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
-    """Run the example deployment in `folder`, and print how far its models are from the simulator's, as a table or JSON.
+    """Run the example deployment of `nodes` nodes for `rounds` rounds of each method, with all its files in `folder`.
 
-    Progress goes to stderr. Raises RuntimeError where a run fails.
+    Prints how far its models are from the simulator's, as a table or, with `as_json`, as JSON; progress goes to stderr. Raises
+    RuntimeError where a run fails.
     """
     from dataclasses import asdict
 

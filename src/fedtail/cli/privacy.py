@@ -124,7 +124,7 @@ def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, populati
     """The minimum cohort: `minimum` where given, else a default for discrete noise under Poisson sampling, else None.
 
     The default is the largest that a round misses with a probability below 1e-5; ValueError where there is none. None also where
-    `population` or `cohort` is missing or they do not fit, which is refused elsewhere.
+    `population` or `cohort` is missing or the cohort is the larger one, which `check_request` refuses.
     """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
@@ -145,7 +145,7 @@ def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
 
 
 def check_request(request: Request, anyway: bool) -> None:
-    """Raise ValueError for options that are out of range or contradict each other, before anything is computed.
+    """Raise ValueError for options of `request` that are out of range or contradict each other, before anything is computed.
 
     Unless `anyway`, also for fewer than 100 clients, for whom a private result is useless.
     """
@@ -173,9 +173,10 @@ def check_request(request: Request, anyway: bool) -> None:
 
 
 def solve_request(request: Request) -> NoiseLevels:
-    """The noise multipliers for a request, and the guarantee that they give; they follow from `request.noise` where it is given.
+    """The noise multipliers of a round, an update and a quantile, and the guarantee that they give after the request's rounds.
 
-    Otherwise they are calibrated to spend `request.epsilon`, which must then be given.
+    They follow from `request.noise` where it is given. Otherwise they are calibrated to spend `request.epsilon`, which must then
+    be given.
     """
     from fedtail.privacy.calibration import noise_for, noise_levels
 
@@ -188,10 +189,11 @@ def solve_request(request: Request) -> NoiseLevels:
 
 
 def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
-    """The answer to a request as a dict of plain values for --json.
+    """The answer `found` to a request as a dict of plain values for --json.
 
-    With --epsilon, `epsilon` is the budget and `epsilon_spent` what the noise spends of it, which may be a little less; with
-    --noise both are the same.
+    It has the noise multipliers, epsilon and delta with the accountant, its second opinion and what holds without amplification,
+    the request's own settings, and notes and warnings as lists of texts. With --epsilon, `epsilon` is the budget and
+    `epsilon_spent` what the noise spends of it, which may be a little less; with --noise both are the same.
     """
     from fedtail.privacy.calibration import privacy_setting_warnings
     from fedtail.privacy.composed_mechanism import sampling_rate
@@ -212,7 +214,10 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
-    """Print the guarantee, a table of noise and epsilon, and a table of epsilon against rounds; warnings go to stderr."""
+    """Print the answer `found` to a request: the guarantee, a table of noise and epsilon, and one of epsilon against rounds.
+
+    Warnings go to stderr.
+    """
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import privacy_setting_warnings
 
@@ -231,9 +236,10 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
 
 
 def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
-    """The rows (what, value) of the printed table, as texts: noise multipliers, epsilon with and without amplification.
+    """The rows (what, value) of the printed table, as texts, for the answer `found` to a request.
 
-    Noise multipliers are rounded up. Rows about skipped rounds follow where sampling is Poisson.
+    They are the noise multipliers, rounded up, and epsilon with and without amplification; where sampling is Poisson, rows about
+    skipped rounds follow.
     """
     bought = found.guarantee
     second = bought.second_opinion

@@ -67,7 +67,7 @@ def open_ledger(folder: RunFolder) -> Ledger:
 
 
 def ledger_problems(folder: RunFolder, ledger: Ledger) -> list[str]:
-    """Compare a run's ledger with the digests in its newest checkpoint and, if it is finished, in its result.
+    """Compare the ledger of the run in `folder` with the digests in its newest checkpoint and, if it is finished, in its result.
 
     Raises LedgerError where it does not begin with what it held then. Returns [], or a list with the text UNVERIFIED where the
     run left no digest to compare with.
@@ -85,7 +85,7 @@ def ledger_problems(folder: RunFolder, ledger: Ledger) -> list[str]:
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
-    """Print the privacy statement `found` of a run: epsilon, what it protects and against whom, the releases, and notes.
+    """Print the privacy statement `found` of the run in `folder`: epsilon, what it protects and against whom, releases and notes.
 
     For a run without privacy, only two lines: why epsilon is infinite, and what the unit of privacy is.
     """

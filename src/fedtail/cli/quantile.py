@@ -155,6 +155,7 @@ def only_column_name(names: list[str], path: Path) -> str:
 def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
     """The releases, of one plan and at least one, as a dict of plain values for --json.
 
+    It has the estimates of each release, the settings of the plan, epsilon and delta of one release, and epsilon of all together.
     `level`, `expected_error` and each of `estimates` are numbers where the plan has one level, else lists over the levels.
     """
     plan = releases[0].plan
@@ -173,7 +174,7 @@ def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
 
 
 def print_plan(plan: QuantilePlan) -> None:
-    """Print what is known before privacy is spent: the number of clients, bins, method, and each level's expected error."""
+    """Print two lines with what is known before privacy is spent: clients, bins and method, and each level's expected error."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
     typer.echo(f"{plan.clients} clients, {plan.edges.bins} bins from {low:g} to {high:g} (values outside are clipped), method "

@@ -81,9 +81,10 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
 
 
 def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
-    """Raise what a job would be refused for, before any begins: each method is checked on the data of its first unfinished seed.
+    """Raise, before any job begins, the error for which one of them would be refused.
 
-    RunRefused where `folder`, which several jobs share, is a run itself or holds other files. Checking loads data into `loaded`.
+    Each method is checked on the data of its first unfinished seed, which are loaded into `loaded`. RunRefused where `folder`,
+    which several jobs share, is a run itself or holds other files.
     """
     from fedtail.runs.execution import check_experiment_can_run
     from fedtail.runs.files import RunRefused, refuse_foreign_folder

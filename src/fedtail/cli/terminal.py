@@ -59,9 +59,10 @@ def print_json(value: Any) -> None:
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str) -> None:
-    """Print a table of error statistics, one line for each method; "+-" is the standard deviation over seeds.
+    """Print a table of error statistics under a title, one line for each method; "+-" is the standard deviation over seeds.
 
-    `rows` are those of `rows_by_method`: dicts with `method` and, for each statistic, its `mean` and `std`.
+    `rows` are those of `rows_by_method`: dicts with `method` and, for each statistic, its `mean` and `std`. The columns are the
+    mean, 90th percentile, worst and best tenth over clients.
     """
     cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
     show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
@@ -110,7 +111,10 @@ def _difference_cell(cell: dict[str, float | None]) -> str:
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
-    """Print a title and a table to stdout; `cells` are its rows. The first column is flush left, all others flush right."""
+    """Print a title and a table to stdout: `columns` are its headings, `cells` its rows.
+
+    The first column is flush left, all others flush right.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -128,14 +132,20 @@ class Watcher:
     """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
-        """`jobs` is how many runs will follow; `quiet` draws no bar. The caller sets `job` to the number of the run, from 1."""
+        """Begin without a bar; `show_progress` draws it. `jobs` is the number of runs to follow; with `quiet` no bar is drawn.
+
+        The caller sets `job` to the number of the run, from 1. `stop` is False until a signal asks to stop.
+        """
         self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Replace the bar by one for a run that has done `round` of `rounds` rounds; does nothing where no bar is shown."""
+        """Replace the bar by one for a run that has done `round` of `rounds` rounds, labelled with its name and seed.
+
+        Does nothing where no bar is shown.
+        """
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""

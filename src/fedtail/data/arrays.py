@@ -91,10 +91,10 @@ class Sequences(NamedTuple):
 
 
 def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
-    """The targets as a tensor, classes as int64 and floats as they are, and the lengths of padded sequences, else None.
+    """The pair (targets, lengths): `y` as a tensor, classes as int64 and floats as they are, and the lengths of its sequences.
 
-    Sequences of classes are padded with -100, which is no class and which PyTorch's losses ignore; sequences of floats with
-    NaN, since -100 may be one of the numbers. Raises TypeError for text.
+    `lengths`, (examples,), is None where `y` needed no padding. Sequences of classes are padded with -100, which is no class and
+    which PyTorch's losses ignore; sequences of floats with NaN, since -100 may be one of the numbers. Raises TypeError for text.
     """
     if isinstance(y, Sequences):
         whole = y.values.dtype.kind in "iub"                        # bytes cannot hold -100
@@ -176,10 +176,10 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
 
 
 def join_client_arrays(parts: list[Any], name: str) -> Any:
-    """Concatenate the clients' arrays: a tensor where all are tensors, else an array; integers take the precision of the floats.
+    """Concatenate `parts`, an array for each client: a tensor where all are tensors, else a NumPy array.
 
-    Where examples differ in length, the result is a list of one entry per example. Raises ValueError for arrays or tensors
-    whose examples have different shapes; `name` only words the errors.
+    Integers take the precision of floats beside them. Where examples differ in length, the result is a list of one entry per
+    example. Raises ValueError for arrays or tensors whose examples have different shapes; `name` only words the errors.
     """
     if any(is_ragged(part) for part in parts):
         return [row for part in parts for row in part]
@@ -231,7 +231,7 @@ def as_array(values: Any, name: str) -> Any:
 def is_ragged(values: Any) -> bool:
     """Whether `values` is a list (or object array) of sequences that do not all have the same length.
 
-    False for tensors, dicts, text, arrays of numbers, and lists that contain a single number or text.
+    False for tensors, dicts, text, arrays of numbers, and lists in which an entry is a number or text instead of a sequence.
     """
     if isinstance(values, (Tensor, dict, str)) or (isinstance(values, np.ndarray) and values.dtype != object):
         return False
@@ -276,7 +276,8 @@ def _padding_mask(lengths: Tensor, values: Tensor) -> Tensor:
 def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
     """Raise ValueError for float targets that are -100 at every position where the inputs are padded.
 
-    They were padded by hand with a value that is a number like any other here; padding among floats is NaN.
+    `lengths`, (examples,), are those of the inputs. Such targets were padded by hand with a value that is a number like any other
+    here; padding among floats is NaN.
     """
     beyond = _padding_mask(lengths, targets).expand_as(targets)
     if targets.is_floating_point() and bool(beyond.any()) and bool((targets[beyond] == IGNORED).all()):

@@ -28,14 +28,16 @@ class Spread(NamedTuple):
 
 
 def describe(population: Population, name: str = "") -> dict[str, Any]:
-    """A report on a population, of values that fit in a json file: how large it is, and how different its clients are.
+    """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
-    Its entries: `name`, `clients`, `examples`, `sizes`, `largest` (client), `inputs`, `targets`, `difference`, `groups`
-    (number of clients, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under `difference`,
-    for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and those of
-    all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small clients differ by chance).
-    For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
-    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
+    Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
+    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference`, `groups` (the
+    number of clients in each group, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under
+    `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and
+    those of all clients, in [0, 1), `if_shuffled`, this distance with labels dealt out at random (small clients differ by
+    chance), and `single_label`, the share of clients with one label only. For numbers: `variance_between`, the share of the
+    variance that lies between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of
+    variance). Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
@@ -64,9 +66,9 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
 
 
 def _size_summary(size: np.ndarray) -> dict[str, Any]:
-    """Minimum, maximum, mean, median and 10th and 90th percentile of the clients' sizes, and a histogram.
+    """A dict on the clients' sizes: `min`, `p10`, `median`, `p90` and `max`, `mean`, and a `histogram`.
 
-    The histogram is a list of at most ten bins of growing width: `from`, `to` (inclusive) and `clients`.
+    The histogram is a list of at most ten bins of growing width, each a dict of `from`, `to` (inclusive) and `clients`.
     """
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
@@ -88,7 +90,8 @@ def _largest_client(population: Population) -> dict[str, Any]:
 def _value_spread(values: Tensor, rows: Tensor) -> Spread:
     """The smallest and largest value in the given rows and, where rows are float vectors, the standard deviation of each feature.
 
-    Values are read in blocks, so that mapped data stay on disk. Both ends are 0 where rows have no entries.
+    A `Spread`, whose `deviation` is None where rows are no float vectors. Values are read in blocks, so that mapped data stay on
+    disk. Both ends are 0 where rows have no entries.
     """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)
@@ -101,9 +104,9 @@ def _value_spread(values: Tensor, rows: Tensor) -> Spread:
 
 
 def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
-    """The standard deviation of each feature over the given rows, (features,) float64.
+    """The standard deviation of each feature over the given rows of `values`, (features,) float64.
 
-    `blocks` are slices of `rows` to read at once. Exactly zero where a feature never changes, since the first row is
+    `blocks` are slices of `rows` to read at once. It is exactly zero where a feature never changes, since the first row is
     subtracted from all.
     """
     origin = values[rows[0]].double()
@@ -137,11 +140,11 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
-    """The entry `targets` of `describe` for classes: `kind`, their number `count`, `min` and `max`.
+    """The entry `targets` of `describe` for classes, a dict: `kind`, the number of classes `count`, `min` and `max`.
 
-    Also `counts` by class where there are at most 100 classes, and for sequences the mean and maximal `length`. `labels` are
-    the sorted classes, `which` the position in them of each target, `real` says which targets are no padding, (examples,
-    outputs).
+    Also `counts` by class where there are at most 100 classes. `dimensions` is that of the targets: with more than one they are
+    sequences, and the mean and maximal `length` are added. `labels` are the sorted classes, `which` the position in them of each
+    target, `real` says which targets are no padding, (examples, outputs).
     """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
@@ -182,8 +185,8 @@ def _label_distances_and_counts(owner: np.ndarray, label: np.ndarray, clients: i
 def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
     """The entry `difference` of `describe` for numbers: `variance_between` and `intraclass_correlation`, means over the outputs.
 
-    Each is None where it is undefined for every output: nothing varies or, for the second, no client has two examples. `real`
-    says which entries of `values` are no padding, (examples, outputs).
+    Each is None where it is undefined for every output: nothing varies or, for the second, no client has two examples. `owner` is
+    the client of each example, out of `clients`, and `real` says which entries of `values`, (examples, outputs), are no padding.
     """
     shares = [_variance_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
               for k in range(values.shape[1]) if real[:, k].any()]

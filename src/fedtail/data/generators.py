@@ -39,11 +39,12 @@ def label_shift(
 ) -> Splits:
     """Ten classes in twenty features, where test clients hold fewer labels than training clients [PLMH23, section D.2].
 
-    Returns the populations `train`, `validation` and `test`. All examples come from one pool of `pool_size`, always the same
-    (scikit-learn's `make_classification`, random_state 2345); `seed` drives what clients get. A client draws label
-    proportions from Dir(`train_concentration`) or, for validation and test clients, Dir(`test_concentration`), then its
-    labels, then examples of those labels. No example is given out twice in all three sets. Features are not standardised.
-    Most of the time goes into the pool. Raises ValueError where the pool is too small, or a number is not positive.
+    Returns the populations `train`, `validation` and `test`, with as many clients as the arguments say and `examples_per_client`
+    each. All examples come from one pool of `pool_size`, always the same (scikit-learn's `make_classification`, random_state
+    2345); `seed` drives what clients get. A client draws label proportions from Dir(`train_concentration`) or, for validation and
+    test clients, Dir(`test_concentration`), then its labels, then examples of those labels. No example is given out twice in all
+    three sets. Features are not standardised. Most of the time goes into the pool. Raises ValueError where the pool is too small,
+    or a number is not positive.
 
     >>> label_shift(train_clients=20, validation_clients=5, test_clients=5, pool_size=10_000).train
     Population(20 clients, 2000 examples)
@@ -74,13 +75,14 @@ def synthetic(
 ) -> Population:
     """Synthetic(alpha, beta): clients that differ in their model (alpha) and inputs (beta) [Li23, section 3.4.1].
 
-    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x
-    ~ N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k.
+    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x ~
+    N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k. `seed`
+    fixes all draws.
 
-    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they agree.
-    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose
-    mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for
-    other values.
+    `spread` says what alpha and beta are: "std", standard deviations, as in the authors' code, or "variance", as in the text; at
+    0 and 1 they agree. `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80)
+    rounded, whose mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises
+    FieldError for other values.
 
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
@@ -91,9 +93,9 @@ def synthetic(
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
     """Clients with one common distribution: a shared linear model W, b ~ N(0, 1), and inputs centred at 0 [Li23, section 3.7.1].
 
-    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b.
-    `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02,
-    0.80) rounded; or a list of one number for each client.
+    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b. `sizes`
+    gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02, 0.80)
+    rounded; or a list of one number for each client. All is drawn by `seed`. Raises FieldError for other `sizes`.
     """
     return _labelled_population(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
@@ -103,8 +105,11 @@ def synthetic_hybrid(
 ) -> Population:
     """Half of the clients share one distribution (`synthetic_iid`), the others differ (`synthetic`) [Li23, Fig. 4.10].
 
-    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. `alpha`, `beta` and `spread`
-    set how the others differ; `sizes` is "power_law", "moderate", or a list of one number of examples for each client.
+    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. The others differ by `alpha` in
+    their models and by `beta` in their inputs; `spread` says whether these are standard deviations ("std") or variances
+    ("variance"). `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 +
+    LogNormal(4.02, 0.80) rounded; or a list of one number for each client. All is drawn by `seed`. Raises FieldError for other
+    values.
     """
     alike, different = _shared_model(clients, seed), synthetic_models(alpha, beta, clients, seed, spread)
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
@@ -116,10 +121,13 @@ def synthetic_hybrid(
 def synthetic_models(
     alpha: float, beta: float, clients: int = 30, seed: int = 0, spread: Spread = "std"
 ) -> LinearClients:
-    """Draw the model W_k, b_k and the input centre v_k of every client of `synthetic` with the same arguments, float64 arrays.
+    """Draw a linear model W_k, b_k and an input centre v_k for each of `clients` clients: a `LinearClients` of float64 arrays.
 
-    The label of an input x is the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and
-    for an alpha or beta that is negative or infinite.
+    Their shapes are (clients, 10, 60), (clients, 10) and (clients, 60). Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); the
+    entries of W_k and b_k are N(u_k, 1), those of v_k N(B_k, 1). `spread` says what alpha and beta are: "std", standard
+    deviations, or "variance". `seed` fixes the draws, so `synthetic` with equal arguments labels its inputs x by these models:
+    the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and for an alpha or beta that is
+    negative or infinite.
     """
     if spread not in ("std", "variance"):
         raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
@@ -141,12 +149,13 @@ def three_gaussians(
     examples_per_client: int = 1000, means: Sequence[Sequence[float]] = ((0.0, 0.0), (1.0, 0.4), (3.0, 0.0)),
     seed: int = 0,
 ) -> Population:
-    """Clients that each sample a Gaussian of identity covariance: where should one point w be? [LPMH21, Fig. 3].
+    """Clients that each draw samples from a Gaussian of identity covariance, one client for each of `means` [LPMH21, Fig. 3].
 
-    There is a client for each of `means`. The loss of a sample xi is |xi - w|^2; `x` and `y` are both the sample, float32, so
-    that a model which ignores its input and answers w has this as its squared error. The default means form an obtuse
-    triangle: at theta = 2/3 the best point is then the midpoint of the longest side, which an acute triangle does not give.
-    Raises ValueError for means that are not a list of points.
+    The task is to find one point w; the loss of a sample xi is |xi - w|^2. `x` and `y` are both the sample, float32, so that a
+    model which ignores its input and answers w has this as its squared error. The default means form an obtuse triangle: for the
+    superquantile with tail fraction 2/3 the best point is then the midpoint of the longest side, which an acute triangle does not
+    give. `seed` fixes the draws. Raises ValueError for means that are not a list of points, and for fewer than one example per
+    client.
 
     >>> three_gaussians(examples_per_client=5)
     Population(3 clients, 15 examples)
@@ -164,8 +173,9 @@ def three_gaussians(
 def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Population:
     """Scikit-learn's 1797 handwritten digits, 64 pixels (8 x 8, flat) in [0, 1], dealt out to clients by `dirichlet`.
 
-    No download. `concentration` is that of the clients' label proportions: small values give clients with few digits, large
-    ones clients that are alike.
+    No download. `concentration` is that of the clients' label proportions, drawn by `seed`: small values give clients with few
+    digits, large ones clients that are alike. Raises FieldError where it is not positive, or there are more clients than
+    examples.
 
     >>> digits(clients=10)
     Population(10 clients, 1797 examples)
@@ -179,7 +189,8 @@ def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Pop
 def _label_counts(seed: int, part: str, clients: int, concentration: float, examples: int) -> np.ndarray:
     """Draw how many examples of each label each client holds, (clients, 10) int64; each row sums to `examples`.
 
-    The draw depends on `seed` and the name of the `part` ("train", say). Raises ValueError for numbers that are not positive.
+    A client's label proportions are drawn from Dir(`concentration`), then its labels. The draw depends on `seed` and the name of
+    the `part` ("train", say). Raises ValueError for numbers that are not positive.
     """
     if clients < 1 or examples < 1 or not 0 < concentration < np.inf:
         raise ValueError(f"{part} needs at least one client, one example for each and a positive concentration, got "
@@ -189,9 +200,9 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
 
 
 def _check_pool_suffices(held: np.ndarray, needed: Any) -> None:
-    """Raise ValueError where the pool has fewer examples of a label than the clients need.
+    """Raise ValueError where the pool holds fewer examples of a label than the clients need.
 
-    Both arguments are counts by label, (10,).
+    `held` and `needed` are these counts by label, (10,).
     """
     for label in np.flatnonzero(needed > held)[:1]:
         raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
@@ -219,9 +230,9 @@ def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
-    """One linear model, drawn by `seed`, as the model of all clients, with inputs centred at zero.
+    """A `LinearClients` in which all `clients` clients have one linear model, drawn by `seed`, and inputs centred at zero.
 
-    The arrays are broadcast views, not copies.
+    Weights are (clients, 10, 60), biases (clients, 10) and centres (clients, 60), as broadcast views of one client's.
     """
     random = named_generator(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
@@ -232,7 +243,8 @@ def _shared_model(clients: int, seed: int) -> LinearClients:
 def _labelled_population(models: LinearClients, size: np.ndarray, seed: int, group: np.ndarray | None = None) -> Population:
     """A population in which client k draws `size[k]` inputs around its centre, by `seed`, and its linear model gives the labels.
 
-    Labels are computed from the inputs after rounding to float32, as they are stored. `group` is passed on.
+    The label is the index of the largest score, computed from the inputs after rounding to float32, as they are stored. `group`,
+    a number for each client or None, becomes the population's.
     """
     deviation = np.arange(1, _FEATURES + 1) ** -0.6                              # Sigma = diag(j^-1.2)
     parts = []

@@ -28,12 +28,12 @@ def read_dataset(
 ) -> Population:
     """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub, which is downloaded.
 
-    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in [0, 1],
-    (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one feature vector;
-    with others among them, x is a dict by column. `client` is a column, or an array of ids (`partition_ids`); None makes all
-    examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split`
-    and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without examples,
-    TypeError for text.
+    `x` and `y` name columns. One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which
+    become float32 in [0, 1], (height, width) where grey and (channels, height, width) else. Several columns of single numbers are
+    one feature vector; with others among them, x is a dict by column. `client` is a column, or an array of ids, one per example;
+    None makes all examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a
+    client's. `split` and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without
+    examples, TypeError for text.
     """
     source = open_dataset(dataset, split, subset)
     if not len(source):
@@ -48,9 +48,11 @@ def read_federated(
 ) -> Population:
     """A population with a client for each partition of Flower's FederatedDataset, or of a partitioner that has its dataset.
 
-    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x`, `y`,
-    `group` and `mass` name columns, as in `read_dataset`. `split` is needed where a FederatedDataset has several. Loads every
-    partition. Raises TypeError for other objects, ValueError where there are no examples.
+    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x` and `y` name
+    columns of numbers, lists of numbers, or images (float32 in [0, 1]); several `x` columns of single numbers are one feature
+    vector. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split` is needed where a
+    FederatedDataset has several. Loads every partition. Raises TypeError for other objects, ValueError where there are no
+    examples.
     """
     partitioner = _partitioner_with_data(federated, split)
     columns, parts, features = distinct_names(x, y, group, mass), [], None
@@ -212,8 +214,8 @@ def _join_columns(columns: dict[str, Any]) -> Any:
 def _column_numbers(column: Any, feature: Any, name: str) -> Any:
     """An arrow column as an array of numbers, or as `Sequences` for lists of different lengths; images as pixels in [0, 1].
 
-    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers;
-    the error says how to convert them.
+    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers; the
+    error names the column by `name` and says how to convert it.
     """
     datasets = _import_package("datasets")
     if isinstance(feature, datasets.Image):

@@ -24,11 +24,11 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
     """A population from all `*.json` files in a folder, in the order of their names; a user in several files is one client.
 
-    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}). Clients are in order of
-    appearance, and `names` holds their user ids; users without examples are left out. Integers become int64 and other numbers
-    float32; in y, floats that are all whole become int64 too. Text needs `encode(x, y) -> (x, y)`, called with one user's
-    lists, else TypeError. One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut
-    short.
+    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}). Clients are in order of appearance,
+    and `names` holds their user ids; users without examples are left out. Integers become int64 and other numbers float32; in y,
+    floats that are all whole become int64 too. Text needs `encode(x, y) -> (x, y)`, called with one user's lists, else TypeError.
+    One file is in memory as json at a time. Raises FileNotFoundError where there is no json file, ValueError for a file that is
+    not LEAF's or is cut short, and where no user has examples.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for path in leaf_files(folder):
@@ -126,10 +126,10 @@ def _is_list_of(values: Any, kind: type) -> bool:
 
 
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
-    """One user's x and y as arrays, after `encode` where it is given.
+    """One user's x and y as a pair of arrays, after `encode(x, y)` where that is given.
 
-    Where examples differ in length, each is a list of arrays; a dict stays a dict, of arrays or such lists. In y, floats that
-    are all whole become int64. Raises TypeError for text; `where` only words the errors.
+    Where the examples in x, or y, differ in length, a list of arrays takes the place of the array; a dict stays a dict, of arrays
+    or such lists. In y, floats that are all whole become int64. Raises TypeError for text; `where` only words the errors.
     """
     if encode is not None:
         x, y = encode(x, y)

@@ -17,10 +17,11 @@ def open_any_data(
 ) -> Population:
     """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
-    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
-    there is no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for
-    these raise ValueError. Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
+    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several). Then
+    `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and there is
+    no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for these raise
+    ValueError. Raises FileNotFoundError where there is nothing at `path` or the folder holds none of these, ValueError where an
+    array is missing or the file has another suffix.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
@@ -34,10 +35,10 @@ def open_any_data(
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
-    """The population in a folder: a data set by `save_to_disk`, a saved population, or LEAF's json files.
+    """The population in the folder `place`: a data set by `save_to_disk`, a saved population, or LEAF's json files.
 
-    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else
-    ValueError). Raises FileNotFoundError where the folder is none of the three.
+    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else ValueError).
+    `split` chooses from a data set with several. Raises FileNotFoundError where the folder is none of the three.
     """
     from fedtail.data.hub import is_dataset_folder, open_dataset
 

@@ -12,9 +12,9 @@ from fedtail.errors import FieldError
 
 
 def named_generator(seed: int, name: str) -> np.random.Generator:
-    """A NumPy generator (PCG64) seeded by a number and a word.
+    """A NumPy generator (PCG64) seeded by `seed`, modulo 2 ** 64, and the text `name`.
 
-    Equal arguments give equal draws; two words give independent streams, so that two draws in one program do not share one.
+    Equal arguments give equal draws. Different names give independent streams, so that two draws in one program share no numbers.
     """
     word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
@@ -23,11 +23,12 @@ def named_generator(seed: int, name: str) -> np.random.Generator:
 def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at_least: int = 1) -> np.ndarray:
     """Deal examples out to clients whose label proportions are drawn from a Dirichlet distribution.
 
-    Returns a client id per example, (examples,) int64. Client k draws p_k ~ Dir(concentration, ..., concentration) over the
-    labels. The examples of label c are dealt out in proportion to p_1c, p_2c, ..., so every example goes to one client and
-    client k's own mix is p_k up to a factor for each label. A large concentration gives every client the mix of the whole
-    data; towards 0, one label each. A client left with fewer than `at_least` examples is filled up, at random, from the
-    clients that hold the most. Raises FieldError where there are too few examples for that.
+    Returns a client id per example, (examples,) int64, drawn by `seed`. Client k draws p_k ~ Dir(concentration, ...,
+    concentration) over the labels. The examples of label c are dealt out in proportion to p_1c, p_2c, ..., so every example goes
+    to one client and client k's own mix is p_k up to a factor for each label. A large concentration gives every client the mix of
+    the whole data; towards 0, one label each. A client left with fewer than `at_least` examples is filled up, at random, from the
+    clients that hold the most. Raises FieldError where there are too few examples for that, or the concentration is not positive
+    and finite.
 
     >>> client = dirichlet([0, 0, 0, 1, 1, 1], clients=2, concentration=0.5)
     >>> client.shape, sorted(set(client.tolist()))
@@ -52,8 +53,8 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
 def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> np.ndarray:
     """Deal examples out to clients in shards of the data sorted by label, so that a client has few labels [McMahan et al. 2017].
 
-    Returns a client id per example, (examples,) int64. The examples, sorted by label and in random order within one, are cut
-    into `clients * shards_per_client` shards whose sizes differ by at most one; the shards are dealt out at random. Raises
+    Returns a client id per example, (examples,) int64. The examples, sorted by label and in random order within one, are cut into
+    `clients * shards_per_client` shards whose sizes differ by at most one; the shards are dealt out at random, by `seed`. Raises
     FieldError where there are fewer examples than shards.
 
     >>> sorted(label_shards([1, 0, 1, 0], clients=2, shards_per_client=1).tolist())
@@ -74,9 +75,9 @@ def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: in
 def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_least: int = 1) -> np.ndarray:
     """Deal `examples` examples out at random to clients with lognormal sizes, all from the same distribution.
 
-    Returns a client id per example, (examples,) int64. Client k holds `at_least` examples and a share of the rest in
-    proportion to exp(sigma * z_k), z_k standard normal. sigma = 0 gives equal sizes (to within one example); 1 is mild, 2 has
-    a few very large clients. Raises FieldError where there are too few examples.
+    Returns a client id per example, (examples,) int64, drawn by `seed`. Client k holds `at_least` examples and a share of the
+    rest in proportion to exp(sigma * z_k), z_k standard normal. sigma = 0 gives equal sizes (to within one example); 1 is mild, 2
+    has a few very large clients. Raises FieldError where there are too few examples, or sigma is negative or infinite.
 
     >>> import numpy
     >>> numpy.bincount(quantity_skew(10, clients=5, sigma=0.0)).tolist()

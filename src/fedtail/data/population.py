@@ -85,11 +85,11 @@ class Population:
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
         """A population from one array of examples and the client each belongs to.
 
-        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
-        `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds
-        any labels; clients are in their sorted order and named by them, and examples keep their order within a client. `mass`
-        (by default the number of examples) and `group` (integers from 0) hold one value per client in that order. Raises
-        ValueError for lengths that differ, NaN and infinity, TypeError for text.
+        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets `sequence`
+        and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds any labels;
+        clients are in their sorted order and named by them, and examples keep their order within a client. `mass` (by default the
+        number of examples) and `group` (integers from 0) hold one value per client in that order. Raises ValueError for no
+        examples, lengths that differ, NaN and infinity, and masses that are not positive; TypeError for text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -168,10 +168,11 @@ class Population:
     ) -> Population:
         """A population from a Hugging Face `Dataset`, a folder its `save_to_disk` wrote, or the name of one on the hub.
 
-        `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32
-        in [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None:
-        all examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's. A
-        name on the hub is downloaded.
+        `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32 in
+        [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None: all
+        examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's. A name on
+        the hub is downloaded. Raises FieldError for a column that is not there, ValueError without examples, TypeError for text
+        in `x` or `y`.
         """
         from fedtail.data.hub import read_dataset
         return read_dataset(dataset, x, y, client, split=split, group=group, mass=mass)
@@ -181,7 +182,7 @@ class Population:
         """A population from a folder of LEAF json files: one client for each user with examples, named by user id.
 
         `encode(x, y)` gets one user's lists and returns arrays or lists of numbers; without it, text raises TypeError. Raises
-        ValueError for a file that is not LEAF's.
+        FileNotFoundError where there is no json file, ValueError for a file that is not LEAF's and where there are no examples.
         """
         from fedtail.data.leaf import read_leaf
         return read_leaf(folder, encode)
@@ -208,8 +209,8 @@ class Population:
     def select(self, clients: Any) -> Population:
         """A population of the given clients only, in the order given; examples are shared, not copied.
 
-        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a
-        mask of another length.
+        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a mask
+        of another length, IndexError for a position beyond the last client.
         """
         chosen = torch.from_numpy(_client_indices(clients, len(self)))
         return self.with_columns(
@@ -228,9 +229,9 @@ class Population:
         return made
 
     def to(self, device: Any) -> Population:
-        """A copy of the population with inputs and targets on `device`, so that computing there copies nothing.
+        """A population of the same clients with inputs and targets on `device`, so that computing there copies nothing.
 
-        Its `folder` is None.
+        Tensors that are on `device` already are shared. Its `folder` is None.
         """
         device = torch.device(device)
         return replace(self, inputs=inputs_to_device(self.inputs, device), targets=to_device(self.targets, device), folder=None)
@@ -292,8 +293,8 @@ class Population:
     def client_blocks(self, examples: int) -> Iterator[Population]:
         """Divide the clients, in their order, into populations of about `examples` examples each; an iterator over them.
 
-        A client is never cut in two, so a piece may hold more. Where there are no more than `examples` in all, the only piece
-        is this population. Examples are shared, not copied.
+        A client is never cut in two, so a population may hold more. Where all clients together hold no more than `examples`, the
+        only one is this population itself. Examples are shared, not copied.
         """
         if self.num_examples <= examples:
             return iter((self,))
@@ -323,9 +324,10 @@ class Population:
     ) -> Population:
         """A population from tensors whose examples are in client order, with keys 0, 1, 2, ...
 
-        `size` is the number of examples of each client; `mass` None means that the sizes are the masses. `lengths` are those
-        of padded sequences of targets, whose padding may be NaN. Raises ValueError where another input or target is NaN or
-        infinite.
+        `size` is the number of examples of each client; `mass`, `group` and `names` have a value for each client, where `mass`
+        None means that the sizes are the masses. `lengths` are those of padded sequences of targets, whose padding may be NaN.
+        Raises ValueError where another input or target is NaN or infinite, a mass is not positive, or a group is no integer from
+        0.
         """
         check_finite(inputs, targets, size, lengths)
         size = size.long()

@@ -24,7 +24,7 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """The arrays of an `.npz` file, or the columns of a `.parquet` file, called `names`: a dict by name.
 
     A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
-    which lists what the file holds, for a name that is not there.
+    which lists what the file holds, for a name that is not there, and ValueError for a file with another suffix.
     """
     arrays = _read_parquet_columns(path, names) if checked_suffix(path) == ".parquet" else _read_npz_arrays(path, names)
     return {name: array.as_list() if isinstance(array, Sequences) else array for name, array in arrays.items()}
@@ -123,7 +123,11 @@ def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.n
 
 
 def as_inputs(column: Any) -> Any:
-    """A column as `x`: an array unchanged, `Sequences` as a dict of the padded `sequence`, filled with 0, and its `lengths`."""
+    """A column in the form that `Population.from_arrays` takes as `x`: an array comes back unchanged.
+
+    `Sequences`, lists of different lengths, become a dict: `sequence`, the lists padded with 0, (examples, longest, ...), and
+    `lengths`, (examples,).
+    """
     return {"sequence": column.pad(0), "lengths": column.lengths} if isinstance(column, Sequences) else column
 
 
@@ -184,7 +188,8 @@ def _list_column_array(values: Any, lengths: np.ndarray, name: str) -> Any:
     """A column of lists as a matrix (rows, length, ...) where all lists have one length, else as `Sequences`.
 
     `values` holds the entries of all lists one after another, `lengths` how many each list has. Where there are no lists,
-    `values` comes back. Raises ValueError for lists of lists of different lengths.
+    `values` comes back. Raises ValueError where `values` is itself `Sequences`: lists of lists of different lengths. `name` only
+    words it.
     """
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
@@ -194,7 +199,10 @@ def _list_column_array(values: Any, lengths: np.ndarray, name: str) -> Any:
 
 
 def _check_column_type(column: Any, name: str) -> None:
-    """Raise Unreadable unless the column holds numbers, booleans, times, text, bytes or nulls, or (nested) lists of them."""
+    """Raise Unreadable unless the column holds numbers, booleans, times, text, bytes or nulls, or (nested) lists of them.
+
+    `name` only words the error.
+    """
     from pyarrow import types
 
     kind = column.type
@@ -291,8 +299,8 @@ def _read_npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name
 def read_npy_stream(stream: IO[bytes], size: int, what: str) -> np.ndarray:
     """Read an array in numpy's `.npy` format from a stream of `size` bytes, to its end.
 
-    Raises Unreadable where it needs pickle, where the header announces another length than `size`, or where the stream ends
-    early; `what` only words the errors.
+    Raises Unreadable where it needs pickle, where the header announces another length than `size`, where it is text without
+    characters, or where the stream ends early; `what` only words the errors.
     """
     shape, by_columns, kind = read_npy_header(stream, what)
     count = math.prod(shape)
@@ -336,7 +344,7 @@ def read_npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool
 
 
 def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
-    """The shape and dtype of an array in an `.npz` file as text, such as "(100, 4) float32".
+    """The shape and dtype of the array `name` in an open `.npz` archive as text, such as "(100, 4) float32".
 
     Returns "of an unknown type" where its header cannot be read.
     """

@@ -42,7 +42,7 @@ class DeployedRun:
     resume: bool = False
 
     def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None) -> Trained:
-        """Train to the last round, record everything in the folder, and return the trained models.
+        """Train on the nodes of `fleet` to the last round, record everything in the folder, and return the trained models.
 
         With the field `resume` it goes on from the newest checkpoint. `between` is called after every round, for example to
         register nodes that joined. Waits up to PATIENCE seconds for another process that writes to the folder. Raises RunRefused
@@ -56,8 +56,8 @@ class DeployedRun:
     def _run_locked(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
         """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
 
-        A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are
-        written.
+        A checkpoint is written after every round, and then `between` is called. After the last round the nodes of `fleet` are
+        sent how it ended, and the results are written.
         """
         channel, checkpoints = deployment_channel(self.experiment, fleet.population), Checkpoints(self.folder)
         table = deployed_experiment_table(self.experiment, channel, self.seed)
@@ -94,9 +94,9 @@ class DeploymentRecords:
     run_format, line_files, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
-        """`log` appends a line to the run's log. The clock of the first round starts here.
+        """Store what the records are about, and start the clock of the first round; `log` appends a line to the run's log.
 
-        Reports are about the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
+        Evaluations are recorded under the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
         """
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested_split = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"

@@ -23,11 +23,11 @@ SSH = serialization.Encoding.OpenSSH
 
 
 def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
-    """Write `ca.crt`, the certificate of a new authority, and `server.pem` with `server.key`, for a server with these hosts.
+    """Write `ca.crt`, the certificate of a new authority, and `server.pem` with `server.key` for a server into `folder`.
 
-    `hosts` are DNS names or IP addresses, at least one; certificates are valid for `days`. The authority's key is not stored, so
-    nobody can certify another server: to change the hosts, make everything anew and give each node the new `ca.crt`. Raises
-    FileExistsError where `server.key` exists, and writes nothing.
+    The folder is created. `hosts` are the server's DNS names or IP addresses, at least one; certificates are valid for `days`.
+    The authority's key is not stored, so nobody can certify another server: to change the hosts, make everything anew and give
+    each node the new `ca.crt`. Raises FileExistsError where `server.key` exists, and writes no file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -110,7 +110,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-    """An unsigned certificate with these common names and public key, and a random serial number.
+    """An unsigned certificate with the common names `subject` and `issuer`, the key `public`, and a random serial number.
 
     It is valid from five minutes ago, for clocks that differ, until `days` from now.
     """

@@ -70,7 +70,9 @@ class DropoutTolerant:
     def open_round(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round: store its cohort, threshold and graph. Nothing is sent; keys are exchanged with the first question.
 
-        The number of questions in the last round, if any, becomes the number of sums that new sessions are made for.
+        `counts` has the sampled clients of each node, `upcoming` those of the next round if known, and sums are over `threshold`
+        clients or more. The number of questions in the last round, if any, becomes the number of sums that new sessions are made
+        for.
         """
         if self._asked:
             self._most = self._asked
@@ -79,10 +81,12 @@ class DropoutTolerant:
 
     def sum_rows(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
                  check: Check = accept_any_members) -> Sum:
-        """The sum of the rows of the nodes that answer, unless `check` raises for them; there is no retry, so `again` is unused.
+        """The sum of the rows of the nodes that answer, `width` integers modulo 2 ** modulus_bits, and these nodes' numbers.
 
-        Exchanges keys first where the round's session is not open or its sums are used up. With `ahead`, the first sum of a round
-        also exchanges the keys of the next. Raises TooFew where too few nodes or clients answer.
+        Masks are bound to the digest `context`. `check` is called with the nodes that answered, before their sum is unmasked, and
+        raises to refuse it; there is no retry, so `again` is unused. Exchanges keys first where the round's session is not open
+        or its sums are used up. With `ahead`, the first sum of a round also exchanges the keys of the next. Raises TooFew where
+        too few nodes or clients answer.
         """
         counts, threshold, upcoming = self._cohort
         if not self._left:
@@ -96,10 +100,11 @@ class DropoutTolerant:
         return pop_refused_messages(self._rounds.server)
 
     def _open_session(self, counts: Counts, threshold: int) -> None:
-        """Open a session for this cohort: the one prepared in the round before if it fits and has enough keys, else a new one.
+        """Open a session for the cohort `counts`: the one prepared in the round before if it fits, else a new one.
 
-        A new one takes two exchanges. A prepared session is used only for the first question of a round. Raises TooFew where the
-        cohort has fewer than `threshold` clients or 2 nodes, or too few nodes send keys.
+        A prepared one must also have enough keys. A new one takes two exchanges. A prepared session is used only for the first
+        question of a round. Raises TooFew where the cohort has fewer than `threshold` clients or 2 nodes, or too few nodes send
+        keys.
         """
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
         if prepared is not None and self._session_fits(prepared, counts, threshold):
@@ -117,14 +122,18 @@ class DropoutTolerant:
         self._session, self._left = fresh, fresh.queries
 
     def _session_fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
-        """Whether a session that was prepared in the round before has the nodes and threshold that this cohort needs."""
+        """Whether a session that was prepared in the round before has the nodes and the threshold that this round needs.
+
+        `counts` has the round's sampled clients of each node, and sums are over `threshold` clients or more.
+        """
         same = prepared.members == tuple(sorted(counts))
         return same and prepared == self._session_with_number(prepared.round, counts, threshold, prepared.queries)
 
     def _next_session(self, counts: Counts, threshold: int) -> Session | None:
         """A new session under the next number, for as many sums as the round is expected to need; nothing is sent.
 
-        None where the cohort has fewer than `threshold` clients or 2 nodes, or the graph has no session for it.
+        `counts` has the sampled clients of each node. None where they are fewer than `threshold` clients or 2 nodes, or the graph
+        has no session for them.
         """
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
@@ -138,8 +147,9 @@ class DropoutTolerant:
     def _session_with_number(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
 
-        Its threshold is in nodes: so many that any of them hold `threshold` clients. Without a graph every pair of nodes shares
-        masks.
+        The threshold asked of it is the least number n of nodes such that any n of them hold `threshold` clients or more, but at
+        least a majority. Without a graph every pair of nodes shares masks; a graph raises TooFew where it has no session for
+        these nodes.
         """
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
@@ -156,7 +166,10 @@ class AllOrNothing:
         self._counts: Counts = {}
 
     def open_round(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
-        """Begin a round: store its cohort and threshold. `upcoming` and `graph` are ignored: every pair of nodes shares masks."""
+        """Begin a round: store `counts`, the sampled clients of each node, and `threshold`, the fewest clients in a sum.
+
+        `upcoming` and `graph` are ignored: every pair of nodes shares masks.
+        """
         self._counts, self._threshold = counts, threshold
 
     def exchange_keys(self, nodes: tuple[int, ...]) -> None:
@@ -166,11 +179,12 @@ class AllOrNothing:
 
     def sum_rows(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
                  check: Check = accept_any_members) -> Sum:
-        """The sum over all nodes of the round that have keys; where some do not answer, one retry over the others.
+        """The sum over all nodes of the round that have keys, `width` integers modulo 2 ** modulus_bits, and these nodes.
 
-        `again` charges for the retry and returns its context digest; None: the rows have no noise, and TooFew is raised instead.
-        `check` is called with the nodes before each attempt and again after the rows came. TooFew also where too few are left or
-        the retry fails.
+        Masks are bound to the digest `context`. Where some nodes do not answer, there is one retry over the others: `again`
+        charges for it and returns its context digest. None: the rows have no noise, and TooFew is raised instead. `check` is
+        called with the nodes before each attempt and again after the rows came, and raises to refuse the sum. TooFew also where
+        too few are left or the retry fails.
         """
         assert self._rounds is not None
         known = set(self._rounds.server.members_with_keys)
@@ -210,9 +224,10 @@ def pop_refused_messages(server: Server | AllOrNothingServer | None) -> list[tup
 
 
 def nodes_needed(counts: Counts, threshold: int) -> int:
-    """The threshold in nodes: the least number such that any so many nodes hold `threshold` clients, but at least a majority.
+    """The threshold in nodes: the least n such that any n of these nodes hold `threshold` clients or more; at least a majority.
 
     It is at least 2, and more than half of the nodes, so that any two such groups overlap. `counts` has the clients of each node.
+    Where all nodes together hold fewer than `threshold` clients, it is their number.
     """
     held, needed = 0, 0
     for few in sorted(counts.values()):

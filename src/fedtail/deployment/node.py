@@ -107,9 +107,11 @@ class Node:
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3):
-        """Check the task against the data; no round is open. Raises FieldError where `trainings` is less than 1.
+        """Check the task against `population`, this node's clients; no round is open.
 
-        `dtype` is what clients compute in and `workers` the number of worker processes, as for `LocalFleet`.
+        `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
+        number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
+        examples to evaluate on. Raises FieldError where `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -133,7 +135,7 @@ class Node:
         return -1 if self._broadcast is None else self._broadcast.round
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the beginning (a packed `Open`) or end (a packed `Close`) of a round; raises Refused for anything else.
+        """Receive the beginning (a serialised `Open`) or end (a serialised `Close`) of a round; raises Refused for anything else.
 
         The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
         could be averaged away. A `Close` of another round is ignored.
@@ -151,10 +153,11 @@ class Node:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
     def _open_round(self, message: bytes, received: Open) -> None:
-        """Begin the round of `received`, the unpacked `message`. Noise is drawn on this machine, never from a seed of the server.
+        """Begin the round of `received`; `message` is the same, serialised.
 
-        Where it is of another training, that training's memory is loaded first. A round that is still open is closed: as finished
-        if it is of the same training, the new round is later, and the server does not list it as lost.
+        Noise is drawn on this machine, never from a seed of the server. Where it is of another training, that training's memory
+        is loaded first. A round that is still open is closed: as finished if it is of the same training, the new round is later,
+        and the server does not list it as lost.
         """
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:
@@ -177,23 +180,26 @@ class Node:
         self._training = training
 
     def _state_file(self, training: bytes) -> Path | None:
-        """The path of a training's saved state, even where there is no file; None without a folder, or for b""."""
+        """The path of the file with the saved state of `training`, whether it exists or not.
+
+        None where the node has no folder, or for b"", no training.
+        """
         return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a packed `Ask`: for each question the sum over this node's clients, or their rows if it gathers.
+        """The answer to a serialised `Ask`, serialised too: for each question the sum over this node's clients, or their rows.
 
-        Raises Refused where the message is malformed or about another round.
+        Rows are gathered where the question asks for that. Raises Refused where the message is malformed or about another round.
         """
         return pack(self._encoded_sums(ask))
 
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
-        """The pair (row, context digest): the sums of all questions of a packed `Ask`, joined into one numpy vector of integers.
+        """The pair (row, context digest): the sums of all questions of a serialised `Ask`, joined into one NumPy vector.
 
-        They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. Raises Refused
-        where a question is encoded for another modulus, gathers rows, is about another round, or is a retry of sums without
-        noise. `attempt` is the number of the secure sum, 0 for a first one: a question of another number is refused, because
-        a question that is asked again as it was gets the same noise, and the two sums differ by the row that is missing.
+        They are integers modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. `attempt`
+        is the number of the secure sum, 0 for a first one and 1 for a retry. Raises Refused where the question is of another
+        attempt (asked again as it was it would get the same noise, and the two sums would differ by the row that is missing), is
+        encoded for another modulus, gathers rows, is about another round, or is a retry of sums without noise.
         """
         asked = self._read_ask(ask)
         if asked.attempt != attempt:
@@ -207,7 +213,7 @@ class Node:
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
     def silent_clients(self, ask: bytes) -> int:
-        """How many of this node's clients answered a packed `Ask` with zeros although they were to contribute to its sums.
+        """How many of this node's clients answered a serialised `Ask` with zeros although they were to contribute to its sums.
 
         Questions with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
         """
@@ -215,7 +221,7 @@ class Node:
         return self.fleet.count_silent_clients(hidden)
 
     def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
-        """The encoded sums (or gathered rows) of a packed `Ask`, one tensor for each question.
+        """The encoded sums (or gathered rows) of a serialised `Ask`, one tensor for each question.
 
         They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
         Refused where the message is malformed or about another round.
@@ -227,7 +233,10 @@ class Node:
         return self._given[name]
 
     def _read_ask(self, ask: bytes) -> Ask:
-        """Unpack an `Ask`. Raises Refused where the message is malformed, is something else, or is not about the open round."""
+        """The `Ask` that the bytes `ask` hold.
+
+        Raises Refused where they are malformed, hold something else, or ask about another round than the open one.
+        """
         asked = self._unpack_message(ask)
         if not isinstance(asked, Ask):
             raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
@@ -236,7 +245,10 @@ class Node:
         return asked
 
     def _unpack_message(self, message: bytes) -> Any:
-        """Unpack a message (an `Open`, `Ask` or `Close`) from classes that this node knows; Refused where it is malformed."""
+        """The `Open`, `Ask` or `Close` that the bytes `message` hold, built from classes that this node knows.
+
+        Raises Refused where they are malformed or name another class.
+        """
         try:
             return unpack(message, self.types)
         except (ValueError, TypeError, KeyError) as why:
@@ -313,7 +325,7 @@ def may_retry_sum(questions: Iterable[Any]) -> bool:
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:
-    """SHA-256 (32 bytes) of the round, seed and model of a broadcast and of the packed question `ask`.
+    """SHA-256 (32 bytes) of the round, seed and model of a broadcast and of the serialised question `ask`.
 
     Masks are bound to it, so they do not cancel where the server sends nodes different models or questions.
     """

@@ -46,7 +46,7 @@ def read_reply(message: bytes, reply: bytes) -> Reply:
 
 
 def encode_silent_count(clients: int) -> bytes:
-    """The `answer` field of a reply with a masked row: how many clients sent only zeros in it, as 4 bytes; b"" for 0."""
+    """The `answer` field of a reply with a masked row: `clients`, how many clients sent only zeros, as 4 bytes; b"" for 0."""
     return clients.to_bytes(4, "big") if clients else b""
 
 
@@ -71,7 +71,7 @@ def encode_message(value: NodeMessage | Reply) -> bytes:
 
 
 def read_message(content: bytes) -> NodeMessage:
-    """Decode a message of the server. Raises Refused where it is malformed."""
+    """Decode the bytes `content` of a server's message to a `NodeMessage`. Raises Refused where they are malformed."""
     return decode(NodeMessage, content)
 
 

@@ -10,9 +10,10 @@ from fedtail.deployment.node import PARTS
 
 
 def user_parts(value: Any) -> Iterator[type]:
-    """The classes sent to nodes with `value`, an algorithm, that are not fedtail's own: each once, such as a user's risk.
+    """Iterate over the classes that are sent to nodes with `value`, an algorithm, and are not fedtail's own: each once.
 
-    Classes of its fields, and those that a class declares in `sends`, are included.
+    Such a class is a user's risk, for example. Classes of the fields of parts, and those that a class declares in its attribute
+    `sends`, are included.
     """
     for kind in dict.fromkeys(classes_sent(value)):
         if kind not in PARTS and not kind.__module__.startswith("fedtail."):

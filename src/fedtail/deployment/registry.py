@@ -53,7 +53,7 @@ TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
 def packed_node_info(settings: NodeSettings) -> bytes:
-    """The packed node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
+    """The serialised node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
 
     With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
     with keys = "data" the keys in the data are sent as they are.
@@ -66,7 +66,7 @@ def packed_node_info(settings: NodeSettings) -> bytes:
 
 
 def read_node_info(data: bytes) -> NodeInfo:
-    """Unpack the node info that a node sent. Raises ValueError where the bytes hold something else or values are not valid."""
+    """The `NodeInfo` in the bytes that a node sent; raises ValueError where they hold something else or values are not valid."""
     info = unpack(data, TYPES)
     if not isinstance(info, NodeInfo):
         raise ValueError(f"a node sent a {type(info).__name__} as its node info.")

@@ -51,7 +51,11 @@ class RemoteFleet:
     loses_clients = True
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
-        """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule."""
+        """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule.
+
+        `exchange` sends messages to nodes and returns their replies, both by node; `registry` has the clients of each node.
+        `forgets` is whether nodes may lose what their clients remember, `schedule` which exchanges a masked sum takes.
+        """
         schedule = value_with_new_name("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
@@ -96,10 +100,10 @@ class RemoteFleet:
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the nodes that answered, (width,); their clients' rows where it gathers.
+        """For each question the encoded sum over the nodes that answered, (width,), or where it gathers their clients' rows.
 
-        The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises
-        RoundLost where no node answered.
+        Gathered rows are (clients, width). The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says
+        which nodes failed and why. Raises RoundLost where no node answered.
         """
         ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
@@ -126,16 +130,17 @@ class RemoteFleet:
         self._asking = self._begin_questions(questions, encoding)
 
         def retry_context() -> bytes:
-            """Charge for the retry, mark the question as a second attempt, and return the context digest of that question."""
+            """Charge for the retry by `again`, and mark the question as a second attempt; returns its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
-            """Raise TooFew where these nodes hold under `threshold` clients, or too few of those whom the bound is about.
+            """Raise TooFew unless the nodes `members` hold `threshold` clients, and enough whose rows are not only zeros.
 
-            `needed` of the whole cohort means that all others may drop out. A node that answered nothing in this round is in no
-            number that was computed in it, so only those that did answer something are expected, less the ones that may drop out.
+            `members` are nodes that answered. The second is checked where `needed` is not 0: all sampled clients but `needed` may
+            be missing. Clients are counted at the nodes whose answers are in an earlier sum of this round, at all nodes where
+            there is none; each client at `members` that sent zeros only makes one more necessary.
             """
             refuse_few_clients(self._counts, threshold, members)
             if needed:
@@ -160,7 +165,10 @@ class RemoteFleet:
         return list(torch.from_numpy(found.total).split(widths))
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients answered the last masked questions with zeros, as their nodes say; not used by `collect_masked`."""
+        """How many clients answered the last masked questions with zeros only, as their nodes reported.
+
+        `questions` is not used.
+        """
         return sum(self._silent.values())
 
     def close_round(self, finished: bool) -> None:
@@ -182,9 +190,9 @@ class RemoteFleet:
         """Always None: a server cannot see single clients. `reports` says how many answered and which nodes failed."""
 
     def finish(self) -> None:
-        """After the last round, tell nodes that have not heard it yet how their round ended, so that they store what it left.
+        """Send every node that has not received it yet the message about how its last round ended; call it after the last round.
 
-        One exchange, and none where nothing is unsent.
+        The nodes then store what their clients remember of that round. It takes one exchange, and none where nothing is unsent.
         """
         waiting = {node: b"" for node, broadcasts in self._unsent.items() if broadcasts}
         if waiting:
@@ -207,7 +215,8 @@ class RemoteFleet:
     def _open_masked_round(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums, at its first masked question; further calls in the same round do nothing.
 
-        With the all-or-nothing schedule, the first call of a run exchanges keys with all registered nodes.
+        Sums are over `threshold` clients or more; `graph` says which nodes share masks, None: every pair. With the all-or-nothing
+        schedule, the first call of a run exchanges keys with all registered nodes.
         """
         if self._masked_round == self._broadcast.round:
             return
@@ -219,7 +228,10 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _begin_questions(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """Reset the problems, exchanges and zeros noted for the last questions; returns the new ones as a packed `Ask`."""
+        """Clear the problems, exchanges and zeros noted for the last questions; returns the new ones as a serialised `Ask`.
+
+        It holds the number of the round, `questions`, and `encoding`, how answers are encoded.
+        """
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
@@ -240,11 +252,11 @@ class RemoteFleet:
         return {node: reply.secure for node, reply in replies.items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
-        """Send one message to each node in `secure` and return the replies by node, in the same order; counts one exchange.
+        """Send one message to each node in `secure` and return the replies by node, in the same order; adds one to `_exchanges`.
 
-        `secure` holds messages of the secure sum (b"" for none), `asks` the packed questions. Nodes in `asks` are also sent their
-        unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is left
-        out. A reply with a problem is returned. The reasons of all of these are noted in `_problems`.
+        `secure` holds messages of the secure sum (b"" for none), `asks` the serialised questions. Nodes in `asks` are also sent
+        their unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is
+        left out. A reply with a problem is returned. The reasons of all of these are noted in `_problems`.
         """
         messages = {}
         for node, bundle in secure.items():

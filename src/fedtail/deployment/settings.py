@@ -86,9 +86,10 @@ class NodeSettings:
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
-        """The settings in a TOML file, usually node.toml. Raises ValueError where the file or a needed setting is missing.
+        """The settings in a TOML file, usually node.toml; `folder` becomes the folder of the file.
 
-        The same error says which setting is unknown, of the wrong type or out of range. `folder` becomes that of the file.
+        Raises ValueError where there is no file, where a needed setting (name, experiment or data) is missing, and where a
+        setting is unknown, of the wrong type or out of range; the text names the setting.
         """
         place = Path(path)
         if not place.is_file():

@@ -28,18 +28,18 @@ class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the broadcast that begins a round (a packed `Open`) or ends one (a packed `Close`); Refused for any other."""
+        """Receive the serialised broadcast that begins a round (`Open`) or ends one (`Close`); raises Refused for any other."""
         ...
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a packed question, without masks: sums over this node's clients, or gathered rows.
+        """The serialised answer to a serialised question, without masks: sums over this node's clients, or gathered rows.
 
         Raises Refused where the question is malformed or is not about the round that is open.
         """
         ...
 
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
-        """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
+        """The pair (row, context digest): the answer to a serialised question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
         Refused where the question may not be answered under masks, or is of another `attempt` (0 for a first one, 1 for a retry).
@@ -47,7 +47,7 @@ class Computing(Protocol):
         ...
 
     def silent_clients(self, ask: bytes) -> int:
-        """How many of this node's clients sent only zeros in the row for this question although they were to contribute to it."""
+        """How many of this node's clients sent only zeros in answer to the serialised `ask` although they were to contribute."""
         ...
 
     def save(self) -> bytes:
@@ -88,9 +88,10 @@ class Site:
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
         """Store the settings; nothing is loaded or computed yet.
 
-        Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only` is off. `node` returns
-        the part that computes; it is called when the data are first needed, and again after `restore`. `repetitions` is how often
-        the server may repeat an all-or-nothing sum over fewer nodes.
+        `node` returns the part that computes; it is called when the data are first needed, and again after `restore`. A row is
+        revealed only in a sum over `minimum` nodes or more. `repetitions` is how often the server may repeat an all-or-nothing
+        sum over fewer nodes, `corrupted` the share of nodes that may be on the server's side. Raises ValueError unless 0 <=
+        `answer_after` < infinity, and for an `identity` where `masked_only` is off.
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
@@ -171,10 +172,10 @@ class Site:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
     def _unmasked_answer(self, message: NodeMessage) -> bytes:
-        """The packed answer to the message's question, without masks; b"" where it asks none.
+        """The serialised answer to the message's question, without masks; b"" where it asks none.
 
-        Broadcasts that wait are passed on to the part that computes first. Raises Refused for a question where `masked_only` is
-        on.
+        Broadcasts that the part that computes has not received yet are given to it first. Raises Refused for a question where
+        `masked_only` is on.
         """
         if not message.ask:
             if message.broadcasts:                           # how the last round of a training ended
@@ -199,10 +200,11 @@ class Site:
         return Reply(about, encode_silent_count(self._silent), answer, "; ".join(map(str, refused)).encode())
 
     def _integer_row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
-        """The pair (row of integers, context digest) for a masked question; sets `_silent` to the clients in it with zeros only.
+        """The pair (row of integers, context digest) for the question in `message`, to be masked before it is sent.
 
-        Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
-        data.
+        `ask` is the message of the secure sum, which says the modulus, and `attempt` is 1 for a retry, else 0. Sets `_silent` to
+        the number of clients whose rows are only zeros. Raises Refused where the message holds no question. Any other error
+        becomes Refused as well, with a text that holds no data.
         """
         if not message.ask:
             raise Refused("a row is asked for without a question.")

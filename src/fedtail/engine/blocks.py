@@ -26,10 +26,11 @@ ON_A_GPU = 64            # times as many fit there
 
 
 def cohort_blocks(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
-    """Cut a cohort into blocks [low, high) of consecutive clients with about equally many examples each; [] for an empty cohort.
+    """Cut a cohort into blocks of consecutive clients with about equally many examples: a list of (low, high), high excluded.
 
     `sizes` (clients,) is the number of examples of each client, `dim` the number of model parameters, and `stack` how many
-    clients the kernel computes side by side. All clients are one block where `device` is not a CPU or there is little work.
+    clients the kernel computes side by side. All clients are one block where `device` is not a CPU or there is little work. An
+    empty cohort gives an empty list.
     """
     examples = sizes.cumsum(0)
     if not len(examples):
@@ -42,9 +43,9 @@ def cohort_blocks(sizes: Tensor, dim: int, stack: int, device: torch.device) -> 
 
 
 def cut_into_blocks(sizes: Tensor, count: int) -> Blocks:
-    """Cut consecutive clients into at most `count` blocks [low, high) with about equally many examples each; no block is empty.
+    """Cut consecutive clients into at most `count` blocks with about equally many examples: a list of (low, high), high excluded.
 
-    `sizes` (clients,) is the number of examples of each client; there must be at least one client.
+    `sizes` (clients,) is the number of examples of each client; there must be at least one client. No block is empty.
     """
     examples = sizes.cumsum(0)
     middle = examples - sizes / 2
@@ -54,14 +55,18 @@ def cut_into_blocks(sizes: Tensor, count: int) -> Blocks:
 
 
 def max_blocks(dim: int) -> int:
-    """The largest number of blocks of a round, 4 to 32: fewer for a model of more parameters (`dim`), to save memory for sums."""
+    """The largest number of blocks into which a round is cut, 4 to 32: fewer for models with more than 2^21 parameters (`dim`).
+
+    A sum is held in memory for each block, so that large models have fewer.
+    """
     return max(FEWEST, min(MOST, LARGE // dim))
 
 
 def max_clients_at_once(kernel: Kernel, population: Population, device: torch.device) -> int:
     """How many clients to compute at once, at least 1: `kernel.stack`, or fewer to bound memory.
 
-    The bounds are on the parameters of all models, and on examples padded to the largest client; a GPU gets 64 times the room.
+    The parameters of all their models are bounded, and their examples, each client padded to the size of the population's
+    largest. On a GPU both bounds are 64 times as large as on a CPU.
     """
     per_example = sum(values[0].numel() for values in (*input_tensors(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example

@@ -32,7 +32,7 @@ class Engine:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
-        """Raise FieldError for an unknown `kernel` or fewer than 0 `workers`, and ValueError for an unknown `precision`."""
+        """Raise FieldError if `kernel` is unknown or `workers` is negative, and ValueError if `precision` is unknown."""
         if self.kernel not in KERNELS:
             raise FieldError("kernel", f"one of {', '.join(KERNELS)}", self.kernel)
         if self.workers is not None and self.workers < 0:
@@ -44,11 +44,11 @@ SETTINGS = tuple(one.name for one in fields(Engine))
 
 
 def resolve_engine(engine: Engine, given: Mapping[str, Any], name: str) -> Engine:
-    """The engine for a call to function `name`, which takes an `engine` or, as before version 0.2, its fields as keywords.
+    """The engine of a call to the function `name`, which takes an `engine` or, as before version 0.2, its fields as keywords.
 
     `given` holds those keywords. If it is empty, `engine` is returned; else a new Engine made of them, with a DeprecationWarning
-    at the line of the function's caller. Raises TypeError for a keyword that is no field of Engine, and where keywords are given
-    together with an `engine` that is not the default.
+    that points at the line of the function's caller. Raises TypeError for a keyword that is no field of Engine, and where
+    keywords are given together with an `engine` that is not the default.
     """
     stray = [key for key in given if key not in SETTINGS]
     if stray:

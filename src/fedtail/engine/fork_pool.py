@@ -39,7 +39,7 @@ PR_SET_PDEATHSIG = 1       # of Linux's prctl
 
 
 class Done(NamedTuple):
-    """A block that somebody did, well or not."""
+    """A block that was performed: its number, its result (`Failed` where it raised), and the seconds it took."""
 
     block: int
     result: Any
@@ -54,23 +54,23 @@ class Failed(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A forked process, our end of the connection to it, and a file in memory where it writes where it is when asked to."""
+    """A forked process, this process's end of the connection to it, and the descriptor of the file it writes tracebacks to."""
 
     process: Any
     connection: Connection
     trace: int
 
     def cpu_seconds(self) -> float:
-        """Seconds of processor time (user and system) this process has used so far, from /proc; 0.0 where that cannot be read."""
+        """The seconds of processor time (user and system) that the process has used, from /proc; 0.0 if unreadable."""
         with suppress(OSError):
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
 
     def request_traceback(self) -> str:
-        """Up to 12 lines of the traceback of what this process is doing now; an empty string where it does not answer.
+        """Up to 12 lines of the traceback of what the process is doing now; an empty string where it does not answer.
 
-        Sends the process SIGUSR1, on which it writes its traceback to `trace`, and waits 0.2 s for it.
+        Sends it SIGUSR1, on which it writes its traceback to the file `trace`, and waits 0.2 s for that.
         """
         with suppress(OSError):
             begins = os.fstat(self.trace).st_size
@@ -81,21 +81,22 @@ class Worker(NamedTuple):
 
 
 class ForkPool:
-    """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
+    """Forked processes, and a pipe from which they and this process take the numbers of blocks to perform, a byte each."""
 
     def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
-        """Take over processes that were forked with `perform`; they are ended when the pool is closed or garbage-collected.
+        """A pool of `workers`, which were forked with `perform`; they are ended when it is closed or garbage-collected.
 
-        `tokens` are the reading and the writing end of the pipe from which all processes take block numbers.
+        `tokens` are the reading and the writing end of the pipe from which all processes take the numbers of blocks.
         """
         self.perform, self.workers, self.tokens = perform, workers, tokens
         self._end = weakref.finalize(self, _end_workers, list(workers), tokens, os.getpid())
 
     @classmethod
     def fork(cls, count: int, perform: Perform) -> ForkPool | None:
-        """Fork up to `count` processes, wait for their first messages, and return a pool of those that can compute gradients.
+        """Fork up to `count` processes that compute `perform(job, block)`, and return a pool of them.
 
-        None where processes cannot be forked here (not Linux), or where none of them works.
+        Waits for the first message of each, and leaves out those that cannot compute gradients. Returns None where processes
+        cannot be forked (not Linux), or where none of them works.
         """
         if not can_fork():
             return None
@@ -113,11 +114,11 @@ class ForkPool:
         return None
 
     def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
-        """Perform the blocks numbered in `todo`, here and in the processes, and return a `Done` for each, in any order.
+        """Perform the blocks numbered in `todo`, in this process and the others, and return a `Done` for each, in any order.
 
-        `message` is the pickled `job`. An exception in a block becomes its result (`Failed`) and is not raised. Where a process
-        died, a RuntimeWarning says so, the process leaves the pool, and the blocks it had taken are missing from what is
-        returned.
+        `message` is the pickled `job`; numbers must be below 256. If a block raises an exception, that is its result (`Failed`).
+        Where a process died, there is a RuntimeWarning, the process leaves the pool, and the blocks it had taken are missing from
+        the result.
         """
         os.write(self.tokens[1], bytes(todo))
         for worker in self.workers:
@@ -145,7 +146,10 @@ def can_fork() -> bool:
 
 
 def _perform_remaining_blocks(tokens: int, perform: Perform, job: Any) -> list[Done]:
-    """Take block numbers from the pipe `tokens` and perform these blocks until it is empty; returns those performed here."""
+    """Take block numbers from the pipe `tokens` and perform these blocks of `job`, until the pipe is empty.
+
+    Returns a `Done` for each block that this process has performed.
+    """
     done: list[Done] = []
     while True:
         try:
@@ -156,7 +160,7 @@ def _perform_remaining_blocks(tokens: int, perform: Perform, job: Any) -> list[D
 
 
 def perform_and_time_block(perform: Perform, job: Any, block: int) -> Done:
-    """Call `perform(job, block)` and return `Done(block, result, seconds)`; an exception is caught, its result is `Failed`."""
+    """Call `perform(job, block)` and return `Done(block, result, seconds)`; if it raises, the result is `Failed(exception)`."""
     began = time.perf_counter()
     try:
         result = perform(job, block)
@@ -166,9 +170,9 @@ def perform_and_time_block(perform: Perform, job: Any, block: int) -> Done:
 
 
 def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
-    """Fork up to `count` worker processes, fewer where the system refuses more; each runs `_serve_jobs`.
+    """Fork up to `count` worker processes, fewer where the system refuses more, and return them; each runs `_serve_jobs`.
 
-    `tokens` is the reading end of the pipe from which they take block numbers.
+    `tokens` is the reading end of the pipe from which they take block numbers, and `perform(job, block)` what they compute.
     """
     context, started = multiprocessing.get_context("fork"), list[Worker]()
     ended_by_kernel = ctypes.CDLL(None).prctl if threading.get_native_id() == os.getpid() else None
@@ -191,10 +195,10 @@ def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
 
 
 def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
-    """Yield each worker with its next message, in the order they arrive; the message is empty for a worker that died.
+    """Yield each worker with its next message, in the order they arrive; the message is b"" for a worker that died.
 
-    A worker that is silent and uses no processor time gets a RuntimeWarning; while `starting`, before it has any work, it is
-    also killed.
+    Whenever no message arrives for 15 s, workers that used almost no processor time since the last such pause get a
+    RuntimeWarning, once each; with `starting`, before they have any work, they are also killed.
     """
     silent = {worker.connection.fileno(): worker for worker in workers}
     poller, spent, told, began = select.poll(), dict[int, float](), set[int](), time.monotonic()
@@ -216,10 +220,10 @@ def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tu
 
 
 def _find_idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
-    """File descriptors, keys of `silent`, of the workers that used almost no processor time since the last call.
+    """The file descriptors of the workers that used less than 0.15 s of processor time since the last call; keys of `silent`.
 
-    `spent` maps file descriptors to processor seconds at the last call and is updated in place; a worker that was not in it is
-    not idle.
+    `spent` maps descriptors to the processor seconds at the last call, and is updated in place. A worker that is not in it yet is
+    not returned.
     """
     before = dict(spent)
     spent.update({end: worker.cpu_seconds() for end, worker in silent.items()})
@@ -241,12 +245,12 @@ def _warn_of_hang(worker: Worker, waited: float, starting: bool) -> None:
 
 def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
            ended_by_kernel: Any) -> None:
-    """Main function of a forked process: receive pickled jobs, perform blocks of each, and send back a pickled list of `Done`.
+    """The main function of a forked process: receive pickled jobs, perform blocks of each, send back a pickled list of `Done`.
 
     Its first message is a pickled bool: whether it can compute gradients. It ends when its parent closes `connection` or dies,
     and ignores Ctrl-C. `ours` are the parent's ends of all connections, which are closed here; `tokens` is the pipe of block
-    numbers; `trace` is the file to which SIGUSR1 writes a traceback. `parent` and `ended_by_kernel` are those of
-    `_end_when_parent_ends`.
+    numbers; `trace` is the file to which SIGUSR1 writes a traceback. `parent` is the parent's process id, and `ended_by_kernel`
+    Linux's prctl or None, both for `_end_when_parent_ends`.
     """
     _end_when_parent_ends(parent, ended_by_kernel)
     faulthandler.register(signal.SIGUSR1, trace)
@@ -268,8 +272,9 @@ def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, per
 def _end_when_parent_ends(parent: int, ended_by_kernel: Any) -> None:
     """Make this process end when the process with id `parent` does, even while it hangs.
 
-    `ended_by_kernel` is Linux's prctl, by which the kernel kills this process together with the thread that forked it, or None.
-    It is given only where that was the parent's main thread: others may end earlier. With None, a thread here polls the parent.
+    `ended_by_kernel` is Linux's prctl, with which the kernel kills this process when the thread that forked it ends; it is given
+    only where that was the parent's main thread, since others may end earlier. With None, a thread is started here that checks
+    every 2 s whether the parent lives.
     """
     if ended_by_kernel is not None:
         ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -302,9 +307,9 @@ def _pickle_done_blocks(done: list[Done]) -> bytes:
 
 
 def _picklable_result(result: Any) -> Any:
-    """The result in a form that can be pickled: `Failed` gets its traceback as text; any other result is returned unchanged.
+    """`result` itself, unless it is a `Failed`: then one with its traceback as text and an exception that can be pickled.
 
-    The exception in `Failed` stays if it survives pickling with type and text; else it becomes a RuntimeError with its text.
+    The exception stays if pickling keeps its type and text; otherwise it becomes a RuntimeError with its text.
     """
     if not isinstance(result, Failed):
         return result
@@ -318,9 +323,9 @@ def _picklable_result(result: Any) -> Any:
 
 
 def _end_workers(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
-    """Terminate the workers, kill those still alive after 5 s, and close connections, pipes and trace files.
+    """Terminate the workers, kill those still alive after 5 s each, and close connections, trace files and the pipe `tokens`.
 
-    Does nothing in a process other than `owner` (a process id), so that forked copies of the pool leave its workers alone.
+    Does nothing in a process whose id is not `owner`: a forked copy of the pool leaves its workers alone.
     """
     if os.getpid() != owner:                           # a forked process inherits this, and leaves it alone
         return

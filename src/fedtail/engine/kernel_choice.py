@@ -47,7 +47,8 @@ def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, popu
                       precision: Precision = "full") -> Kernel:
     """A kernel for evaluation only (its method `outputs`): LinearKernel for linear models with their own loss, else ModuleKernel.
 
-    Unlike `kernel_for` it never computes gradients to find out which kernel fits.
+    Unlike `kernel_for` it computes no gradients to find out which kernel fits; of `population` it reads only shapes and dtypes.
+    Raises ValueError for an unknown `precision` where the model is not linear.
     """
     residual = residual_function(task, population)
     return LinearKernel(task, residual, device) if residual else ModuleKernel(task, device, dtype, precision)

@@ -80,25 +80,29 @@ class Kernel(Protocol):
 
     @property
     def tells_losses(self) -> bool:
-        """Whether `losses_and_gradients` returns the losses of evaluation mode, at no more cost than `gradients`."""
+        """Whether the losses of `losses_and_gradients` are those of evaluation mode, at no more cost than `gradients`."""
         ...
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Module outputs (examples, ...) for inputs (examples, ...) under one model `params` (dim,), in evaluation mode."""
+        """The outputs of the module, (examples, ...), for `inputs` (examples, ...) under one model `params` (dim,).
+
+        They are computed in evaluation mode.
+        """
         ...
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of each client's weighted loss sum, in training mode.
+        """The gradient of each client's weighted sum of losses, (clients, dim), in training mode.
 
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). Where a
-        client's loss is not finite, neither is its row, so that the client is left out.
+        client's loss is not finite, its row must not be finite either: such clients are left out.
         """
         ...
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums, (clients,) float64, and their gradients, (clients, dim), from one pass in training mode.
+        """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), by one pass.
 
-        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). The module is
+        in training mode.
         """
         ...
 
@@ -117,7 +121,7 @@ class Kernel(Protocol):
         ...
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        """One gradient step of every client: `params` (clients, dim) -= `rate` * gradient of the weighted loss sum, in place.
+        """One gradient step of every client: `params` (clients, dim) -= `rate` * gradient of weighted sum of losses, in place.
 
         `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
@@ -129,9 +133,9 @@ class Kernel(Protocol):
 
 
 def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
-    """A context in which this thread has torch's generators to itself and after which they are restored, if the kernel draws.
+    """A context in which no other thread uses torch's random generators, and at whose end their states are restored.
 
-    For a kernel that draws nothing it is an empty context.
+    It does nothing for a kernel that draws no random numbers.
     """
     return lock_and_restore_generators(device) if kernel.draws else nullcontext()
 
@@ -152,8 +156,9 @@ class ModuleKernel:
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
         """Copy the task's module twice to `device` and `dtype`, one copy in training and one in evaluation mode.
 
-        The task's own module is not changed. `draws=False` says that training draws no random numbers. On a CPU, convolutions of
-        both copies get a hook that lays images out with channels last. Raises ValueError for an unknown `precision`.
+        The task's own module is not changed. `draws=False` says that training draws no random numbers. On a CPU, unless the class
+        sets `channels_last` to False, convolutions get a hook that lays images out with channels innermost. Raises ValueError for
+        an unknown `precision`.
         """
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
@@ -168,7 +173,7 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
+        """The outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
 
         Leaves the parameters of the copy in evaluation mode as views of `params`.
         """
@@ -177,9 +182,10 @@ class ModuleKernel:
             return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of each client's weighted loss sum, one forward and backward pass per client.
+        """The gradient of each client's weighted sum of losses, (clients, dim), by one forward and backward pass per client.
 
-        `params` is (clients, dim), the rest (clients, batch, ...). A client's row is not finite where its loss is not.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). A client's row
+        is not finite where its loss is not.
         """
         rows = []
         for k in range(len(params)):
@@ -188,9 +194,10 @@ class ModuleKernel:
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted loss sums, (clients,) float64, and their gradients, (clients, dim), one client after the other.
+        """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), one client after the other.
 
-        `params` is (clients, dim), the rest (clients, batch, ...). Losses are in training mode.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). Losses are
+        those of training mode.
         """
         sums, rows = [], []
         for k in range(len(params)):
@@ -200,7 +207,10 @@ class ModuleKernel:
         return torch.stack(sums), torch.stack(rows)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Loss of every example, (clients, batch), in training mode and without gradients, one client after the other."""
+        """The loss of every example, (clients, batch), in training mode and without gradients, one client after the other.
+
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
+        """
         rows = []
         for k in range(len(params)):
             self._bind_parameters(self.trained, params[k])
@@ -210,7 +220,10 @@ class ModuleKernel:
         return torch.stack(rows)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The gradient of each example's loss, (examples, dim), under one model (dim,), by one backward pass per example."""
+        """The gradient of each example's loss, (examples, dim), under one model `params` (dim,), by a backward pass for each.
+
+        `inputs` and `targets` are (examples, ...). Computed in training mode.
+        """
         one = params.new_ones(1)
         alone = [(select_rows(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
         found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
@@ -219,7 +232,8 @@ class ModuleKernel:
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of each client, one after the other: `params` (clients, dim) -= `rate` * gradients, in place.
 
-        The module's parameters are views of a client's row, so they are updated without a flat gradient vector.
+        The module's parameters are views of a client's row, so that no flat gradient vector is made. `inputs` and `targets` are
+        (clients, batch, ...), `weight` is (clients, batch).
         """
         for k in range(len(params)):
             _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
@@ -228,9 +242,10 @@ class ModuleKernel:
 
     def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor,
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, one dense tensor per parameter.
+        """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
 
-        If the weighted sum is not finite, the first of these tensors is made NaN, so that the client is left out.
+        The tensors are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
+        `params` is (dim,).
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
@@ -243,7 +258,7 @@ class ModuleKernel:
         return losses, [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
-        """Seed torch's default CPU generator, and on a GPU the CUDA one, with `bits`; nothing if the module draws nothing."""
+        """Seed torch's default CPU generator, and on a GPU its CUDA generator too, with `bits`; nothing if `draws` is False."""
         if not self.draws:
             return
         torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
@@ -253,7 +268,7 @@ class ModuleKernel:
     def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
         """Make the module's `parameters` views of the flat vector `params` (dim,), so that steps on them change it in place.
 
-        Does nothing if they are views of it already.
+        Does nothing if the first of them is at the address of `params` already.
         """
         if parameters[0].data_ptr() == params.data_ptr():
             return
@@ -262,9 +277,9 @@ class ModuleKernel:
 
 
 def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether a training step of the task's module draws from torch's generators, as dropout does.
+    """Whether a training step of the task's module draws from torch's random generators, as dropout does.
 
-    Found by one gradient of two examples; True where that raises. The generators are restored afterwards.
+    Found out by one gradient on two examples of `population`; True where that raises. The generators are restored afterwards.
     """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with lock_and_restore_generators(device), suppress(Exception):
@@ -276,19 +291,19 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
 
 
 def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
-    """Inputs and targets (2, 2, ...) to try a module with: two clients of two examples, all equal to the population's first.
+    """Inputs and targets (2, 2, ...) to try a module with: two clients of two examples, all copies of the population's first.
 
-    Both are on `device`, floating-point inputs in `dtype`.
+    Both are on `device`; floating-point inputs are cast to `dtype`.
     """
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
     return inputs_to_device(cast_inputs(select_rows(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Forward pre-hook of a convolution: its arguments, with the images (four axes) laid out with channels innermost in memory.
+    """A forward pre-hook of convolutions: returns their arguments, with images laid out so that channels are innermost in memory.
 
-    Images of one channel get the strides of that layout too, which PyTorch would not give them. Other inputs are left as they
-    are.
+    Images of one channel get the strides of that layout too, which PyTorch would not give them. Inputs without four axes are
+    returned as they are. `module` is not used.
     """
     images = inputs[0]
     if images.dim() != 4:

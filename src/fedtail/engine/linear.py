@@ -34,9 +34,10 @@ class LinearKernel:
     tells_losses = True                # the residual is made of the same exponentials
 
     def __init__(self, task: Task, residual: Residual, device: torch.device):
-        """Read shapes and bias from the task's linear layer; its values are not used.
+        """Read shapes, and whether there is a bias, from the task's linear layer; its values are not used.
 
-        `residual` computes the derivative of the task's loss with respect to the scores.
+        `residual` computes the derivative of the task's loss with respect to the scores. `device` sets how many clients are
+        computed side by side.
         """
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
@@ -47,24 +48,33 @@ class LinearKernel:
         self.stack = stack_size(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Scores (examples, outputs) under one model `params` (dim,); (examples,) where the module squeezes its only output."""
+        """Scores (examples, outputs) of `inputs` (examples, ...) under one model `params` (dim,).
+
+        They are (examples,) where the module removes the axis of its only output.
+        """
         outputs = self._scores(params[None], _feature_tensor(inputs)[None].flatten(2))[0].mT
         return outputs[:, 0] if self.squeeze else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of the weighted loss sums of all clients, by one batched product of residuals and inputs.
+        """The gradient of each client's weighted sum of losses, (clients, dim), by one batched product of residuals and inputs.
 
-        `params` is (clients, dim), the rest (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
         inputs = _feature_tensor(inputs).flatten(2)
         return self._flat_gradients(self.residual(self._scores(params, inputs), targets) * weight[:, None], inputs)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Loss of every example, (clients, batch), for `params` (clients, dim) and batches (clients, batch, ...)."""
+        """The loss of every example, (clients, batch).
+
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
+        """
         return _LOSSES_AND_RESIDUALS[self.residual](self._scores(params, _feature_tensor(inputs).flatten(2)), targets)[0]
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The gradient of each example's loss, (examples, dim), under one model (dim,): outer products of residual and input."""
+        """The gradient of each example's loss, (examples, dim), under one model `params` (dim,): residual times input.
+
+        `inputs` and `targets` are (examples, ...).
+        """
         inputs = _feature_tensor(inputs)[None].flatten(2)                # one client, whose examples are told apart
         residual = self.residual(self._scores(params[None], inputs), targets[None])[0].mT            # (examples, outputs)
         weights = (residual[:, :, None] * inputs[0][:, None]).flatten(1)
@@ -73,7 +83,8 @@ class LinearKernel:
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
-        The other arguments are (clients, batch, ...). Weights and bias are updated directly, without a flat gradient vector.
+        `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). Weights and bias are updated without a
+        flat gradient vector.
         """
         inputs = _feature_tensor(inputs).flatten(2)
         residual = self.residual(self._scores(params, inputs), targets).mul_(weight[:, None])
@@ -86,9 +97,9 @@ class LinearKernel:
             params[:, self.weights :].sub_(residual.sum(2), alpha=rate)
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted loss sums, (clients,) float64, and their gradients, (clients, dim), from one computation of the scores.
+        """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), from the same scores.
 
-        `params` is (clients, dim), the rest (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
         inputs = _feature_tensor(inputs).flatten(2)
         losses, residual = _LOSSES_AND_RESIDUALS[self.residual](self._scores(params, inputs), targets)
@@ -98,9 +109,10 @@ class LinearKernel:
         """Do nothing: linear models draw no random numbers."""
 
     def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
-        """Gradients (clients, dim), weights before bias, from weighted residuals and inputs.
+        """Gradients (clients, dim), those of the weights before those of the bias.
 
-        `residual` is (clients, outputs, batch), `inputs` (clients, batch, features).
+        `residual` (clients, outputs, batch) are residuals times the weights of the examples; `inputs` is (clients, batch,
+        features).
         """
         weights = torch.bmm(residual, inputs).flatten(1)
         return torch.cat([weights, residual.sum(2)], 1) if self.bias else weights
@@ -117,11 +129,11 @@ class LinearKernel:
 
 
 def residual_function(task: Task, population: Population | None) -> Residual | None:
-    """The function that gives the derivative of the task's loss with respect to the scores, (clients, outputs, batch).
+    """The function that computes the derivative of the task's loss with respect to the scores, (clients, outputs, batch).
 
-    None where there is no closed form: the module is not one of the package's linear models or, with a `population` of flat
-    examples, a plain `nn.Linear`; it has hooks, frozen or further parameters; or the loss is not cross entropy, logistic or
-    squared error.
+    None where there is no closed form. There is one for the package's linear models and, if `population` has flat examples, for a
+    plain `nn.Linear`; the module must have no hooks, no frozen and no further parameters, and the loss must be cross entropy,
+    logistic or squared error. The default loss is resolved by the targets of `population`; without one, it has no closed form.
     """
     own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
     if not own and not (type(task.module) is nn.Linear and population is not None and _has_flat_examples(population)):
@@ -136,7 +148,10 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether the module has one trained weight, perhaps a trained bias, no other parameter, no hooks and no patched forward."""
+    """Whether the module has one trained weight, perhaps a trained bias, and nothing else that changes what it computes.
+
+    That is: no other parameter, no hooks, and no `forward` set on the instance.
+    """
     names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())
@@ -149,12 +164,12 @@ def _has_flat_examples(population: Population) -> bool:
 
 
 def _feature_tensor(inputs: Examples) -> Tensor:
-    """The input tensor: `inputs` itself or, where inputs come by name, the first of them, since a linear model has only one."""
+    """The tensor of features: `inputs` itself or, if it is a dict, its first tensor, since a linear model has one input only."""
     return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
 
 
 def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    """Class probabilities minus one at the target: the derivative of cross entropy in the scores, (clients, classes, batch).
+    """The derivative of cross entropy in the scores, (clients, classes, batch): probabilities, minus one at the target class.
 
     `scores` is (clients, classes, batch), `targets` (clients, batch).
     """
@@ -167,7 +182,7 @@ def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
-    """Subtract one at the target classes (clients, batch) from probabilities `likely` (clients, classes, batch), in place.
+    """Subtract one from `likely` (clients, classes, batch) at the target classes `targets` (clients, batch), in place.
 
     Returns `likely`.
     """
@@ -175,14 +190,18 @@ def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    """The derivative of the logistic loss in the scores, (clients, 1, batch): probability of the positive class minus target."""
+    """The derivative of the logistic loss in the scores, (clients, 1, batch): the probability of class 1 minus the target.
+
+    `scores` is (clients, 1, batch), `targets` (clients, batch) is 0 or 1.
+    """
     return scores.sigmoid() - targets[:, None].to(scores.dtype)
 
 
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    """Twice the error: the derivative of the squared error in the scores, (clients, outputs, batch).
+    """The derivative of the squared error in the scores, (clients, outputs, batch): twice score minus target.
 
-    Zero where a sequence or vector target is padding; NaN where the squared error overflows, so that the client is left out.
+    `scores` is (clients, outputs, batch), `targets` (clients, batch) or (clients, batch, outputs). The result is zero where a
+    target of three axes is padding, and NaN where the squared error overflows, so that the client is left out.
     """
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)
@@ -192,7 +211,10 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy (clients, batch) and its derivative in the scores (clients, classes, batch), from the same exponentials."""
+    """Cross entropy (clients, batch) and its derivative in the scores (clients, classes, batch), from the same exponentials.
+
+    `scores` is (clients, classes, batch), `targets` (clients, batch).
+    """
     largest = scores.amax(1, keepdim=True)
     likely = (scores - largest).exp_()
     total = likely.sum(1, keepdim=True)
@@ -201,12 +223,18 @@ def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tens
 
 
 def _logistic_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logistic losses (clients, batch) and their derivatives in the scores (clients, 1, batch)."""
+    """Logistic losses (clients, batch) and their derivatives in the scores (clients, 1, batch).
+
+    `scores` is (clients, 1, batch), `targets` (clients, batch).
+    """
     return logistic(scores.flatten(), targets.flatten()).view(targets.shape), _logistic_residual(scores, targets)
 
 
 def _squared_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared errors (clients, batch) and their derivatives in the scores (clients, outputs, batch)."""
+    """Squared errors (clients, batch) and their derivatives in the scores (clients, outputs, batch).
+
+    `scores` is (clients, outputs, batch), `targets` (clients, batch) or (clients, batch, outputs).
+    """
     losses = squared_error(scores.mT.flatten(0, 1), targets.flatten(0, 1))
     return losses.view(targets.shape[:2]), _squared_residual(scores, targets)
 

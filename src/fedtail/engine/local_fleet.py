@@ -39,7 +39,7 @@ READ = 2**24     # numbers that clients remember and that are read at once
 
 @dataclass(frozen=True)
 class Opening:
-    """Who is sampled in a round and what is broadcast to them, but for the models, which lie in shared memory."""
+    """What is known of an open round: its cohort, seeds and memory; the models themselves lie in shared memory."""
 
     number: int                          # of rounds this fleet has opened
     cohort: Cohort
@@ -53,7 +53,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class LossJob:
-    """The losses of a block of clients under one of the models."""
+    """A job for worker processes: the losses of a block of clients under the broadcast model with index `model`."""
 
     opening: Opening
     model: int
@@ -62,7 +62,7 @@ class LossJob:
 
 @dataclass(frozen=True)
 class AnswerJob:
-    """The answers of a block of clients to a question, summed unless it gathers rows."""
+    """A job for worker processes: the encoded answers of a block of clients to a question, summed unless it gathers rows."""
 
     opening: Opening
     question: Any
@@ -71,7 +71,10 @@ class AnswerJob:
 
 
 class Answered(NamedTuple):
-    """A block's sum or rows, or where its sum lies; and what another process found out."""
+    """The result of an `AnswerJob`: a block's sum or rows, or where its sum lies in shared memory, and a report on its clients.
+
+    The report is None where the block was computed in the process that holds the round.
+    """
 
     answer: Tensor | Place
     report: Report | None
@@ -95,9 +98,12 @@ class LocalFleet(SimulatedFleet):
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
                  workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
                  test: Population | None = None):
-        """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; worker processes are started later.
+        """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
-        Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
+        `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
+        processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
+        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
+        compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
@@ -117,26 +123,26 @@ class LocalFleet(SimulatedFleet):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the worker processes, and unlock the folder for large rows."""
+        """End the worker processes, and let other processes write to the folder for rows that clients remember."""
         self._team.close()
         self.unlock_folder()
 
     def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round: `collect` then answers for this cohort, whose clients remember what earlier rounds stored here.
+        """Begin a round: until `close_round`, `collect` answers for this cohort under the broadcast models.
 
-        In round 0 everything that clients remember is deleted first. Torch has one thread until `close_round`, unless `workers`
-        is 0.
+        Clients remember what they stored in earlier rounds; in round 0 all of that is dropped first. Torch has one thread until
+        `close_round`, unless `workers` is 0.
         """
         memory, large = self._memory_of_cohort(cohort, broadcast)
         self.open_with_memory(cohort, broadcast, memory, large, self._reserve_row_places(cohort))
 
     def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
                          places: RowPlaces | None) -> None:
-        """Begin a round as `open_round` does, for clients who remember `memory` and `large` instead of what is stored here.
+        """Begin a round as `open_round` does, but with the clients' memory given by the caller instead of what is stored here.
 
-        `memory` are small rows by name, `large` references to large ones. Clients write large rows to `places`, or to this
-        fleet's own folder if that is None. All three are in the order of the cohort. Copies the models to shared memory where
-        worker processes may take part.
+        `memory` holds small rows, (clients, ...) by name; `large` holds large rows, or where to read them, by name. New large
+        rows are written to `places`, or to this fleet's own folder if that is None. All are in the order of the cohort. Where
+        worker processes may take part, the models are copied to shared memory.
         """
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
@@ -147,25 +153,27 @@ class LocalFleet(SimulatedFleet):
         self._use_one_thread(self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """One tensor for each question: the encoded sum over the cohort, or the encoded rows in cohort order if it asks for rows.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Raises RuntimeError if no round is open.
+        Rows are in cohort order. Losses that the questions need are computed once in a round. Raises RuntimeError if no round is
+        open.
         """
         return [self._collect_question(question, encoding) for question in questions]
 
     def report(self) -> Report:
-        """Findings on the clients of the open round so far, in cohort order; RuntimeError if no round is open.
+        """A `Report` on the clients of the open round, in cohort order: who contributed, who failed, and what they store.
 
-        They are who contributed (models, clients), who failed (clients,), and the small rows that clients are to remember, by
-        name.
+        These are `contributed` (models, clients), `failed` (clients,), and `remembered`, the small rows stored for the next
+        round, by name. Raises RuntimeError if no round is open.
         """
         _, shard = self._current_round()
         return shard.report(torch.arange(len(shard.population)))
 
     def pop_large_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Read the large rows that clients wrote in the open round, and delete them here.
+        """Read the large rows that clients stored in the open round, and drop them from the files of this fleet.
 
-        Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
+        Returns a dict: by name, the positions of clients in the cohort, (rows,), and their rows, (rows, ...). Raises RuntimeError
+        if no round is open.
         """
         opening, _ = self._current_round()
         written = opening.places.read_written_rows()
@@ -173,22 +181,22 @@ class LocalFleet(SimulatedFleet):
         return written
 
     def round_results(self) -> tuple[Memo, Memory]:
-        """What the open round has computed so far: losses by model and objective, and small rows to remember by name.
+        """What the open round has computed so far: losses by model and objective, and by name small rows to remember.
 
-        Both are copies of the dictionaries, and empty between rounds. `restore_round_results` restores them.
+        Both are copies of dicts, and empty if no round is open. `restore_round_results` restores them.
         """
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
     @property
     def rows_stamp(self) -> bytes:
-        """The identifier of the large rows written in the open round, for `restore_round_results`; b"" between rounds."""
+        """The identifier of the files of large rows of the open round, for `restore_round_results`; b"" if no round is open."""
         return b"" if self._shard is None or self._shard.places is None else self._shard.places.stamp
 
     def restore_round_results(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
-        """Put back into the open round what was computed before a restart, so that none of it is computed again.
+        """Put what was computed before a restart back into the open round, so that it is not computed again.
 
-        `memo` and `remembered` are what `round_results` returned, and `stamp` is the `rows_stamp` of that time. An empty
-        `stamp` keeps the round's own. Raises RuntimeError if no round is open.
+        `memo` and `remembered` are what `round_results` returned then, and `stamp` was `rows_stamp`; an empty `stamp` keeps the
+        round's own. Raises RuntimeError if no round is open.
         """
         opening, shard = self._current_round()
         shard.memo.update(memo)
@@ -197,9 +205,10 @@ class LocalFleet(SimulatedFleet):
         self._opening = replace(opening, places=shard.places)
 
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
-        """The cohort's encoded sum for one question, or its encoded rows (clients, ...) where the question gathers.
+        """The cohort's encoded sum for one question, (width,), or the encoded rows, (clients, width), if it gathers rows.
 
-        Losses the question needs are computed first and kept for the round; reports of worker processes are added to the round.
+        Losses that the question needs are computed first and stored for the round. What worker processes report of their clients
+        is added to the round.
         """
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
@@ -215,9 +224,9 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(total) if question.gather else total[0]
 
     def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Yield each block's encoded sum or rows, in order of the blocks, and a `Report` on its clients or None.
+        """Yield, for each block in order, its encoded sum or rows, and a `Report` on its clients.
 
-        The report is None for a block computed in this process, which has noted its findings already.
+        The report is None for a block that was computed in this process, where the open round holds its findings already.
         """
         opening, shard = self._current_round()
         for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
@@ -227,8 +236,8 @@ class LocalFleet(SimulatedFleet):
     def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
         """Compute block number `block` of a job, in this process or in a worker process.
 
-        Returns losses (clients,) for a LossJob and `Answered` for an AnswerJob. A worker process opens the round first if it has
-        not yet, adds a report to its answer, and puts a sum into shared memory; in this process the report is None.
+        Returns losses (clients,) for a LossJob, and `Answered` for an AnswerJob. In a worker process, the round is opened first
+        if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
         """
         in_worker, opening = self._home != os.getpid(), job.opening
         if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
@@ -248,9 +257,9 @@ class LocalFleet(SimulatedFleet):
         return Answered(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
-        """The encoded sum over clients `low` to `high` - 1, or their encoded rows if the question gathers, on the CPU.
+        """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.
 
-        Clients are computed in pieces that fit into memory and cache; sums of the pieces are added in order.
+        Clients are computed in batches that fit into memory and cache, whose sums are added in order. The result is on the CPU.
         """
         parts: list[Tensor] = []
         for clients in self._client_chunks(question, low, high):
@@ -263,9 +272,9 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(parts) if question.gather else parts[0]
 
     def _client_chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
-        """Clients `low` to `high` - 1 of the cohort in batches to compute at once, of `chunk` clients each where that is set.
+        """Yields clients `low` to `high` - 1 of the cohort in batches that are computed at once, of `chunk` clients if set.
 
-        Without it the size follows from kernel and memory for a question that trains, and is 1024 for others. Batches are
+        Without `chunk`, the size follows from kernel and memory for a question that trains, and is 1024 for others. Batches are
         smaller where clients have large rows to read.
         """
         _, shard = self._current_round()
@@ -274,15 +283,15 @@ class LocalFleet(SimulatedFleet):
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
     def _current_round(self) -> tuple[Opening, Shard]:
-        """The open round and its clients; RuntimeError where no round is open."""
+        """The open round, as its `Opening` and the `Shard` of its clients. Raises RuntimeError if no round is open."""
         if self._opening is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
         return self._opening, self._shard
 
     def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
-        """The clients of a round, in cohort order and cut into blocks, with the models on this fleet's device and in its dtype.
+        """The `Shard` of a round: its clients in cohort order, cut into blocks, and the models on this fleet's device.
 
-        `params` (models, dim) are the broadcast models.
+        `params` (models, dim) are the broadcast models; they are cast to the dtype of this fleet.
         """
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
@@ -293,10 +302,10 @@ class LocalFleet(SimulatedFleet):
                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
 
     def _share_models(self, models: Tensor) -> None:
-        """Copy the models (models, dim) to memory that worker processes share.
+        """Copy the models (models, dim) into the memory that this process shares with its workers.
 
-        At first, and where their shape has changed, that memory is made anew, and the processes, which do not have it, are
-        ended.
+        At the first call, and where the shape has changed, new shared memory is made, and the worker processes, which do not see
+        it, are ended.
         """
         if self._shared is None or self._shared.models.shape != models.shape:
             self._team.close()
@@ -305,9 +314,9 @@ class LocalFleet(SimulatedFleet):
 
 
 def _weakly_bound_method(perform: Perform) -> Perform:
-    """A function that calls the bound method `perform` but keeps no reference to its fleet.
+    """A function that calls the bound method `perform` but holds no strong reference to its fleet.
 
-    So a fleet that nobody uses any more is freed, and its worker processes end.
+    So a fleet that nobody uses any more is garbage-collected, and its worker processes end.
     """
     method = weakref.WeakMethod(perform)
 

@@ -13,7 +13,7 @@ MARGIN = 64              # entries of a row beside the model's parameters
 
 
 class Place(NamedTuple):
-    """Where a sum lies."""
+    """Where the sum of a block lies in shared memory: the number of the block, the sum's length and its dtype."""
 
     block: int
     length: int
@@ -21,7 +21,10 @@ class Place(NamedTuple):
 
 
 class SharedMemory:
-    """Made before processes are forked. It has no name, so nothing is left behind, and takes memory only where it is used."""
+    """Memory for the models and sums of a round that processes share; to be made before they are forked.
+
+    It is anonymous, so that nothing is left behind, and takes memory only where it is written to.
+    """
 
     def __init__(self, models: Tensor, blocks: int):
         """Reserve zeroed shared memory for models like `models`, (models, dim), and for one sum of each of `blocks` blocks.
@@ -34,7 +37,8 @@ class SharedMemory:
     def put_sum(self, block: int, values: Tensor) -> Place | Tensor:
         """Copy the sum of block number `block`, `values` (length,), to shared memory and return its `Place`, for `get_sum`.
 
-        `values` itself is returned, and nothing is copied, where it is longer than a row or its entries do not have 64 bits.
+        Where `values` has more than dim + 64 entries, or entries of other than 64 bits, nothing is copied and it is returned
+        itself.
         """
         if len(values) > self._sums.shape[1] or values.element_size() != 8:
             return values

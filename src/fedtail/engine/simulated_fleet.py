@@ -37,7 +37,7 @@ class SimulatedFleet:
     loses_clients = False
 
     def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of this round, `draw(round)`: a simulated fleet draws it when the round begins, never a round ahead."""
+        """The cohort of this round, `draw(round)`; unlike fleets of nodes, it never samples a round ahead."""
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
@@ -60,17 +60,17 @@ class SimulatedFleet:
         self._restore: Callable[[], None] = _do_nothing
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients of the open round answered one of these questions with zeros although they were to contribute to it.
+        """How many clients of the open round answered one of these questions with zeros though they should have contributed.
 
-        That is so where a loss or update was not finite, or a row was all zeros. Returns 0 if no round is open.
+        Reasons are a loss or update that was not finite, or a row that was all zeros. Returns 0 if no round is open.
         """
         return 0 if self._shard is None else count_silent_clients(questions, self._shard)
 
     def close_round(self, finished: bool) -> None:
-        """End the round, store the `RoundView` that `round_view` returns, and restore torch's number of threads.
+        """End the round, store the view of it that `round_view` returns, and restore torch's number of threads.
 
-        If `finished`, what clients remembered in the round replaces what they had; otherwise it is dropped. If no round is open,
-        because no client was sampled, the view is empty.
+        If `finished`, what clients stored in the round replaces what they remembered; otherwise it is dropped. If no round is
+        open, because no client was sampled, the view is empty.
         """
         self._restore()
         self._restore = _do_nothing
@@ -90,18 +90,22 @@ class SimulatedFleet:
         self._shard = self._cohort = None
 
     def round_view(self) -> RoundView:
-        """Which clients were sampled, trained and failed in the last closed round; an empty view before the first."""
+        """The `RoundView` of the last closed round: who was sampled, trained and failed; an empty view before the first round."""
         return self._view
 
     def memory(self) -> ClientMemory:
-        """What all clients remember, by name, to be saved with the state of a run.
+        """What all clients remember, to be saved with the state of a run: a `ClientMemory` with their keys and a dict by name.
 
         Small rows are tensors (population, ...), NaN for a client that has none; large rows are references to their files.
         """
         return ClientMemory(self.population.key, {**self._kept, **self._rows.rows_by_name()})
 
     def restore_memory(self, memory: ClientMemory) -> None:
-        """Replace all that clients remember by `memory`, on disk too; ValueError where it is not of this population's clients."""
+        """Replace all that clients remember by `memory`; large rows are written to the folder, or referred to where they are.
+
+        Raises ValueError where `memory` is about other clients than those of this population, and RowsError where another fleet
+        writes to the folder.
+        """
         self._rows.drop_stores()
         self._kept = {}
         for name, values in memory.entries_aligned_to(self.population.key).items():
@@ -114,12 +118,15 @@ class SimulatedFleet:
                 self._kept[name] = values
 
     def reset_to_folder(self, folder: Path) -> None:
-        """Forget everything clients remember, unlock the former folder, and write large rows to files of `folder` from now on."""
+        """Forget all that clients remember, and use files in `folder` for large rows from now on.
+
+        The former folder is unlocked, so that others may write to it.
+        """
         self.unlock_folder()
         self._kept, self._rows = {}, RowFolder(folder)
 
     def lock_folder(self) -> None:
-        """Become the only writer of the folder for large rows; nothing for a temporary folder.
+        """Become the only writer of the folder for large rows; does nothing for a temporary folder.
 
         Raises RowsError where another fleet or process is the writer, or has written there since `unlock_folder`.
         """
@@ -130,14 +137,16 @@ class SimulatedFleet:
         self._rows.stop_writing()
 
     def remove_unused_files(self, names: Collection[str]) -> None:
-        """Delete files of large rows that are neither in use nor named in `names`; RowsError where another fleet writes there."""
+        """Delete the files of large rows that are neither in use nor named in `names`.
+
+        Raises RowsError where another fleet writes to the folder.
+        """
         self._rows.remove_unused_files(names)
 
     def _memory_of_cohort(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
-        """What the cohort's clients remember, in cohort order and by name: small rows, and references to large rows.
+        """What the cohort's clients remember, as two dicts by name: small rows, (clients, ...), and references to large rows.
 
-        Both are dicts; small rows are tensors (clients, ...). In round 0 what all clients remember is deleted first, so both are
-        empty.
+        Both are in the order of the cohort. In round 0 what all clients remember is dropped first, so that both are empty.
         """
         if broadcast.round == 0:
             self._kept = {}
@@ -146,7 +155,7 @@ class SimulatedFleet:
                 {name: rows.row_references(self._cohort_keys(cohort)) for name, rows in self._rows.rows_by_name().items()})
 
     def _reserve_row_places(self, cohort: Cohort) -> RowPlaces:
-        """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.
+        """Reserve places in files of the folder to which this cohort's clients may write large rows; nothing is written yet.
 
         Raises RowsError where another fleet writes to the folder.
         """
@@ -157,7 +166,7 @@ class SimulatedFleet:
         return self.population.key[cohort.ids]
 
     def _use_one_thread(self, workers: int) -> None:
-        """Set torch to one thread until `close_round`, which restores its number of threads; with 0 `workers` nothing changes."""
+        """Set torch to one thread until `close_round`, which restores its number of threads; does nothing if `workers` is 0."""
         self._restore()                                    # of a round that was never closed
         self._restore = use_one_thread(workers)
 

@@ -36,10 +36,10 @@ class StackedKernel(ModuleKernel):
     channels_last = False
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
-        """Copy the task's module to `device` and `dtype`, and stack its loss and gradient over clients by `torch.func`.
+        """Copy the task's module to `device` and `dtype`, and make functions for losses and gradients of many clients at once.
 
         On a GPU, gradients are recorded as CUDA graphs when a shape comes the second time, and outputs when it comes the 32nd
-        time.
+        time. Raises ValueError for an unknown `precision`.
         """
         super().__init__(task, device, dtype, precision, draws=False)
         self.stack = stack_size(self.dim, device)
@@ -50,7 +50,7 @@ class StackedKernel(ModuleKernel):
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs (examples, ...) under one model `params` (dim,), in evaluation mode and without gradients.
+        """The outputs (examples, ...) under one model `params` (dim,), in evaluation mode and without gradients.
 
         On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
         """
@@ -59,34 +59,43 @@ class StackedKernel(ModuleKernel):
         return outputs.clone() if self._replays else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of the weighted loss sums of all clients at once; a row is not finite where the loss is not.
+        """The gradient of each client's weighted sum of losses, (clients, dim), for all clients at once.
 
-        On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). A row is not
+        finite where the client's loss is not. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its
+        buffers.
         """
         gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
         return gradients.clone() if self._replays else gradients      # the next replay writes there
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted loss sums, (clients,) float64, and gradients, (clients, dim), of all clients at once, without CUDA graphs.
+        """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), for all at once.
 
-        `params` is (clients, dim), the rest (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). CUDA graphs
+        are not used.
         """
         losses, gradients = self._function.losses_and_gradients(params, inputs, targets, weight.to(params.dtype))
         return losses.double(), gradients
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Loss of every example, (clients, batch), of all clients at once, in training mode, without gradients or CUDA graphs."""
+        """The loss of every example, (clients, batch), for all clients at once, in training mode and without gradients.
+
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...). CUDA graphs are not used.
+        """
         return self._function.losses(params, inputs, targets)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The gradient of each example's loss, (examples, dim), under one model (dim,), all at once, without CUDA graphs."""
+        """The gradient of each example's loss, (examples, dim), under one model `params` (dim,), all at once, no CUDA graphs.
+
+        `inputs` and `targets` are (examples, ...).
+        """
         return self._function.example_gradients(params, inputs, targets)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
-        On a CPU each parameter is updated by itself, without a flat gradient vector. Where a client's loss is not finite, its
-        row gets a NaN, so that the client is left out.
+        `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). On a CPU no flat gradient vector is made.
+        Where a client's loss is not finite, its row gets a NaN, so that the client is left out.
         """
         if self._replays:
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
@@ -98,12 +107,15 @@ class StackedKernel(ModuleKernel):
 
 
 class StackedGradients:
-    """Stacked parameters and batches -> stacked gradients. It holds the module, no kernel: a recording keeps none alive."""
+    """Losses and gradients of a module for a stack of clients, each with parameters and a batch of its own.
+
+    It holds the module but no kernel, so that a recorded CUDA graph of it keeps no kernel alive.
+    """
 
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
-        """Build functions for the losses and gradients of `module`, stacked over clients by `torch.func.vmap`.
+        """Make functions for the losses and gradients of `module` that `torch.func.vmap` stacks over clients.
 
-        Replaces `flatten_parameters` of the module's RNN, LSTM and GRU layers by a function that does nothing.
+        Changes `module`: `flatten_parameters` of its RNN, LSTM and GRU layers is replaced by a function that does nothing.
         """
         self.precision, self.device = precision, device
         for part in module.modules():
@@ -115,14 +127,14 @@ class StackedGradients:
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
         def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
-            """Losses (batch,) of one client's examples in `dtype`; `named` are its trained parameters by name."""
+            """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name."""
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
             with use_precision(precision, device), Stacked():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
         def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-            """The weighted sum of one client's losses: the scalar that is differentiated with respect to `named`."""
+            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`."""
             return (example_losses(named, inputs, targets, weight.dtype) * weight).sum()
 
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))
@@ -130,16 +142,17 @@ class StackedGradients:
         self._losses = vmap(example_losses, in_dims=(0, 0, 0, None))
 
     def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of the weighted loss sums, for parameters (clients, dim) and batches (clients, batch, ...).
+        """The gradient of each client's weighted sum of losses, (clients, dim); a row is not finite where its loss is not.
 
-        A row is not finite where that client's loss is not.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
         return self.losses_and_gradients(params, inputs, targets, weight)[1]
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums (clients,) and their gradients (clients, dim); a row is not finite where its loss is not.
+        """Each client's weighted sum of losses, (clients,), and its gradient, (clients, dim).
 
-        `params` is (clients, dim), the rest (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). A gradient is
+        not finite where the loss is not.
         """
         found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
@@ -147,9 +160,9 @@ class StackedGradients:
         return losses, flat
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example, (clients, batch), for parameters (clients, dim), without gradients.
+        """The loss of every example, (clients, batch), without gradients.
 
-        `inputs` and `targets` are (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
         """
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
             return self._losses(self.split_by_name(params), inputs, targets, params.dtype)
@@ -168,15 +181,16 @@ class StackedGradients:
         return flat
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
-        """Split flat vectors (clients, dim) into trained parameters (clients, ...) by name; they are views, not copies."""
+        """Split flat vectors (clients, dim) into trained parameters (clients, ...), a dict by name of views, not copies."""
         split = params.split([size for *_, size in self._parts], 1)
         return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
 
     def gradients_by_name(self, named: dict[str, Tensor], inputs: Examples, targets: Tensor,
                 weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradients by parameter name, each (clients, ...), and the weighted loss sums (clients,).
+        """Gradients by parameter name, each (clients, ...), and each client's weighted sum of losses, (clients,).
 
-        `named` are trained parameters by name, each (clients, ...); the rest is (clients, batch, ...).
+        `named` are trained parameters by name, each (clients, ...); `inputs` and `targets` are (clients, batch, ...), `weight` is
+        (clients, batch).
         """
         with use_precision(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
             return self._gradients_of_all(named, inputs, targets, weight)
@@ -185,7 +199,7 @@ class StackedGradients:
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
     """Make a function from parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
 
-    Each call makes the parameters of `module` views of the vector it is given.
+    Each call of it makes the parameters of `module` views of the parameters it is given.
     """
     parameters = trainable_parameters(module)
 
@@ -201,9 +215,9 @@ def make_output_function(module: nn.Module, precision: Precision, device: torch.
 
 
 def _stackable_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (batch,), by `loss`.
+    """The loss of each example, (batch,), that `loss(outputs, targets)` returns.
 
-    Cross entropy of class scores (batch, classes) is computed by log_softmax and gather instead: vmap makes about twenty
+    Cross entropy of class scores (batch, classes) is computed by log_softmax and gather instead, since vmap makes about twenty
     operations of PyTorch's own.
     """
     classes = outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1 and not targets.is_floating_point()
@@ -213,11 +227,11 @@ def _stackable_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor,
 
 
 def _skip_flattening() -> None:
-    """Do nothing, instead of `flatten_parameters`, which reads memory addresses: tensors under vmap have none."""
+    """Do nothing; takes the place of `flatten_parameters`, which reads memory addresses, and tensors under vmap have none."""
 
 
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
-    """Whether stacking is likely faster than one client after the other; a guess from the device and the module.
+    """Whether stacking clients is likely faster than one client after the other: a guess from the device and the module.
 
     True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
     """
@@ -226,7 +240,7 @@ def stacking_is_faster(task: Task, device: torch.device) -> bool:
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether stacked gradients equal those of single clients, tried on the population's first example.
+    """Whether `StackedKernel` computes the same gradients as `ModuleKernel`, tried on the population's first example.
 
     False without a trial for a module with tied parameters or active dropout.
     """
@@ -236,9 +250,10 @@ def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, populat
 
 
 def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
-    """Whether two clients with different models get the same gradients stacked and one by one, within 1e-3 of the largest entry.
+    """Whether two clients with different models get the same gradients stacked and one by one.
 
-    `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. False where stacking raises.
+    `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. Gradients agree if they differ
+    by at most 1e-3 of the largest entry. False where either computation raises.
     """
     start = task.params().to(device, dtype)
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
@@ -271,10 +286,13 @@ def _has_costly_layers(module: nn.Module) -> bool:
 
 
 def _has_active_dropout(module: nn.Module) -> bool:
-    """Whether the module has a dropout layer with p > 0: each client has a random stream of its own, which a stack lacks."""
+    """Whether the module, in training mode, has a dropout layer with p > 0.
+
+    Such a module is not stacked: each client must draw from a random stream of its own.
+    """
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in training_copy(module).modules())
 
 
 def _has_tied_parameters(module: nn.Module) -> bool:
-    """Whether the module has one parameter under two names."""
+    """Whether the module uses one parameter under two names, as tied embeddings do."""
     return len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False)))

@@ -9,19 +9,19 @@ import torch
 
 
 class _Threads:
-    """Torch's number of threads while trainings compute with one: the first takes it, the last gives it back.
+    """Sets torch to one thread while any training needs that, and restores the former number after the last.
 
-    Trainings in threads of one process share the setting, so one that ends early must not change how the others add.
+    Trainings in several threads of one process share torch's setting, so one that ends early must not change how the others add.
     """
 
     def __init__(self) -> None:
-        """Start without leases. The lock is re-entrant: garbage collection may end a lease while a thread takes another."""
+        """Start without leases. The lock is re-entrant, since garbage collection may end a lease inside `take_lease`."""
         self._lock, self._users, self._before = threading.RLock(), 0, 1      # a lease may be forgotten while one is taken
 
     def take_lease(self) -> Lease:
-        """Set torch to one thread, remember the former number if this is the first lease, and return the lease.
+        """Set torch to one thread and return a `Lease`; torch's former number of threads is remembered at the first.
 
-        The former number comes back when every lease has been called or garbage-collected.
+        That number is restored when every lease has been called or garbage-collected.
         """
         with self._lock:
             if not self._users:
@@ -31,7 +31,7 @@ class _Threads:
         return Lease(self)
 
     def usual_count(self) -> int:
-        """Torch's number of threads as it is without leases: the remembered number while there are any, else the current one."""
+        """Torch's number of threads without leases: the remembered number while there are any, else the current one."""
         with self._lock:
             return self._before if self._users else torch.get_num_threads()
 
@@ -44,10 +44,10 @@ class _Threads:
 
 
 class Lease:
-    """Gives torch its threads back when it is called, or when nobody holds it any more: once."""
+    """A claim that torch has one thread. Calling it, or dropping the last reference to it, ends the claim, once."""
 
     def __init__(self, threads: _Threads):
-        """A lease that `threads` has already counted; it ends when it is called or garbage-collected."""
+        """A lease that `threads` has counted already; it ends when it is called or garbage-collected."""
         self._threads: _Threads | None = threads
 
     def __call__(self) -> None:
@@ -65,11 +65,10 @@ _THREADS = _Threads()
 
 
 def use_one_thread(workers: int) -> Callable[[], None]:
-    """Set torch to one thread, unless `workers` is 0, and return a function that restores its number of threads.
+    """Set torch to one thread, and return a function that restores its number of threads.
 
-    Where several callers overlap, the number is restored when the last of them is done. A block is computed by one thread in
-    every process: several threads would add in another order, are slower for little work, and compete where processes share the
-    cores.
+    Neither does anything if `workers` is 0. Where several callers overlap, the number is restored when the last of them is done.
+    Several threads would add numbers in another order, are slower for little work, and compete where processes share the cores.
     """
     if not workers:
         return lambda: None
@@ -77,5 +76,5 @@ def use_one_thread(workers: int) -> Callable[[], None]:
 
 
 def usual_thread_count() -> int:
-    """Torch's number of threads as it is between trainings, also while a training holds it at one."""
+    """Torch's number of threads outside of trainings, also while one holds it at one thread."""
     return _THREADS.usual_count()

@@ -48,10 +48,10 @@ class Team:
         self._lasted: dict[type, float] = {}
 
     def run(self, job: Any, blocks: int) -> list[Any]:
-        """Perform blocks 0 to `blocks` - 1 of `job` and return their results in this order.
+        """Perform blocks 0 to `blocks` - 1 of `job`, and return a list of their results in this order.
 
-        Blocks are performed here one by one until the time they take makes it worth sharing the rest with forked processes. If
-        blocks fail, the exception of the one with the lowest number is raised after all are done.
+        Blocks are performed here, one by one, until the time they take makes it worth sharing the rest with forked processes. If
+        blocks raise, the exception of the one with the lowest number is raised after all are done.
         """
         todo: list[int] = list(range(blocks))
         done: list[Done] = []
@@ -77,21 +77,22 @@ class Team:
             self.pool = None
 
     def _should_share_blocks(self, job: Any, left: int, done: list[Done]) -> bool:
-        """Whether to share the `left` blocks with other processes: at least 2 blocks, with at least 2 ms of work in all.
+        """Whether to share the `left` remaining blocks of `job` with other processes, because that is likely faster.
 
-        The work is estimated by the mean time of the blocks in `done` or, if there are none, by the last job of the same type.
-        Where no pool is there yet, the time spent alone so far plus this work must also reach 0.25 s, so that forking one pays.
+        There must be at least 2 blocks, with 2 ms of work in all, estimated by the mean time of the blocks in `done` or, if that
+        is empty, by the time of the last job of the same type. Where no processes are forked yet, the time spent alone so far
+        plus this work must also reach 0.25 s.
         """
         coming = left * sum(d.seconds for d in done) / len(done) if done else self._lasted.get(type(job), 0.0)
         pays = left > 1 and coming >= WORTH_SHARING
         return pays and (self.pool is not None or self._spent + coming >= WORTH_STARTING)
 
     def _run_in_pool(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
-        """Perform the blocks `todo` in forked processes and here, and return a `Done` for each; forks the pool if there is none.
+        """Perform the blocks `todo` in forked processes and here, and return a `Done` for each; `message` is the pickled `job`.
 
-        Blocks of processes that died are performed again here. Where forking is impossible, or all processes died, this process
-        does the work alone, now and from then on. On any exception, Ctrl-C included, the pool is closed. `message` is the
-        pickled `job`.
+        Forks the pool if there is none. Blocks of processes that died are performed again here. Where forking is impossible, or
+        all processes died, `size` is set to 1: this process works alone from then on. On any exception, Ctrl-C included, the pool
+        is closed.
         """
         if self.pool is None:
             self.pool = ForkPool.fork(self.size - 1, self.perform)
@@ -111,7 +112,7 @@ class Team:
 
     @staticmethod
     def _pickle_job(job: Any) -> bytes | None:
-        """The pickled job; None where it cannot be pickled (a lambda in a user's part, say), so that it is not shared."""
+        """The pickled job as bytes; None where it cannot be pickled (it holds a lambda, say), so that it is not shared."""
         try:
             return pickle.dumps(job, protocol=5)
         except Exception:                              # a lambda in a user's part, say
@@ -119,10 +120,11 @@ class Team:
 
 
 def run_blocks(perform: Callable[[int], Any], blocks: int, workers: int) -> list[Any]:
-    """The results of `perform(block)` for block 0 to `blocks` - 1, in this order.
+    """The results of `perform(block)` for block 0 to `blocks` - 1, as a list in this order.
 
     Up to `workers` processes, this one included, share the blocks if that is worth it; the others are forked and ended by this
-    call. Torch computes with one thread meanwhile, unless `workers` is 0. The first exception of a block is raised.
+    call. Torch computes with one thread meanwhile, unless `workers` is 0. If blocks raise, the exception of the first of them is
+    raised after all are done.
     """
     team, restore = Team(lambda _, block: perform(block), workers), use_one_thread(workers)
     try:

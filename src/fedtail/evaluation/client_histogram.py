@@ -113,7 +113,7 @@ class ClientHistogram:
 def tail_mean(counts: np.ndarray, edges: Edges, fraction: float, top: bool = True) -> float:
     """Mean of the largest `fraction` of a histogram's values, or of the smallest where `top` is False; NaN without counts.
 
-    `counts` holds the number of clients in each bin; they are taken to be spread evenly within it.
+    `counts` holds the number of clients in each bin between the `edges`; they are taken to be spread evenly within it.
 
     >>> tail_mean(np.array([2.0, 2.0]), Edges.of_equal_width(0.0, 2.0, 2), 0.25)
     1.75

@@ -109,8 +109,8 @@ class Distribution:
     def angle(self) -> float:
         """The angle in degrees between the vector of `scores` and the all-ones vector: arccos(mean(a) / sqrt(mean(a^2))).
 
-        0 means that all clients have the same score. It is 0 also where all scores are zero, and NaN where one is not finite.
-        Masses are not used as weights.
+        0 means that all clients have the same score. It is 0 also where all scores are zero, and NaN without clients or where a
+        score is not finite. Masses are not used as weights.
         """
         scores = _scale_to_unit(self.scores())
         size = float(scores.square().mean().sqrt())
@@ -121,8 +121,8 @@ class Distribution:
     def kl_to_uniform(self) -> float:
         """KL divergence from the scores, normalised to sum to one, to the uniform distribution over m clients: log m - entropy.
 
-        0 where all scores are equal, zero included; NaN where a score is negative or not finite. Masses are not used as
-        weights.
+        0 where all scores are equal, zero included; NaN without clients, or where a score is negative or not finite. Masses are
+        not used as weights.
         """
         scores = _scale_to_unit(self.scores())
         total = scores.sum()
@@ -191,7 +191,7 @@ def parse_statistic(name: str) -> tuple[str, float | None]:
 
 
 def named_statistic(distribution: Any, name: str) -> float:
-    """The statistic `name` of a `Distribution` or `ClientHistogram`.
+    """The statistic called `name` of `distribution`, a `Distribution` or `ClientHistogram`.
 
     Names are "mean", "std", "variance", and "p90", "worst10", "best5" with any percentage in (0, 100]; others raise FieldError.
     """
@@ -243,7 +243,8 @@ def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] |
                title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
 
-    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner.
+    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner. Raises
+    KeyError where a row lacks a column, StopIteration where there are neither rows nor `columns`.
 
     >>> print(text_table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90

@@ -55,7 +55,8 @@ class Evaluation:
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The corner says how many clients there are, by the first metric.
+        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10. The corner says how many clients there are, by the
+        first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         rows = {name: d.summary() for name, d in self.distributions.items()}
@@ -124,15 +125,16 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
 
 def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
                             workers: int | None = None) -> dict[str, Tensor]:
-    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
+    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
 
-    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where
-    it pays (None: one for each core, on a CPU); their number does not change the values.
+    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where it
+    pays (None: one for each core, on a CPU); their number does not change the values. Raises ValueError where a metric per client
+    does not return one number.
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
     def block_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, by name."""
+        """The metrics of the clients in the block at position `block`: a dict by metric name of tensors (clients,) float64."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
     parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
@@ -140,7 +142,7 @@ def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Populati
 
 
 def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
+    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
 
     `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
     called once with all its outputs and targets, and raises ValueError where it does not return one number.
@@ -162,7 +164,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
-    """An evaluation from each client's values, `values[name]` (clients,), for every metric of the task.
+    """An evaluation from the values of the clients of `population`, `values[name]` (clients,), for every metric of the task.
 
     `weighted` weights clients by their mass, else all have equal weight.
     """
@@ -173,9 +175,9 @@ def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Po
 
 
 def gives_rates(task: Task, population: Population) -> bool:
-    """Whether the task's error is a misclassification rate in [0, 1], whose accuracy is 1 - error.
+    """Whether the task's error on this population is a misclassification rate in [0, 1], whose accuracy is 1 - error.
 
-    So it is where the error is `misclassification`, or the default error with integer targets.
+    So it is where the error is `misclassification`, or the default error and the population's targets are integers.
     """
     classes = task.error is default_error and not population.targets.is_floating_point()
     return classes or task.error is misclassification

@@ -72,9 +72,9 @@ class FamilyEvaluation:
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Let every client pick a model of a trained family on one part of its examples, and evaluate the models on the other part.
+    """Let each client of `population` pick a model of a trained family by a part of its examples; evaluate all on the other part.
 
-    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. On the other part the result has
+    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. The result has, on the other part,
     the errors of every model and of each client's pick. `names` are the models' names, by default "model 0" and so on; raises
     ValueError unless there is one for each model, FieldError for a client with one example.
     """
@@ -100,7 +100,7 @@ def _best_models(errors: Tensor) -> Tensor:
 
 
 def _client_errors(task: Task, population: Population) -> Tensor:
-    """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
+    """The mean error over examples of every client of `population` under the task's module, (clients,) float64, on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -60,9 +60,9 @@ class MetricRange(Part):
         return MOMENTS + self.bins
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: one row of numbers for each of `values` (clients,), to be summed over clients: (clients, width) float64.
+        """Runs on the client: rows to be summed over clients, (clients, width) float64, from `values`, (clients,), on the CPU.
 
-        A row is the value, clipped to [`low`, `high`] and scaled to [0, 1], its square, and a one-hot vector of its bin.
+        A row is the client's value, clipped to [`low`, `high`] and scaled to [0, 1], its square, and a one-hot vector of its bin.
         Values beyond the range are in the first or last bin.
         """
         inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
@@ -70,7 +70,7 @@ class MetricRange(Part):
         return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
 
     def histogram_from_sums(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
-        """Server: the distribution of the metric over clients from `sums`, (width,), the sum of the clients' rows.
+        """Runs on the server: the distribution of the metric over clients, from `sums`, (width,), the sum of their rows.
 
         `noise` is the standard deviation of the noise in each entry of the sum (0: none); negative counts are set to zero.
         """
@@ -91,10 +91,11 @@ class ClientMetrics(Part):
     sends = (MetricRange,)
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: each metric of each client under the broadcast model of index `model`, (clients, metrics) float64 on the CPU.
+        """Runs on the client: each client's metrics under the broadcast model of index `model`, (clients, metrics) float64.
 
-        NaN for clients without examples in the split. Raises FieldError where the task has no metric of some name, ValueError
-        where the split is "test" and no client holds out examples.
+        On the CPU; NaN for clients without examples in the split. Raises FieldError where the task has no metric of some name,
+        ValueError where the split is "test" and no client holds out examples. It is called `losses` because a shard computes it
+        in their place.
         """
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
@@ -109,7 +110,7 @@ class ClientMetrics(Part):
         return found
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
+        """Runs on the client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
 
         All zeros for a client with any metric that is NaN or infinite, so that it is in no bin.
         """
@@ -192,7 +193,7 @@ class FederatedEvaluation:
         return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
 
     def evaluation_from_sums(self, sums: Tensor) -> Evaluation:
-        """Server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
+        """Runs on the server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
 
         It has a `ClientHistogram` for each metric, by name.
         """
@@ -202,9 +203,9 @@ class FederatedEvaluation:
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
     def round_with_evaluation(self, method: Method, only: bool = False) -> EvaluatedRound:
-        """A round of `method` in which the cohort evaluates the models before it trains.
+        """A method for `run_round` whose cohort evaluates the models of `method` and then, unless `only`, trains them.
 
-        With `only`, it evaluates and does not train.
+        `run_round` then returns a pair: the next state, and a tuple of one evaluation per model or None.
         """
         return EvaluatedRound(method, self, only)
 
@@ -242,10 +243,9 @@ class EvaluatedRound:
         return max(1 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast of the models to train on.
+        """The method's broadcast for this state and seed, with the parameters of the models to evaluate appended.
 
-        Where the models to evaluate differ from those, as with averaged iterates, their parameters (models, dim) are
-        appended.
+        Nothing is appended where these equal the models to train on; they differ where iterates are averaged or drawn.
         """
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:
@@ -253,19 +253,19 @@ class EvaluatedRound:
         return Broadcast(told.round, told.seed, torch.cat([told.params, self._result_models(state).to(told.params)]))
 
     def _result_models(self, state: Any) -> Any:
-        """The parameters of each member's result, (models, dim).
+        """The parameters of each member's result, (models, dim), or None where each equals the model that the member trains on.
 
-        None where all equal the models trained on, so that no copy is broadcast. They differ where iterates are averaged.
+        They differ where iterates are averaged or drawn.
         """
         results = [m.result(s) for m, s in zip(self.method.members, member_states(state), strict=True)]
         same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
     def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
-        """Server: a generator that asks for evaluations of all models at once, then runs the method's conversation unless `only`.
+        """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
-        Returns the state after the round (with `only` the one that came in) and a tuple of one evaluation per model, or None
-        where too few clients contributed for their sums to be released.
+        It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of
+        one evaluation per model, or None where too few clients contributed for their sums to be released.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count

@@ -49,10 +49,10 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
              seed: int = 0, engine: Engine = Engine(), **old: Any) -> FineTuned:
     """Train a copy of the model on a part of each client's examples with `local`, and evaluate it on that client's other part.
 
-    The part to train on is a random `fraction`, drawn from `seed`. Returns the evaluations of the second parts before and
-    after. Clients have equal weight. `task` gives loss, error and metrics, by default those of training; `old` takes the
-    engine's settings as keywords, which is deprecated. A client's draws depend on the seed and the client alone, so which
-    clients are computed together changes only rounding. Raises FieldError for a client with one example.
+    Clients are those of `population`, and have equal weight. The part to train on is a random `fraction`, drawn from `seed`.
+    Returns the evaluations on the other parts before and after. `task` gives loss, error and metrics, by default those of
+    training; `old` takes the engine's settings as keywords, which is deprecated. A client's draws depend on the seed and the
+    client alone, so which clients are computed together changes only rounding. Raises FieldError for a client with one example.
     """
     engine = resolve_engine(engine, old, "finetune")
     task = task_with_model(model, task)
@@ -65,7 +65,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, each under the model it has trained, by name and in the order of clients."""
+        """The metrics of the clients in one block, each under its own trained model: a dict by name of tensors (clients,)."""
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []

@@ -44,7 +44,7 @@ class DataPlan:
         return not self.follows
 
     def __str__(self) -> str:
-        """The data in short: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
+        """A short text on the data: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
         dealt = f", dealt out by {self.partition.name}" if self.partition else ""
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
@@ -148,9 +148,10 @@ def plan_data(source: Source) -> DataPlan:
 
 
 def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
-    """The plan, without arguments yet, of what `kind` in [data] names: a reader, a generator or the user's own "module:function".
+    """The plan, without arguments yet, of what `kind` in the [data] `table` names: a reader, a generator or "module:function".
 
-    Raises ExperimentError where `kind` is missing or unknown, or the function cannot be imported or is not trusted.
+    The last is a function of the user's own. `source` is the experiment file, for errors and imports. Raises ExperimentError
+    where `kind` is missing or unknown, or the function cannot be imported or is not trusted.
     """
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
@@ -210,10 +211,10 @@ def _partition_function(plan: PartPlan) -> data_sources.Deal:
 
 
 def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
-    """How clients are split, from `split` in [data]; by default 80% train and 20% test, or all train with a `test_path`.
+    """How clients are split, from `split` in the [data] `table`; by default 80% train and 20% test.
 
-    A split without `train` gives it the rest. None for `kind` "label_shift", whose data come split. Raises ExperimentError
-    for invalid fractions, or for test clients given twice.
+    With a `test_path`, by default all train. A split without `train` gives it the rest. None for `kind` "label_shift", whose data
+    come split. Raises ExperimentError, about the line in `source`, for invalid fractions, or for test clients given twice.
     """
     split = table.get("split")
     if kind == "label_shift":
@@ -236,7 +237,10 @@ def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan |
 
 
 def _existing_path(source: Source, key: Key, value: Any) -> Path:
-    """`value` as a path relative to the experiment file's folder. Raises ExperimentError about `key` where nothing is there."""
+    """`value` as a path relative to the folder of the experiment file `source`.
+
+    Raises ExperimentError about `key` where nothing is there.
+    """
     path = source.folder / str(value)
     if not path.exists():
         raise source.error_at(key, f"there is no {path}. Paths are relative to the experiment file.")

@@ -23,10 +23,10 @@ Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to r
 
 def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
                     mass: str | None = None) -> Population:
-    """The reader of [data] kind = "arrays": a population from the arrays of an `.npz` or the columns of a `.parquet` file.
+    """The reader of [data] kind = "arrays": a population from the `.npz` or `.parquet` file at `path`.
 
-    `x`, `y`, `group` and `mass` name arrays, a list of names for several inputs. `client` names an array of client ids, or is
-    a function that assigns the examples to clients.
+    `x`, `y`, `group` and `mass` name its arrays or columns; `x` may be a list of names, for several inputs. `client` names an
+    array of client ids, or is a function that assigns the examples to clients.
     """
     from fedtail.data.tables import checked_suffix, read_arrays
 
@@ -36,10 +36,10 @@ def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: s
 
 
 def read_leaf(path: str, encode: str | None = None) -> Population:
-    """The reader of [data] kind = "leaf": a population from a folder of LEAF's JSON files.
+    """The reader of [data] kind = "leaf": a population from the folder `path` of LEAF's JSON files.
 
-    `encode` is "characters" for LEAF's Shakespeare, a function that encodes the inputs (in a file `module:function`), or None
-    for numbers. Raises FieldError for other text.
+    `encode` is "characters" for LEAF's Shakespeare, a function that encodes the inputs (in a file `module:function`), or None for
+    numbers. Raises FieldError for other text.
     """
     if isinstance(encode, str) and encode != "characters":
         raise FieldError("encode", '"characters" or "module:function"', encode)
@@ -53,10 +53,10 @@ def open_saved_population(path: str) -> Population:
 
 def read_huggingface(dataset: str, x: str | list[str], y: str, client: str | Deal, hub_split: str | None = None,
                      subset: str | None = None, group: str | None = None, mass: str | None = None) -> Population:
-    """The reader of [data] kind = "huggingface": a population from a data set on the hub, or a folder of `save_to_disk`.
+    """The reader of [data] kind = "huggingface": a population from `dataset`, a name on the hub or a folder of `save_to_disk`.
 
-    `x`, `y`, `group` and `mass` name columns; `hub_split` and `subset` are the split and configuration of the data set.
-    `client` names a column of client ids, or is a function that assigns the examples to clients.
+    `x`, `y`, `group` and `mass` name columns; `hub_split` and `subset` are the split and configuration of the data set. `client`
+    names a column of client ids, or is a function that assigns the examples to clients.
     """
     from fedtail.data.hub import open_dataset, read_columns
 

@@ -47,10 +47,10 @@ class EnginePlan:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
     def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
-        """A fleet of Ray actors over the clients of `population`, to be used in a `with` block.
+        """A fleet of Ray actors that train `task` on the clients of `population`, to be used in a `with` block.
 
-        Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where
-        clients keep large memory between rounds, None for a temporary one.
+        Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where clients
+        keep large memory between rounds, None for a temporary one.
         """
         from fedtail.engine.ray import RayFleet
 

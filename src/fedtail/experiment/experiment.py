@@ -109,10 +109,10 @@ class Experiment:
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
     def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
-        """The fleet that trains the clients of `population`, to be used in a `with` block: on this machine, or with Ray actors.
+        """The fleet that trains `task` on the clients of `population`, in this process and its workers or in Ray actors.
 
-        `memory` is the folder where clients keep large memory between rounds, None for a temporary one. Raises
-        ExperimentError where the engine is Ray and the device is not the CPU.
+        To be used in a `with` block. `memory` is the folder where clients keep large memory between rounds, None for a temporary
+        one. Raises ExperimentError where the engine is Ray and the device is not the CPU.
         """
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.error_at(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
@@ -163,11 +163,11 @@ class Experiment:
 
 def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None,
                     trust: Trusted = ()) -> Experiment:
-    """Read and check the experiment in a file; of a file with several methods, the one called `method`.
+    """Read and check the experiment in the file at `path`; of a file with several methods, the one called `method`.
 
-    `settings` are changes as with `--set`. The user's own code is imported only from the folders and packages in `trust`,
-    such as ".", "torch". Raises ExperimentError, which names the line, where the file is invalid, names code that is not
-    trusted, or has several methods but no `method` is given.
+    `settings` are changes as with `--set`, such as "risk.tail_fraction=0.3". The user's own code is imported only from the
+    folders and packages in `trust`, such as ".", "torch". Raises ExperimentError, which names the line, where the file is
+    invalid, names code that is not trusted, or has several methods but no `method` is given.
     """
     if method is not None:
         return build_experiment(pick_method(Source.read(path, settings, trust), method), Path(path).stem)
@@ -179,10 +179,11 @@ def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str 
 
 
 def read_experiments(path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> list[Experiment]:
-    """Read and check all methods of a file: one experiment for each `[[method]]` entry, or a single one without entries.
+    """Read and check all methods of the file at `path`: one experiment for each `[[method]]` entry, or a single one without.
 
-    `settings` are changes as with `--set`. The user's own code is imported only from the folders and packages in `trust`.
-    Raises ExperimentError, which names the line, where the file is invalid or names code that is not trusted.
+    `settings` are changes as with `--set`, such as "risk.tail_fraction=0.3". The user's own code is imported only from the
+    folders and packages in `trust`. Raises ExperimentError, which names the line, where the file is invalid or names code that is
+    not trusted.
     """
     return build_experiments(Source.read(path, settings, trust), Path(path).stem)
 
@@ -339,7 +340,7 @@ def _parts_of_first_model(algorithm: Any) -> dict[str, Any]:
 
 
 def _build_section(source: Source, name: str, kind: type) -> Any:
-    """An instance of the dataclass `kind`, from section [name] of the file, whose keys are the fields of `kind`.
+    """An instance of the dataclass `kind` from section [name] of the file `source`, whose keys are the fields of `kind`.
 
     Raises ExperimentError for an unknown key or a value that does not fit.
     """

@@ -45,7 +45,7 @@ class Slot:
         return {name: value for name, value in made.items() if self.fits(value)}
 
     def fits(self, kind: type) -> bool:
-        """Whether the class `kind` defines or inherits the method `needs`, and does not have the method `without`.
+        """Whether the class `kind` defines or inherits the method `needs` (any class does for ""), and not the method `without`.
 
         For ANYTHING, whether it fits any slot.
         """
@@ -143,20 +143,18 @@ class PartPlan:
 
 
 def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
-    """Check the table at `key` and make the part that it describes, which must fit `slot`.
+    """Check `table`, found at `key` of the file `source`, and make the part that it describes, which must fit `slot`.
 
-    Returns a `PartPlan` in its place where it holds user code that was not imported. Raises ExperimentError, which names the
-    key.
+    Returns a `PartPlan` in its place where it holds user code that was not imported. Raises ExperimentError, which names the key.
     """
     return plan_part(source, key, table, slot).part_or_plan()
 
 
 def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
-    """Check the name and fields of the part that the table at `key` describes; returns the plan to make it.
+    """Check the part that `table`, found at `key` of the file `source`, describes; returns the plan to make it.
 
     A text stands for a part without fields, and a table without `part` for the default of `slot`. Parts among the fields are
-    made. Raises ExperimentError, which names the key, for an unknown part or field, a missing field or a value that does not
-    fit.
+    made. Raises ExperimentError, which names the key, for an unknown part or field, a missing field or a value that does not fit.
     """
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -175,9 +173,9 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
 def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     """The class called `name`: one of fedtail's that fits `slot`, or the user's own as "module:Class", which is imported.
 
-    For a torch module it may also be a user's function that returns one. Where names are not imported, a stand-in is
-    returned. Raises ExperimentError about `key` where the name is unknown, not trusted, does not fit the slot, or is no
-    dataclass.
+    For a torch module it may also be a user's function that returns one. Where the trust of `source` says that names are not
+    imported, a stand-in is returned that raises ValueError when called. Raises ExperimentError about `key` where the name is
+    unknown, not trusted, does not fit the slot, or is no dataclass.
     """
     if ":" in name:
         own = import_object(source, key, name)
@@ -201,22 +199,22 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
 
 
 def import_function(source: Source, key: Key, name: str) -> Any:
-    """Import the user's own function "module:function"; an `Unread` name where names are not imported.
+    """Import and return the user's own function, whose `name` is "module:function".
 
-    Raises ExperimentError about `key` where it cannot be imported, cannot be called, or is defined in code that is not
-    trusted.
+    Where the trust of `source` says that names are not imported, `Unread(name)` is returned. Raises ExperimentError about `key`
+    where it cannot be imported, cannot be called, or is defined in code that is not trusted.
     """
     found = import_object(source, key, name)
     return found if isinstance(found, Unread) else _checked_own_function(source, key, name, found)
 
 
 def import_object(source: Source, key: Key, name: str) -> Any:
-    """Import what "module:name" names, from a file in the experiment's folder or else from an installed package.
+    """Import what "module:name" names, from a file in the experiment's folder or else from an installed package; returns it.
 
-    Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not
-    imported, `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during
-    this import only, and only if it is trusted. Raises ExperimentError about `key` where the name is malformed, not trusted,
-    or cannot be imported.
+    Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not imported,
+    `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this import
+    only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted, or
+    cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
@@ -279,10 +277,10 @@ def _command_line_folder(folder: Path) -> str:
 
 
 def _checked_own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
-    """Return `found`, the user's function called `name`.
+    """Return `found`, the user's function called `name`, if it may be used.
 
-    Raises ExperimentError about `key` where it cannot be called, or where it is defined in a module that is neither trusted
-    nor `fedtail.losses`.
+    Raises ExperimentError about `key` of the file `source` where it cannot be called, or where it is defined in a module that is
+    neither trusted nor `fedtail.losses`.
     """
     if not callable(found):
         raise source.error_at(key, f"{name} is a {type(found).__name__}, a function is needed.")
@@ -324,7 +322,7 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
 
 
 def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function by name, without *args and **kwargs."""
+    """The parameters of a class or function by name, as `inspect.signature` gives them, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
@@ -356,10 +354,10 @@ def name_in_file(value: Any) -> str:
 
 
 def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
-    """Convert the value at `key` to an argument that fits the type hint: a part, a function, a path or a plain value.
+    """Convert the `value` at `key` of the file `source` to an argument that fits the type hint.
 
-    A table, or in the place of a part also a text, is built as a part. Relative paths start at the experiment's folder.
-    Raises ExperimentError about `key` where it does not fit.
+    The argument is a part, a function, a path or a plain value. A table, or in the place of a part also a text, is built as a
+    part. Relative paths start at the experiment's folder. Raises ExperimentError about `key` where the value does not fit.
     """
     field = str(key[-1])
     if value == NONE and convert_value(value, hint)[1] is None:
@@ -379,7 +377,7 @@ def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
 def _find_loss_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """The function of `fedtail.losses` called `name`, or the user's own "module:function", which is imported.
 
-    Raises ExperimentError about `key` where there is none, or where it is not trusted.
+    Raises ExperimentError about `key` of the file `source` where there is none, or where it is not trusted.
     """
     if ":" in name:
         return import_function(source, key, name)
@@ -423,7 +421,10 @@ def _takes_any_field(target: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _folder_on_import_path(folder: Path) -> Iterator[None]:
-    """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name."""
+    """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name.
+
+    It is removed from `sys.path` afterwards; imported modules stay loaded.
+    """
     sys.path.insert(0, str(folder))
     try:
         yield

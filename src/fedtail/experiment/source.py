@@ -34,9 +34,9 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
-        """`problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
+        """Set the message to `text`, shortened to 2000 characters, and the attributes from `key` and `problem`.
 
-        The text is shortened to 2000 characters.
+        `problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
         """
         super().__init__(short_text(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
@@ -60,9 +60,9 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read an experiment file and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
+        """Read the experiment file at `path` and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
 
-        Nothing that the file names is imported here; `trust` names the folders and packages from which it may be imported
+        Nothing that the file names is imported by this; `trust` names the folders and packages from which it may be imported
         later. Raises ExperimentError where there is no such file, it is not TOML, or a setting is invalid.
         """
         path = Path(path)
@@ -203,7 +203,10 @@ def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
 
 
 def _mentions_key(table: Any, key: Key) -> bool:
-    """Whether nested tables hold `key`, or name the part (a key `part`) in the innermost table on the way to it."""
+    """Whether nested tables hold `key` or, where they lack it, the innermost table on the way to it has an entry `part`.
+
+    For a [[method]] entry this says whether the line of `key` is to be looked for in that entry.
+    """
     for place, name in enumerate(key):
         if not isinstance(table, Mapping) or name not in table:
             return place > 0 and isinstance(table, Mapping) and "part" in table
@@ -262,10 +265,10 @@ def _open_brackets(line: str, inside: str) -> str:
 
 
 def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
-    """The key of a TOML table header, with the number of the current entry after each array of tables: ("method", 1, "risk").
+    """The key of a TOML table header [a.b] with the `words` ("a", "b"), with an entry number after each array of tables.
 
-    `entries` holds the current number of each array by key and is changed in place. `another` says that the header begins a
-    new entry, [[...]].
+    A header [method.risk] in the second [[method]] entry gives ("method", 1, "risk"). `entries` holds the current number of each
+    array by key and is changed in place. `another` says that the header begins a new entry, [[...]].
     """
     key: Key = ()
     for place, word in enumerate(words):

@@ -39,11 +39,10 @@ class Trust:
 
     @classmethod
     def from_names(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
-        """Make a Trust from folders and packages, one or several; a Trust is returned unchanged.
+        """Make a Trust from `given`, one or several folders and packages; a Trust is returned unchanged.
 
-        Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to
-        `beside` or by default to the current directory. Raises ValueError where a folder does not exist, TypeError for other
-        values.
+        Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to `beside`
+        or by default to the current directory. Raises ValueError where a folder does not exist, TypeError for other values.
         """
         if isinstance(given, Trust):
             return given
@@ -113,8 +112,8 @@ def module_file_in_folder(folder: Path, module: str) -> Path | None:
 def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
     """The attribute of `module` at a dotted path, such as "Outer.Inner". Raises AttributeError where there is none.
 
-    Raises PermissionError, with the module's name, where the path leads into another module that is neither fedtail's nor
-    trusted.
+    Raises PermissionError, with the module's name, where the path leads into another module that is neither fedtail's nor allowed
+    by `trust`.
     """
     found: Any = module
     for name in path.split("."):

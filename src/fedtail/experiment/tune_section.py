@@ -161,11 +161,11 @@ class Search:
 
 
 def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None, trust: Trusted = ()) -> Search:
-    """Read and check the [tune] section of an experiment file; of a file with several methods, for the one called `method`.
+    """Read and check the [tune] section of the experiment file at `path`; with several methods, for the one called `method`.
 
-    `settings` are changes such as "risk.tail_fraction=0.3", and `trust` names the folders and packages from which the user's
-    own code may be imported. Raises ExperimentError, which names the key at fault, also where the file has a family, several
-    methods but no `method` is given, or where an end of a range or a choice gives no valid experiment.
+    `settings` are changes such as "risk.tail_fraction=0.3", and `trust` names the folders and packages from which the user's own
+    code may be imported. Raises ExperimentError, which names the key at fault, also where the file has a family, several methods
+    but no `method` is given, or where an end of a range or a choice gives no valid experiment.
     """
     source, name = Source.read(path, settings, trust), Path(path).stem
     if method is not None:

@@ -63,9 +63,10 @@ def convert_value(value: Any, hint: Any, function: FindFunction | None = None) -
 
 
 def _convert_plain(value: Any, hint: type) -> tuple[str, Any]:
-    """Check a value against float, int, bool or str; returns (problem, value), the problem being "" where it fits.
+    """Check a value against `hint`, which is float, int, bool or str; returns (problem, value).
 
-    An int fits float and is converted. A bool fits only bool, and NaN fits nothing.
+    The problem is "" where it fits, else what is needed, such as "a whole number". An int fits float and is converted. A bool
+    fits only bool, and NaN fits nothing.
     """
     right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
     right = right and value == value      # NaN is no number
@@ -73,9 +74,10 @@ def _convert_plain(value: Any, hint: type) -> tuple[str, Any]:
 
 
 def _convert_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """Check a value against several types; returns ("", converted value) for the first that it fits, None being tried first.
+    """Check a value against several types, `arms`; returns ("", converted value) for the first that it fits.
 
-    Otherwise what the types need, joined by " or ", and the value as it came.
+    None is tried first. Where it fits none, returns what the types need, joined by " or ", and the value as it came. `function`
+    looks up functions by name.
     """
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
@@ -88,10 +90,10 @@ def _convert_union(value: Any, arms: tuple[Any, ...], function: FindFunction | N
 
 
 def _convert_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """Check a list against a list, tuple or sequence type; returns (problem, tuple of converted entries).
+    """Check that `value` is a list that fits a list, tuple or sequence type; returns (problem, tuple of converted entries).
 
-    The problem is "" where all entries fit, else what is needed. `origin` is the type (list, tuple or Sequence) and `arms`
-    are its arguments; a tuple type without "..." fixes the length.
+    The problem is "" where all entries fit, else what is needed. `origin` is the type (list, tuple or Sequence) and `arms` are
+    its arguments; a tuple type without "..." fixes the length. `function` looks up functions by name.
     """
     if not isinstance(value, (list, tuple)):
         return "a list", value

@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-    """The number of each client that risks see: what it minimises. Frozen and hashable: losses are kept by it for a round."""
+    """What a client minimises, where it is not its mean loss: risks read its value as the client's loss.
+
+    It must be frozen and hashable, since losses are stored under it for a round.
+    """
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """The number of each client that risks use as its loss, (clients,), under the broadcast model with index `model`."""
+        """The number that risks use as each client's loss, (clients,), under the broadcast model with index `model`."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What the server half of local training knows when a round begins."""
+    """What `LocalTraining.prepare` is given on the server when a round begins.
+
+    `mean_update(part)` is a generator that lets the cohort train by `part` and returns the mean update, None if nobody
+    contributed.
+    """
 
     round: int
     params: Tensor                      # (dim,) the model that clients receive
@@ -37,7 +44,10 @@ class RoundStart:
 
 
 class Prepared(NamedTuple):
-    """Local training as this round's clients do it, and what the server keeps for the next round."""
+    """What `LocalTraining.prepare` returns: the part by which this round's clients train, and what the server keeps.
+
+    The latter, `kept`, is given to `prepare` in the next round.
+    """
 
     local: Any
     kept: Tensor | None = None
@@ -57,7 +67,7 @@ class LocalTraining(Part):
     def __init_subclass__(cls, **options: Any) -> None:
         """Reset `declares` to the default in a subclass that defines its own `steps` but no `declares`.
 
-        An inherited declaration would describe the steps of the parent class.
+        The inherited declaration would describe the steps of the parent class, which the subclass has replaced.
         """
         super().__init_subclass__(**options)
         if "steps" in vars(cls) and "declares" not in vars(cls):
@@ -65,7 +75,10 @@ class LocalTraining(Part):
 
     @property
     def declares(self) -> LocalDeclaration:
-        """What the part needs of its clients and keeps on them; by default nothing is kept, and some clients may take no step."""
+        """The record that is read when parts are composed: whether every client takes a step, and what is kept on the clients.
+
+        By default some clients may take no step, and nothing is kept.
+        """
         return LocalDeclaration()
 
     @property
@@ -74,30 +87,36 @@ class LocalTraining(Part):
         return None
 
     def prepare(self, start: RoundStart) -> Conversation[Prepared]:
-        """Server: a conversation before clients train, which ends in the part they train by and what the server keeps.
+        """Runs on the server before clients train: a generator of questions, which returns `Prepared`.
 
-        By default it asks nothing, clients train by this part, and nothing is kept for the next round.
+        Its `local` is the part by which this round's clients train, and its `kept` comes back as `start.kept` in the next round.
+        By default it asks nothing and returns this part itself, with nothing kept.
         """
         return Prepared(self)
         yield
 
     def steps(self, clients: Clients) -> Tensor:
-        """Client: how many steps each client takes in this round, (clients,) int64; one that takes none contributes nothing."""
+        """How many steps each client takes in this round, (clients,) int64; a client that takes none does not contribute.
+
+        Subclasses define it; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
-        """Client: the local model of each client after its steps, (clients, dim).
+        """Runs on the clients: the local model of each client after its steps, (clients, dim).
 
         `anchor` (dim,) is the model received, to which penalties refer; `start` is where training begins, one for all (dim,) or
         one for each (clients, dim). `first` are the gradients of the first step, (clients, dim), where they are known already.
-        With `done` > 0, training goes on after that many steps, with the batches that follow them.
+        With `done` > 0, training goes on after that many steps, with the batches that follow them. Subclasses define it; here it
+        raises NotImplementedError.
         """
         raise NotImplementedError
 
     def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
-        """Client: the update of each client, w_k - w, (clients, dim), trained from the broadcast model with index `model`.
+        """Runs on the clients: each client's local model minus the broadcast model with index `model`, (clients, dim).
 
-        `first` are the gradients of the first step, (clients, dim), where they are known already.
+        Clients train from that model. `first` are the gradients of the first step, (clients, dim), where they are known already.
+        If the part declares that it keeps something, `clients.keep` stores it under a name of its own for each model.
         """
         anchor = clients.params(model)
         if self.declares.keeps:
@@ -105,26 +124,27 @@ class LocalTraining(Part):
         return self.models(clients, anchor, anchor, first).sub_(anchor)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round, counted from 0; this default raises TypeError, for local training that has none."""
+        """The learning rate of a round, counted from 0. Here it raises TypeError; subclasses with a learning rate override it."""
         raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether a client's loss and the gradient of its first step come from one pass over its data; False by default."""
+        """Whether `losses_and_first_gradients` may be called, which gives both by one pass over the data. False by default."""
         return False
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Client: losses at the broadcast model with index `model`, (clients,), and gradients of the first step, (clients, dim).
+        """Losses, (clients,), and gradients of the first step, (clients, dim), at the broadcast model with index `model`.
 
-        Losses are rounded to float32 and held as float64. Called only where `first_gradient_tells_loss` is True.
+        Losses are rounded to float32 and returned as float64. Called only where `first_gradient_tells_loss` is True; here it
+        raises NotImplementedError.
         """
         raise NotImplementedError
 
 
 def full_gradients(clients: Clients, params: Tensor) -> Tensor:
-    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each client (clients, dim).
+    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or one for each client (clients, dim).
 
-    Where the kernel draws (dropout), clients are computed one at a time, each with torch's generators seeded from its own
-    stream, which is the same at every call in a round.
+    Where the kernel draws (dropout), torch's generators are seeded from each client's own stream, and clients are computed one at
+    a time. The stream is the same at every call in a round.
     """
     from fedtail.local.batches import batches
 

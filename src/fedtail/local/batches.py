@@ -16,7 +16,7 @@ from fedtail.types import Examples
 
 
 class Batch(NamedTuple):
-    """One step of the clients that are still training, the first `active` of them; padding weighs nothing."""
+    """The examples of one training step, for the first `active` clients, which still train; padding has weight zero."""
 
     active: int
     inputs: Examples              # (active, batch, ...)
@@ -25,12 +25,12 @@ class Batch(NamedTuple):
 
 
 def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | None, done: int = 0) -> Iterator[Batch]:
-    """An iterator over the mini-batches of training, one `Batch` per step, of the clients that still train at that step.
+    """An iterator over the mini-batches of local training: one `Batch` per step, for the clients that still train at that step.
 
-    `clients` must be sorted by falling `steps` (clients,), how many steps each takes; `epoch` (clients,) is how many steps one
-    pass over its examples has. Examples are shuffled anew each epoch by each client's own stream; with `batch_size=None` every
-    batch is all examples, in order. `done` steps that all clients have taken already are skipped: the batches are those of a
-    training without a break.
+    `steps` (clients,) says how many steps each client takes, and `clients` must be sorted by it, largest first. `epoch`
+    (clients,) is the number of steps in one pass over a client's examples. Examples are shuffled anew in each epoch by each
+    client's own random stream; with `batch_size=None` every batch is all examples, in order. With `done` > 0 the first `done`
+    batches, which all clients have trained on already, are left out.
     """
     last = int(steps.max())
     active = (steps[:, None] > torch.arange(last)).sum(0).tolist()
@@ -43,10 +43,11 @@ def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | No
 
 
 def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """The batches where all clients are at the same place of their epoch at any time, so that all shuffle together.
+    """Yields the batches of clients that begin their epochs at the same steps, so that all are shuffled together.
 
-    `active` is how many clients train at each step. For one client, or on a GPU, the examples of an epoch are gathered at once
-    and batches are views of them; for many clients on a CPU they are gathered step by step, to stay in cache.
+    That is one client, or clients that need at most one epoch. `active` says how many of them train at each step after the first
+    `done`. For one client, or on a GPU, the examples of an epoch are gathered at once and batches are views of them; for many
+    clients on a CPU they are gathered step by step, to stay in cache.
     """
     length, width = int(epoch.max()), int(clients.sizes.max())
     where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
@@ -65,10 +66,10 @@ def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: 
 
 
 def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """The batches where clients of different sizes train for several epochs: each shuffles anew when its own epoch begins.
+    """Yields the batches of clients of different sizes that train for several epochs: each is shuffled when its own epoch begins.
 
-    `active` is how many clients train at each step. A batch is as wide as the fullest client's; others are padded with weight
-    zero.
+    `active` says how many clients train at each step after the first `done`. A batch is as wide as that of the client with most
+    examples in it; the others are padded with weight zero.
     """
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
     shuffled = random_permutations(clients.random_bits("batches", done // epoch), sizes)
@@ -88,10 +89,10 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
 
 
 def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
-    """The example order of each client, and the weight of each example in its batch, both (clients, largest size).
+    """The order of each client's examples, and the weight of each example in its batch, both (clients, largest size).
 
-    The first is `order`, its padding replaced by the client's last example. A weight is 1 / (size of the batch that the example
-    is in), and 0 in the padding; `batch_size=None` means one batch.
+    The order is `order` with its padding, beyond a client's size, replaced by the client's last example. A weight is 1 / (size of
+    the batch that the example is in), and 0 in the padding. `batch_size=None` means one batch.
     """
     sizes = to_device(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
@@ -101,9 +102,9 @@ def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int |
 
 
 def _slice_batch(gathered: tuple[Examples, Tensor, Tensor], clients: slice, places: slice) -> Batch:
-    """The batch of the first `clients.stop` clients at some `places` of the gathered examples, as views.
+    """The batch of the first `clients.stop` clients with their examples at `places`, as views of `gathered`.
 
-    `gathered` are inputs, targets and weights of whole epochs; `clients` is a slice from 0.
+    `gathered` are inputs, targets and weights, (clients, examples, ...) each; `clients` is a slice from 0.
     """
     inputs, targets, weight = gathered
     some = (clients, places)

@@ -20,7 +20,7 @@ class ExampleRisk(Part):
     risk: Risk
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """The risk of each client's examples, (clients,) float64, under the broadcast model with index `model`.
+        """The value of `risk` over each client's examples, (clients,) float64, under the broadcast model with index `model`.
 
         Computed in evaluation mode, in batches that span clients; NaN for a client without examples.
         """
@@ -38,9 +38,9 @@ class ExampleRisk(Part):
 
 
 def example_weights(risk: Risk, losses: Tensor, mass: Tensor) -> Tensor:
-    """The weights of the examples of each client's batch, (clients, batch), sum one in each row, without a gradient.
+    """The weight that `risk` gives to each example of each client's batch, (clients, batch); rows sum to one, no gradient.
 
-    `losses` and `mass` are (clients, batch); padding has mass zero. A risk that takes no batches is computed row by row.
+    `losses` and `mass` are (clients, batch); padding has mass zero. A risk that does not take batches is called once per client.
     """
     if risk.declares.not_batched:
         return torch.stack([risk.weights(own, share) for own, share in zip(losses, mass, strict=True)])
@@ -48,7 +48,11 @@ def example_weights(risk: Risk, losses: Tensor, mass: Tensor) -> Tensor:
 
 
 def check_example_risk(risk: object) -> None:
-    """Raise a TypeError where `risk` is no risk, a ValueError where it needs more than the losses of one client's examples."""
+    """Raise a TypeError if `risk` is not a `Risk`, and a ValueError if it needs more than the losses of one client's examples.
+
+    Refused are risks that need groups, every client in every round, or memory between rounds, that have noise, or are
+    `Hierarchical`.
+    """
     if not isinstance(risk, Risk):
         raise TypeError(f"example_risk must be a risk, got {risk!r}. Write example_risk=Tilted(-2.0), say; None is the mean.")
     declared = risk.declares

@@ -14,39 +14,42 @@ from fedtail.deprecated import overrides_under_new_name
 
 
 class Penalty(Part):
-    """Something that is added to each client's own loss."""
+    """A term that is added to each client's own loss in local training."""
 
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take the method `of` of a subclass, the deprecated name, for `prepare_for_clients`, with a DeprecationWarning."""
+        """Use a subclass's method `of`, the deprecated name, as its `prepare_for_clients`, with a DeprecationWarning.
+
+        Nothing is done where the subclass defines no `of`.
+        """
         super().__init_subclass__(**options)
         overrides_under_new_name(cls, "of", "prepare_for_clients")
 
     def prepare_for_clients(self, clients: Clients, anchor: Tensor) -> Penalty:
-        """The penalty to use for these clients, by default itself; called once, before they step.
+        """The penalty to use for these clients in this round; called once, before they train. By default itself.
 
-        `anchor` (dim,) is the model received. A penalty that depends on the clients' data returns one with a row for each
-        client; when some have finished, those that still train are the first rows.
+        `anchor` (dim,) is the model received. A penalty that depends on the clients' data returns one that holds a row for each
+        of them; `add_gradient` is then called with the first clients only, once the others have finished.
         """
         return self
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """Gradients (clients, dim) plus the penalty's gradient at the local models `params` (clients, dim).
+        """`gradients` (clients, dim) plus the gradient of the penalty at the local models `params` (clients, dim).
 
-        `anchor` (dim,) is the model received.
+        `anchor` (dim,) is the model received. Subclasses define it; here it raises NotImplementedError.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NoPenalty(Penalty):
-    """Nothing is added."""
+    """No penalty: clients minimise their own loss alone."""
 
     adds: ClassVar[bool] = False
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """The gradients as they are: the same tensor."""
+        """`gradients` itself, the same tensor; the other arguments are not used."""
         return gradients
 
 
@@ -57,10 +60,13 @@ class Proximal(Penalty):
     strength: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a strength that is negative or not finite."""
+        """Raise ValueError if `strength` is negative or not finite."""
         if not 0 <= self.strength < math.inf:
             raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """gradients + strength * (params - anchor), (clients, dim), in a new tensor."""
+        """gradients + strength * (params - anchor), (clients, dim), as a new tensor.
+
+        `params` (clients, dim) are the local models and `anchor` (dim,) the model received.
+        """
         return gradients + self.strength * (params - anchor)

@@ -13,13 +13,13 @@ class Schedule(Protocol):
     """A factor of the learning rate for each round."""
 
     def __call__(self, round: int) -> float:
-        """The factor by which the learning rate is multiplied in a round, counted from 0."""
+        """The factor by which the learning rate is multiplied in round `round`, counted from 0."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant(Part):
-    """The same in every round."""
+    """A schedule that leaves the learning rate as it is in every round."""
 
     def __call__(self, round: int) -> float:
         """The factor of the learning rate: 1.0 in every round."""
@@ -37,7 +37,7 @@ class StepDecay(Part):
     every: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a `factor` outside (0, 1] or `every` below 1."""
+        """Raise ValueError if `factor` is outside (0, 1] or `every` is below 1."""
         if not 0 < self.factor <= 1 or self.every < 1:
             raise ValueError(f"StepDecay needs a factor in (0, 1] and every >= 1, got {self.factor:g} and {self.every}.")
 
@@ -48,17 +48,23 @@ class StepDecay(Part):
 
 @dataclass(frozen=True)
 class Cosine(Part):
-    """From 1 down to `final` over `num_rounds` along half a cosine, then constant."""
+    """A schedule that multiplies the learning rate by a factor that falls from 1 to `final` over `num_rounds`, then stays.
+
+    It falls along half a period of a cosine.
+    """
 
     num_rounds: int
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for `num_rounds` below 1 or `final` outside [0, 1]."""
+        """Raise ValueError if `num_rounds` is below 1 or `final` is outside [0, 1]."""
         if self.num_rounds < 1 or not 0 <= self.final <= 1:
             raise ValueError(f"Cosine needs num_rounds >= 1 and final in [0, 1], got {self.num_rounds}, {self.final:g}.")
 
     def __call__(self, round: int) -> float:
-        """The factor of the learning rate in a round, counted from 0: 1 in round 0, `final` from round `num_rounds` on."""
+        """The factor of the learning rate in round `round`, counted from 0: 1 in round 0, `final` from round `num_rounds` on.
+
+        In between it falls along half a period of a cosine.
+        """
         done = min(round / self.num_rounds, 1.0)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2

@@ -50,10 +50,10 @@ class LocalSGD(LocalTraining):
     example_risk: Risk | None = None      # over a client's examples; None is their mean
 
     def __post_init__(self) -> None:
-        """Raise ValueError where both `epochs` and `local_steps` are given or a number is out of range.
+        """Raise ValueError where both `epochs` and `local_steps` are given, or a number is out of range.
 
-        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part, or `example_risk`
-        is no risk, and ValueError where that needs more than the losses of one client's examples.
+        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part. Raises TypeError
+        where `example_risk` is not a risk, and ValueError where it needs more than the losses of one client's examples.
         """
         if self.epochs is not None and self.local_steps is not None:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
@@ -78,39 +78,39 @@ class LocalSGD(LocalTraining):
 
     @cached_property
     def declares(self) -> LocalDeclaration:
-        """The declaration that composition checks read: every client trains, unless `work` may leave some out."""
+        """The record that is read when parts are composed: every client takes a step, unless `work` may leave some out."""
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
 
     @property
     def objective(self) -> ExampleRisk | None:
-        """What risks over clients see: the `example_risk` of all examples of a client; None, the mean loss, without one."""
+        """What risks over clients read as a client's loss: the `example_risk` of all its examples; None is the mean loss."""
         return None if self.example_risk is None else ExampleRisk(self.example_risk)
 
     def steps(self, clients: Clients) -> Tensor:
-        """Steps each client takes in this round, (clients,) int64.
+        """How many steps each client takes in this round, (clients,) int64.
 
-        That is `local_steps`, or `epochs` times the batches of one epoch, or less where `work` says so.
+        That is `local_steps`, or the number of batches in `epochs` passes over its examples, or fewer where `work` says so.
         """
         epoch = self._steps_per_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
         return self.work.steps(clients, full, epoch)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round, counted from 0: `learning_rate` times the factor of the schedule."""
+        """The learning rate of a round, counted from 0: `learning_rate` times the factor of `schedule` for that round."""
         return self.learning_rate * self.schedule(round)
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether loss and first gradient come from one pass over a client's data.
+        """Whether a client's loss and its first gradient can be computed by one pass over its data.
 
-        True where `batch_size` is None (all examples), the kernel returns evaluation losses together with gradients, and the loss
-        is the mean over examples.
+        True where all examples are in one batch (`batch_size` is None), the loss is the mean over examples (no `example_risk`),
+        and the kernel returns evaluation losses together with gradients.
         """
         return self.batch_size is None and kernel.tells_losses and self.example_risk is None
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
         """Losses (clients,) and full gradients (clients, dim) at the broadcast model with index `model`, from one pass.
 
-        Losses are rounded once to float32 and held as float64 on the CPU.
+        Losses are rounded once to float32 and returned as float64 on the CPU.
         """
         one = torch.ones(len(clients), dtype=torch.int64)
         batch = next(iter(batches(clients, one, one, None)))
@@ -119,11 +119,11 @@ class LocalSGD(LocalTraining):
         return losses.cpu().float().double(), gradients
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
-        """Local models (clients, dim) after each client's steps, trained in stacks of at most `kernel.stack` clients.
+        """The local model of each client after its steps, (clients, dim), trained in stacks of at most `kernel.stack` clients.
 
-        `anchor` (dim,) is the model received, `start` where training begins, (dim,) or (clients, dim), which is not changed.
-        `first` are known gradients of the first step; with `done` > 0, batches go on after that many steps. Seeds torch's
-        generators for a kernel that draws.
+        `anchor` (dim,) is the model received, to which the penalty refers. `start`, (dim,) or (clients, dim), is where training
+        begins; it is not changed. `first` are the gradients of the first step, (clients, dim), where they are known already. With
+        `done` > 0, batches go on after that many steps. Seeds torch's generators if the kernel draws (dropout).
         """
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
@@ -148,9 +148,10 @@ class LocalSGD(LocalTraining):
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:
-        """One training step of the first `batch.active` clients on `batch`.
+        """One training step of the first `batch.active` clients on `batch`: changes `local` and `velocity` in place.
 
-        Changes `local` (active, dim), their models, and `velocity` in place; `velocity` is None without momentum.
+        `local` (active, dim) are their models; `velocity` (clients, dim) is that of momentum, or None without. `anchor` (dim,) is
+        the model received, to which `penalty` refers.
         """
         rate, kernel = self.rate(clients.round), clients.kernel
         if self.example_risk is not None:
@@ -164,10 +165,11 @@ class LocalSGD(LocalTraining):
 
     def _step_along_gradients(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
                               penalty: Penalty) -> None:
-        """One step along `gradients` (clients, dim), with penalty, momentum and weight decay.
+        """One step along `gradients` (clients, dim) with penalty, momentum and weight decay; changes `local` in place.
 
-        Changes `local` (clients, dim) and `velocity` in place. `velocity` may have more rows than `local`; without momentum it
-        is None.
+        `local` (clients, dim) are the models. `velocity` is that of momentum, or None without, and is changed in place too; it
+        may have more rows than `local`, of which the first are used. `anchor` (dim,) is the model received, to which `penalty`
+        refers.
         """
         rate, gradients = self.rate(clients.round), penalty.add_gradient(gradients, local, anchor)
         if velocity is not None:
@@ -177,8 +179,8 @@ class LocalSGD(LocalTraining):
         local.sub_(gradients, alpha=rate)
 
     def _steps_per_epoch(self, sizes: Tensor) -> Tensor:
-        """Steps in one pass over `sizes` (clients,) examples, int64: the number of batches, the last one perhaps smaller.
+        """How many steps one pass over the data takes, (clients,) int64; `sizes` (clients,) are the clients' numbers of examples.
 
-        It is 1 for full gradients.
+        That is the number of batches, the last of which may be smaller; 1 where `batch_size` is None.
         """
         return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size

@@ -22,21 +22,21 @@ class Work(Protocol):
         ...
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """How many steps each client takes, (clients,) int64; 0 leaves it out of the round.
+        """How many steps each client takes, (clients,) int64; a client with 0 steps is left out of the round.
 
-        `full` and `epoch` (clients,) are its steps without stragglers, and the steps of one epoch.
+        `full` (clients,) is the number of steps it would take with all its work done, and `epoch` (clients,) that of one epoch.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FullWork(Part):
-    """Every client does all of it."""
+    """Every client takes all steps of local training."""
 
     everyone_trains: ClassVar[bool] = True
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """All steps for every client: returns `full` (clients,)."""
+        """All steps for every client: returns `full` (clients,) itself."""
         return full
 
 
@@ -53,20 +53,20 @@ class Stragglers(Part):
     drop: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a fraction outside [0, 1]."""
+        """Raise ValueError if `fraction` is outside [0, 1]."""
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction of stragglers must be in [0, 1], got {self.fraction:g}.")
 
     @property
     def everyone_trains(self) -> bool:
-        """Whether no client is left out: True unless `drop` is set and `fraction` is positive."""
+        """Whether every client takes a step: True unless `drop` is set and `fraction` is positive."""
         return not self.drop or self.fraction == 0
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """Steps each client takes, (clients,): `full` or, for a straggler, 0 with `drop` and otherwise a random part of `full`.
+        """How many steps each client takes, (clients,): `full`, or fewer for a straggler, drawn by each client's own stream.
 
-        That part is a uniform number of epochs, at least 1, or of steps where `full` is one epoch or less. Who is a straggler is
-        drawn from each client's own stream.
+        With `drop` a straggler takes 0 steps. Otherwise it does a uniform number of epochs, at least 1 and at most all of them;
+        where `full` is one epoch (`epoch` steps) or less, a uniform number of steps from 1 to `full`.
         """
         late = uniform_numbers(clients.random_bits("straggler")) < self.fraction
         if self.drop:

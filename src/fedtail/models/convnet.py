@@ -22,7 +22,10 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, classes: int = 62, channels: int = 1) -> None:
-        """Make the layers for images of `channels` channels, with PyTorch's default weights, drawn from its global generator."""
+        """Make the layers for images of `channels` channels and scores of `classes` classes.
+
+        Weights are PyTorch's default, drawn from its global generator: seed that before.
+        """
         super().__init__()
         self.first = nn.Conv2d(channels, 32, kernel_size=5)
         self.second = nn.Conv2d(32, 64, kernel_size=5)

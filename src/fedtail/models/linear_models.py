@@ -18,7 +18,10 @@ class SoftmaxRegression(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, bias: bool = True) -> None:
-        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature or class."""
+        """Make the linear layer from `features` to `classes`, with a bias unless `bias` is False.
+
+        All parameters are zero, and nothing is drawn. Raises FieldError for fewer than one feature or class.
+        """
         super().__init__()
         self.linear = _zero_linear(features, classes, bias)
 
@@ -36,7 +39,10 @@ class LogisticRegression(nn.Module):
     """
 
     def __init__(self, features: int, bias: bool = True) -> None:
-        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature."""
+        """Make the linear layer from `features` to one score, with a bias unless `bias` is False.
+
+        All parameters are zero, and nothing is drawn. Raises FieldError for fewer than one feature.
+        """
         super().__init__()
         self.linear = _zero_linear(features, 1, bias)
 
@@ -54,7 +60,10 @@ class LeastSquares(nn.Module):
     """
 
     def __init__(self, features: int, outputs: int = 1, bias: bool = True) -> None:
-        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature or output."""
+        """Make the linear layer from `features` to `outputs`, with a bias unless `bias` is False.
+
+        All parameters are zero, and nothing is drawn. Raises FieldError for fewer than one feature or output.
+        """
         super().__init__()
         self.linear = _zero_linear(features, outputs, bias)
 

@@ -30,10 +30,12 @@ class LSTMClassifier(nn.Module):
         self, embedding: Tensor | tuple[int, int] | None = None, hidden: int = 50, classes: int = 2, layers: int = 1,
         frozen_embedding: bool = True, dimension: int | None = None,
     ) -> None:
-        """Make the layers; weights other than a given table are drawn from PyTorch's global generator, so seed that before.
+        """Make an LSTM of `layers` layers with `hidden` units, and a linear layer to `classes` scores.
 
-        The table of word vectors is a buffer that is not trained or, with `frozen_embedding=False`, a trained parameter. Raises
-        ValueError where neither `embedding` nor `dimension` is given, or the two do not fit.
+        `embedding` is a table of word vectors, or its shape, for a random one; it is a buffer that is not trained or, with
+        `frozen_embedding=False`, a trained parameter. Without one, `dimension` is that of the vectors in the input. All but a
+        given table is drawn from PyTorch's global generator, so seed that before. Raises ValueError where neither is given, or
+        the two do not fit.
         """
         super().__init__()
         table = torch.randn(embedding) if isinstance(embedding, tuple) else embedding
@@ -70,7 +72,11 @@ class CharacterGRU(nn.Module):
     """
 
     def __init__(self, vocabulary: int = 53, hidden: int = 128, every_position: bool = False) -> None:
-        """Make the layers, with PyTorch's default weights, drawn from its global generator: seed that before."""
+        """Make a GRU with `hidden` units on one-hot characters, and a linear layer to `vocabulary` scores.
+
+        With `every_position` there is a prediction after each character, else only after the last. Weights are PyTorch's default,
+        drawn from its global generator: seed that before.
+        """
         super().__init__()
         self.every_position = every_position
         self.gru = nn.GRU(vocabulary, hidden, batch_first=True)

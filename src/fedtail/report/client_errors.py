@@ -39,11 +39,11 @@ class PageClients:
 
     @property
     def are_same_in_all_seeds(self) -> bool:
-        """Whether all seeds share their rows: they have the same clients, so that a row is one client in all of them."""
+        """Whether all seeds have the same clients and data, so that a row is one client in all; true for a single seed."""
         return not any(self.first.values())
 
     def place_values(self, seed: int, values: np.ndarray) -> np.ndarray:
-        """Put the numbers of one seed's clients into the rows of that seed; returns an array over all rows, (clients,) float64.
+        """An array over all rows, (clients,) float64, with `values`, those of one seed's clients, in that seed's rows.
 
         The other rows are NaN.
         """
@@ -61,16 +61,15 @@ class _Identity:
     data: str                                # the run's mark of its data; "" where it left none
 
     def has_same_clients(self, other: _Identity) -> bool:
-        """Whether both have equal names, sizes and groups, in the same order. The fingerprint of the data is not compared."""
+        """Whether both have equal names, sizes and groups of clients, in the same order. `data` is not compared."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
-    """The clients of a split over all runs that have a table over clients; None where no run has one.
+    """The clients of a split over all runs of the methods that have a table over clients; None where no run has one.
 
-    Raises ValueError where two runs of the same seed have different clients, so that their errors cannot be compared by
-    client.
+    Raises ValueError where two runs of the same seed have different clients, so that their errors cannot be compared by client.
     """
     known: dict[int, tuple[RunFolder, _Identity]] = {}
     for run in {run.path: run for m in methods for run in m.runs_with_table.values()}.values():
@@ -126,9 +125,10 @@ def _client_identity(run: RunFolder, split: str) -> _Identity:
 
 
 def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
-    """The clients of all seeds as rows: one for each client where all seeds have the same clients and data.
+    """The clients of all seeds, given `by_seed`, as rows: one for each client where all seeds have the same clients and data.
 
-    Otherwise the clients of each seed follow those of the one before, with the seed in their names. None without seeds.
+    Otherwise the clients of each seed follow those of the one before, with the seed in their names. None without seeds. `split`
+    is only stored in the result.
     """
     if not by_seed:
         return None
@@ -145,9 +145,9 @@ def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None
 def error_distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
     """Histograms and distribution functions of the clients' errors, for all methods on common bins; None without any errors.
 
-    A dict of `edges`, and lists over methods: `shares` by bin, `functions`, and `clients`, the number of errors. The clients
-    of all seeds are pooled. The errors of a deployed run are known as a histogram only: they are spread evenly within its
-    bins.
+    A dict: `edges` of the bins, and lists over methods: `shares`, the share of errors in each bin; `functions`, the empirical
+    distribution function as {"x", "y"}; `clients`, the number of errors. The clients of all seeds are pooled. The errors of a
+    deployed run are known as a histogram only: they are spread evenly within its bins.
     """
     values = [_pooled_errors(m, clients) for m in methods]
     if not any(map(len, values)):
@@ -217,8 +217,8 @@ def plotted_clients(count: int, most: int = POINTS) -> np.ndarray:
 def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Ascending positions of the clients listed on the page, and of those among them that a scatter plot shows.
 
-    Up to 2000 clients are all listed. Of more, the plotted ones are listed and, for each method, the 50 with the lowest and
-    the 50 with the highest difference in `gains`.
+    `count` is the number of clients; up to 2000 are all listed. Of more, the plotted ones are listed and, for each method, the 50
+    with the lowest and the 50 with the highest difference in `gains`.
     """
     points = plotted_clients(count)
     if count <= LISTED:

@@ -99,7 +99,10 @@ def tick_label(value: Any) -> str:
 
 
 def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
-    """The family called `name`: its members by rising value of their field where all values are numbers, else in their order."""
+    """The family called `name`, with the positions of its members in `methods`.
+
+    Members are ordered by rising value of the field that they differ in where all values are numbers, else as in `methods`.
+    """
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):

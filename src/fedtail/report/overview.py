@@ -61,9 +61,9 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
 def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
     """One row for each method: the statistics of the error over tested clients, over seeds and against the baseline.
 
-    A row has `statistics`, `finished` and `round`. `statistics` has, by name, `mean`, `std`, `seeds`, `difference` to the
-    baseline (paired by seed, or None) and `best`, which marks the smallest mean among two or more finished methods.
-    `baseline` is a position.
+    A row is a dict of `statistics`, `finished` (whether a run is) and `round`, the last evaluated one. `statistics` has, by name,
+    a dict of `mean`, `std`, `seeds` (their number), `difference` to the baseline (paired by seed, or None) and `best`, which
+    marks the smallest mean among two or more finished methods. `baseline` is a position in `methods`.
     """
     by_seed = [{run.seed: last_error_summary(run, m.member) for run in m.averaged_runs} for m in methods]
     rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
@@ -90,10 +90,10 @@ def last_error_summary(run: RunFolder, member: int) -> dict[str, float]:
 
 
 def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """The table row of a method, from its own statistics by seed and those of the baseline.
+    """The table row of a method, a dict of `statistics`, `finished` and `round`, from its statistics by seed and the baseline's.
 
-    The difference to the baseline is paired over common seeds; it is None for fewer than two. For the baseline's own row pass
-    {}.
+    `mine` and `baseline` have, by seed, a dict of statistics by name. `statistics` has, by name, `mean`, `std` and `seeds` over
+    seeds, and the `difference` to the baseline over common seeds, None for fewer than two. For the baseline's own row pass {}.
     """
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
@@ -104,7 +104,7 @@ def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dic
 
 
 def _unfinished_note(run: RunFolder) -> str:
-    """A sentence that the run is not finished, with the last evaluated round."""
+    """A sentence that the run is not finished, which names the last evaluated round, or says that nothing was evaluated yet."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
 
@@ -129,10 +129,11 @@ def _join_distinct_texts(texts: Iterable[str]) -> str:
 
 
 def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
-    """The data of the slider over a family's models: its name, the positions of the methods, their tick labels and the symbol.
+    """The data of the page's slider over the models of a family, as a dict.
 
-    `tail` tells whether the models differ in the tail fraction; `choice` has which model the clients picked, None where no
-    client did. `percent` says that errors are rates.
+    `name` is the family's; `methods` are the positions of its models in `methods`, `ticks` their labels; `symbol` is that of the
+    field they differ in ("" for none), and `tail` whether that is the tail fraction. `choice` says which models the clients
+    picked (see `model_choice`), None where none did or `clients` is None. `percent` says that errors are rates.
     """
     members = [methods[k] for k in family.order]
     slider = {"name": family.name, "methods": list(family.order), "ticks": [tick_label(m.value) for m in members],
@@ -141,12 +142,12 @@ def family_slider(family: MethodFamily, methods: Sequence[Method], clients: Page
 
 
 def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """How many clients picked each model of a family by one half of their examples, and the errors on the other half.
+    """How many clients picked each model of a family, its `members`, by one half of their examples, and errors on the other half.
 
     A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the error statistics of each model, and `own`,
-    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under
-    the last model, and by size). Clients without a finite error under every model are left out. None where no client picked.
-    With `percent`, error classes are labelled in percent.
+    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under the
+    last model, and by size). Clients without a finite error under every model are left out. None where no client picked. With
+    `percent`, error classes are labelled in percent.
     """
     picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
     judged = [column_by_seed(m, clients, "judged") for m in members]
@@ -170,9 +171,9 @@ def model_choice(members: Sequence[Method], clients: PageClients, percent: bool)
 
 
 def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The mean, p90 and worst10 over clients, each as mean and standard deviation over seeds.
+    """The mean, p90 and worst10 of the errors over clients, by name, each as a dict of `mean`, `std` and `seeds` over seeds.
 
-    `values` has one array of errors per seed.
+    `values` has one array of errors, (clients,), per seed; `seeds` is the number of finite values.
     """
     each = [summary_statistics(v) for v in values]
     return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in JUDGED}

@@ -29,9 +29,9 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
                baseline: str | None = None) -> Path:
     """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
-    Returns the path of the page; folders are created. Methods are the distinct names among the runs, in their order;
-    `baseline` names the one that the others are compared with, by default the first. The file is replaced atomically. Raises
-    ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
+    `title` is the page's heading. Returns the path of the page; folders are created. Methods are the distinct names among the
+    runs, in their order; `baseline` names the one that the others are compared with, by default the first. The file is replaced
+    atomically. Raises ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
     text = render_page(page_data(runs, baseline), title)
@@ -41,7 +41,7 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
 
 
 def render_page(data: dict[str, Any], title: str) -> str:
-    """The whole page as HTML text, from `data` as `page_data` returns it; scripts and styles are embedded.
+    """The whole page as HTML text called `title`, from `data` as `page_data` returns it; scripts and styles are embedded.
 
     Names chosen by users are escaped, in the text and in the embedded JSON. Raises ImportError, with what to install, where
     plotly or jinja2 is missing.
@@ -76,8 +76,10 @@ def _read_page_file(name: str) -> str:
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    `baseline` names the method that the others are compared with, by default the first. Raises ValueError where there are no
-    runs, where they cannot be on one page, or where no method has that name.
+    Its keys are the page's sections ("facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
+    "clients", "tail") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits", "metrics",
+    "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises ValueError where
+    there are no runs, where they cannot be on one page, or where no method has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -124,10 +126,10 @@ def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily])
 
 
 def _first_compared_method(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
-    """The position of the method that the page first compares with the baseline.
+    """The position in `methods` of the one that the page first compares with the method at position `baseline`.
 
-    It is the middle one of the other members of the baseline's family; without a family the first other method, and the
-    baseline itself where it is the only method.
+    It is the middle one of the other members of the baseline's family; without a family the first other method, and the baseline
+    itself where it is the only method.
     """
     others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
     if others:

@@ -25,7 +25,9 @@ def summary_statistics(values: np.ndarray) -> dict[str, float]:
 
 
 def worst_mean(values: np.ndarray, fraction: float) -> float:
-    """The mean of the largest `fraction` of the values, in which the value at the boundary has a part of its weight.
+    """The mean of the largest `fraction`, in (0, 1], of the values; the value at the boundary has a part of its weight.
+
+    At least one value is needed.
 
     >>> round(worst_mean(np.array([0.1, 0.2, 0.3, 0.4]), 0.375), 3)
     0.367

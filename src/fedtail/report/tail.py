@@ -32,9 +32,9 @@ class Participation:
 def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     """The data of the page's tail section: how often which clients contributed, for each method.
 
-    A dict: `total` clients; `names` and `sizes` of the plotted ones; `classes`, the labels of the classes by size and by
-    group (empty where there is one class only); and `methods`, with a dict per method, or None where its runs did not record
-    participation.
+    A dict: `total`, the number of clients; `points`, `names` and `sizes`, the number, names and sizes of those in the scatter
+    plot; `log`, whether sizes need a logarithmic axis; `classes`, the labels of the classes by "size" and by "group" (empty where
+    there is one class only); and `methods`, a dict for each method, or None where its runs did not record participation.
     """
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
@@ -93,9 +93,11 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
 def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
     """The tail section's data for one method; None where its runs did not record participation.
 
-    A dict with a histogram over clients of their tail shares, the shares of the plotted clients (`points` are their rows),
-    the composition of the tail by class and window, and the most frequent contributors. `kinds` has labels and classes of
-    clients by name: "size" and "group".
+    A client's tail share is the share of the rounds it was sampled for to which it contributed. The dict has a histogram of these
+    shares over clients (`edges`, `shares`), their `mean`, the fraction of clients that `never` contributed and whether
+    `everybody` always did, the shares at the rows `points` of the scatter plot, and by window of rounds (`ends`) the
+    `composition` of the tail by class and the most `frequent` contributors. `kinds` has labels and classes of clients by name:
+    "size" and "group".
     """
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
@@ -111,9 +113,9 @@ def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, 
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
-    """Of the rounds that each client was sampled for, the share to which it contributed, over all seeds, (clients,).
+    """Of the rounds that each client was sampled for under `method`, the share to which it contributed, (clients,).
 
-    NaN for a client that was never sampled.
+    Rounds of all seeds are counted together. NaN for a client that was never sampled.
     """
     sampled = _total_over_seeds(column_by_seed(method, clients, "asked"), len(clients))
     contributed = _total_over_seeds(column_by_seed(method, clients, "in_tail"), len(clients))
@@ -121,15 +123,16 @@ def tail_share(method: Method, clients: PageClients) -> np.ndarray:
 
 
 def _total_over_seeds(values: dict[int, np.ndarray], count: int) -> np.ndarray:
-    """The sum over seeds for each client, (count,), where NaN counts as zero; zeros where there are no seeds."""
+    """The sum over seeds of `values`, arrays by seed, for each client, (count,); NaN is taken for zero. Zeros without seeds."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
 def _tail_composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class of clients among contributors, and among all sampled clients.
+    """The share of each class of clients among the contributors, by window, and among all sampled clients, as a dict.
 
-    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for
-    each class, over all windows. `which` is the class of each client, a position in `labels`.
+    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for each
+    class, over all windows. `found` counts how often each client was sampled and contributed; `which` is the class of each
+    client, a position in `labels`.
     """
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
@@ -139,10 +142,10 @@ def _tail_composition(found: Participation, labels: list[str], which: np.ndarray
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
-    """The 25 clients that contributed most often: lists of their names, sizes and how often they contributed and were sampled.
+    """The 25 clients that contributed most often, by the counts in `found`, as a dict of lists over these clients.
 
-    `share` has a list over windows for each of them: of the rounds it was sampled for, the share to which it contributed,
-    None where it was not sampled.
+    These are `names`, `sizes`, how often they `contributed` and were `sampled`, and `share`, a list over windows for each: of the
+    rounds it was sampled for, the share to which it contributed, None where it was not sampled.
     """
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]

@@ -33,16 +33,19 @@ class Surplus(StatisticPart):
     loss_bound: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: by how much its lambda would grow with each trial shift, (clients, trials); zero for a client without mass.
+        """Runs on the client: by how much its lambda would grow with each shift in `trial`, (clients, trials).
 
-        With lambda and loss F this is max(0, lambda + rate F - shift) - lambda.
+        With the client's lambda and its loss F this is max(0, lambda + rate F - shift) - lambda. Zero for a client without mass.
         """
         weight = _client_lambda(clients)[:, None]
         grown = (weight + self.rate * clients.losses[:, None] - trial).clamp(min=0) - weight
         return grown * (clients.mass > 0)[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: `clients`, if one client has all of lambda, plus a step at the loss bound."""
+        """The largest absolute entry of a row: `clients`, if one client has all of lambda, plus `rate` times `loss_bound`.
+
+        `mass` is not used.
+        """
         return clients + self.rate * self.loss_bound
 
 
@@ -65,7 +68,10 @@ class Ascent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client is needed in every round and must not lose its lambda; it cannot be private."""
+        """A `RiskDeclaration`: every client takes part in every round and must not lose the lambda that it keeps.
+
+        It cannot be trained with differential privacy, and `value` and `weights` take one set of clients, (clients,).
+        """
         keeps = Keeps(LOST, may_be_lost=False)
         return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE,
                                not_batched=NOT_BATCHED)
@@ -75,17 +81,18 @@ class Ascent(Risk):
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights after one projected step from equal ones, as after the first round of training; without a gradient.
+        """Weights after one projected step from equal weights, as after the first round of training; without a gradient.
 
-        In the shape and dtype of the losses, sum one. Of `mass` only matters who has some: the others have weight zero.
+        In the shape and dtype of the losses, sum one. Clients with mass zero have weight zero; otherwise `mass` plays no role.
         """
         return one_step_weights(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for the range of losses, the number of clients, and the surplus at trial shifts.
+        """Runs on the server: a generator that finds the shift by which the projection onto the simplex lowers all lambdas.
 
-        The dual is (shift, rate), float64: the shift of the projection, at which the surplus is zero, and step times the number
-        of clients. Where no client has a finite loss, it is (inf, inf, 0, 0). `previous` is not used.
+        It asks for the range of the losses, the number of clients, and by how much the lambdas would grow in sum at trial shifts.
+        The dual is (shift, rate), float64: the shift at which that growth is zero, and `step` times the number of clients. Where
+        no client has a finite loss, it is (inf, inf, 0, 0). `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -96,25 +103,38 @@ class Ascent(Risk):
         return torch.tensor([bracket.linear_crossing(0.0), rate], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: a row with a single one, or zero for a client without mass, (clients, 1); the sum is the number of clients."""
+        """Runs on the client: 1 for a client with mass, else 0, as rows (clients, 1); their sum is the number of clients.
+
+        `trial` is not used.
+        """
         return (clients.mass > 0).double()[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """1: the largest entry of the rows that count clients."""
+        """1.0, the largest entry of a row of `statistic`; `clients` and `mass` are not used."""
         return 1.0
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: lambda from before this round over its mass, (clients,), so that its weight is lambda; zero without mass."""
+        """Runs on the client: the lambda that it kept from the last round, divided by its mass, (clients,); zero without mass.
+
+        Its weight, mass times density, is then lambda itself. `dual` is not used: the step of this round takes effect in the
+        next.
+        """
         return torch.where(clients.mass > 0, _client_lambda(clients) / clients.mass, 0.0)
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: lambda for the next round, max(0, lambda + rate F - shift), (clients,); unchanged for a client without mass."""
+        """Runs on the client: its lambda for the next round, max(0, lambda + rate F - shift), (clients,), with F its loss.
+
+        `dual` is (shift, rate). Unchanged for a client without mass.
+        """
         shift, rate = dual[0], dual[1]
         weight = _client_lambda(clients)
         return torch.where(clients.mass > 0, (weight + rate * clients.losses - shift).clamp(min=0), weight)
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """The largest weight of one client, which may hold all of lambda: `clients`, plus a millionth for rounding."""
+        """The largest weight of one client, which may hold all of lambda: `clients`, plus a millionth of it for rounding.
+
+        `mass` is not used.
+        """
         return clients * (1 + 1e-6)      # one client may hold all of lambda, which is rounded
 
 
@@ -139,26 +159,33 @@ class GroupAscent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client needs a group number below `groups`; all contribute; it cannot be private."""
+        """A `RiskDeclaration`: every client needs a group number below `groups`, and every client contributes.
+
+        It cannot be trained with differential privacy, and `value` and `weights` take the losses of one set of groups, (groups,).
+        """
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss among groups with mass, whose losses these are: a differentiable scalar in the losses' dtype."""
+        """The largest loss among groups with mass, a differentiable scalar in the dtype of `losses`.
+
+        `losses` and `mass` are those of groups, (groups,).
+        """
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights of groups, whose losses these are, after one projected step from equal ones; without a gradient.
+        """Weights of groups after one projected step from equal weights; `losses` and `mass` are those of groups. No gradient.
 
-        In the shape and dtype of the losses, sum one. Of `mass` only matters which groups have some: the others have weight zero.
+        In the shape and dtype of the losses, sum one. Groups with mass zero have weight zero; otherwise `mass` plays no role.
         """
         return one_step_weights(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks once for mass and loss by group, then takes a projected step among groups in the cohort.
+        """Runs on the server: a generator that asks once for mass and loss by group, then takes a projected step on lambda.
 
-        The dual, 2 * groups numbers in float64, is first the density of each group in this round, by its lambda before the step,
-        scaled so that the largest is one; then lambda of each group for the next round. Groups without mass in the cohort have
-        density zero and keep their lambda, which is read from `previous` (equal in the first round).
+        The step is among the groups in the cohort. The dual, 2 * groups numbers in float64, is first the density of each group in
+        this round, by its lambda before the step, scaled so that the largest is one; then lambda of each group for the next
+        round. Groups without mass in the cohort have density zero and keep their lambda, which is read from `previous` (equal in
+        the first round).
         """
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
@@ -172,19 +199,22 @@ class GroupAscent(Risk):
         return torch.cat([density / density.max().clamp(min=1e-300), climbed])
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of its group, and its mass times loss in that column plus `groups`.
+        """Runs on the client: its mass in the column of its group, and its mass times its loss in that column plus `groups`.
 
-        The rows are (clients, 2 * groups), zero elsewhere. Raises a ValueError where clients have no group.
+        The rows are (clients, 2 * groups), zero elsewhere; `trial` is not used. Raises a ValueError where clients have no group.
         """
         mine = torch.nn.functional.one_hot(client_groups(clients, "GroupAscent"), self.groups)                # (clients, groups)
         return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: the largest mass of a client times the loss bound."""
+        """The largest absolute entry of a row: `mass`, the largest mass of a client, times `loss_bound`.
+
+        `clients` is not used.
+        """
         return mass * self.loss_bound
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the density of its group, from the first half of the dual; (clients,)."""
+        """Runs on the client: the density of its group, from the first half of the dual; (clients,)."""
         return dual[client_groups(clients, "GroupAscent")]
 
 
@@ -194,15 +224,15 @@ def largest_loss(present: Present) -> Tensor:
 
 
 def one_step_weights(present: Present, step: float) -> Weights:
-    """Weights of all clients after a projected step from equal ones, 1/n + step * losses, in the dtype of the losses.
+    """Weights of all clients after a projected step from equal weights: 1/n + step * losses, projected onto the simplex.
 
-    n is the number of clients with mass; whoever has no mass has weight zero. For one set of clients.
+    n is the number of clients with mass; the others have weight zero. In the dtype of the losses; for one set of clients.
     """
     return present.weights_of_all(project_to_simplex(1 / len(present.losses) + step * present.losses))
 
 
 def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
-    """The point nearest to `values` whose entries are at least zero and sum to `total`.
+    """The point nearest to the vector `values`, (n,), whose entries are at least zero and sum to `total`.
 
     One sort in float64; the result has the dtype of `values`.
 

@@ -38,8 +38,8 @@ class Risk(StatisticPart):
     def __init_subclass__(cls, **options: Any) -> None:
         """Check the class of a new risk; raises a TypeError where it defines members that belong in its declaration since 0.2.
 
-        Where the class defines `density`, `inner_dual` or `inner_clients` but not `fewest_contributors`, that is set back to the
-        default (None: not known), since an inherited bound was about another density.
+        Where the class defines `fit`, `density`, `inner_dual` or `inner_clients` but not `fewest_contributors`, the latter is set
+        back to the default (None: not known), because an inherited bound was about another density.
         """
         super().__init_subclass__(**options)
         own = vars(cls)
@@ -54,9 +54,10 @@ class Risk(StatisticPart):
 
     @property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: what this risk needs, reveals, keeps and bounds.
+        """A `RiskDeclaration`: what this risk needs, what it reveals to the server, what clients keep for it, and its bounds.
 
-        By default nothing is declared; what is not known is refused, or measured, where it matters.
+        By default nothing is declared. Where a field is unknown, combinations of parts that rely on it are refused, or the number
+        of contributing clients is counted before training.
         """
         return RiskDeclaration()
 
@@ -67,7 +68,7 @@ class Risk(StatisticPart):
 
     @property
     def by_group(self) -> bool:  # type: ignore[override]
-        """Whether this risk needs groups of clients (`declares.needs_groups`); the rows that answer `fit` are then by group."""
+        """Whether this risk needs groups of clients (`declares.needs_groups`); its rows then have columns for each group."""
         return self.declares.needs_groups is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -81,8 +82,8 @@ class Risk(StatisticPart):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss contributes: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
 
-        By default `fit` is run with all clients here, on losses rounded to float32, and weights are mass times `density`; that
-        takes one set of clients, (clients,), else a ValueError. `mass` defaults to equal masses.
+        By default `fit` is run in this process on the losses rounded to float32, and weights are mass times `density`. That takes
+        one set of clients, (clients,): losses with leading axes raise a ValueError. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass, self.declares.not_batched or NO_WEIGHTS)
         clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
@@ -90,11 +91,12 @@ class Risk(StatisticPart):
         return present.weights_of_all(weights / weights.sum())
 
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """The losses and masses of the clients with positive mass, checked and in float64, for `value` and `weights`.
+        """A `Present`: the losses and masses of the clients with positive mass, in float64, for `value` and `weights`.
 
-        Raises a ValueError for losses with leading axes where this risk takes one set of clients; `not_batched` (the reason,
-        empty where a batch is fine) overrides the declared one. Raises a TypeError or ValueError for losses or masses that do not
-        fit.
+        In a batch, (..., clients), clients without mass stay in their places with mass zero. Raises a ValueError for a batch
+        where this risk takes one set of clients; `not_batched` (the reason, empty where a batch is fine) overrides the declared
+        one. Raises a TypeError for losses that are not floating point, a ValueError for masses of another shape, negative, not
+        finite or all zero.
         """
         if losses.ndim != 1:
             reason = self.declares.not_batched if not_batched is None else not_batched
@@ -104,36 +106,39 @@ class Risk(StatisticPart):
         return Present.from_losses(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that yields questions about the losses, is sent their sums, and returns the dual (flat, float64).
+        """Runs on the server: a generator that yields questions about the losses, is sent their sums, and returns the dual.
 
-        `previous` is the dual of the last round, None in the first. By default nothing is asked and the dual is empty.
+        The dual is a flat float64 tensor of public numbers, from which each client computes its `density`. `previous` is the dual
+        of the last round, None in the first. By default nothing is asked and the dual is empty.
         """
         return torch.zeros(0, dtype=torch.float64)
         yield
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the rows, (clients, width), that answer a question of `fit` at the numbers `trial`.
+        """Runs on the client: each client's row of numbers, (clients, width), in answer to one question that `fit` asks.
 
-        The server gets only their sum. Raises a TypeError by default, as for a risk that asks nothing.
+        A row is computed from the client's own loss and mass; `trial` holds the numbers that the server sent with the question,
+        such as thresholds to try. The server gets only the sum of the rows. By default raises a TypeError, since the default
+        `fit` asks nothing.
         """
         raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the factor by which each client's mass contributes, (clients,), float64; by default ones.
+        """Runs on the client: the factor by which each client's mass contributes, (clients,) float64; by default ones.
 
         `dual` is what `fit` returned; a client's weight is its mass times its density.
         """
         return torch.ones_like(clients.mass)
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the derivative of each client's density in its loss, (clients,), for aggregators that use curvature.
+        """Runs on the client: the derivative of each client's density in its loss, (clients,); some aggregators need it.
 
         Only risks that declare `has_slope` have it; others raise a TypeError.
         """
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: what each client keeps for the next round, one row per client; it comes back as `clients.memory`.
+        """Runs on the client: what each client keeps for the next round, one row per client; it comes back as `clients.memory`.
 
         Only risks that declare `keeps` have it; others raise a TypeError.
         """
@@ -154,35 +159,40 @@ class Risk(StatisticPart):
         raise TypeError(f"{type(self).__name__} does not release what its weights sum to.")
 
     def tail_start(self, dual: Tensor) -> float | None:
-        """The loss at which the tail begins, its boundary included, for reports; None where the risk has no such threshold."""
+        """The smallest loss in the tail, its boundary included, read from `dual`, for reports.
+
+        None, as here, where the risk has no such threshold.
+        """
         return None
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+        """The dual that the next round's `fit` gets as `previous`, after a round in which no client contributed under `dual`.
 
-        None makes it begin without one; by default it is `dual` itself.
+        By default `dual` itself. None makes the next round begin as the first one does.
         """
         return dual
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """The largest weight of one client among `clients`, none of more mass than `mass`.
+        """An upper bound on the weight of one client in a cohort of `clients`, none of which has more mass than `mass`.
 
-        By default that mass: densities are at most one.
+        By default `mass`, which holds where densities are at most one.
         """
         return mass
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: the term of each client's loss in `value_from_means`, (clients,), at most its loss in absolute size.
+        """Runs on the client: one number for each client, (clients,), whose mean by mass over clients `value_from_means` needs.
 
-        Only risks whose value follows from means by mass have it; others raise a TypeError.
+        For losses in [0, B] it is at most B in absolute size. Only risks whose value follows from such means have it; others
+        raise a TypeError.
         """
         raise TypeError(f"the value of {type(self).__name__} does not follow from sums over clients. Use Mean, Tilted or a "
                         "superquantile there.")
 
     def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
-        """Server: the value of the risk, a scalar, from two means by mass over clients: their densities, and `value_terms`.
+        """Runs on the server: the value of the risk, a scalar, from two means by mass over clients.
 
-        Only risks that define `value_terms` have it.
+        `density` is the mean of the clients' densities, `terms` that of their `value_terms`. Only risks that define `value_terms`
+        have it; here it raises a NotImplementedError.
         """
         raise NotImplementedError
 
@@ -223,11 +233,14 @@ class WeightedMeanRisk(Risk):
         return present.weights_of_all(self.weights_of(present))
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: density times loss, (clients,)."""
+        """Runs on the client: density times loss, (clients,), whose mean by mass over clients `value_from_means` needs."""
         return self.density(clients, dual) * clients.losses
 
     def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
-        """Server: the mean loss under the densities, a scalar: the mean of `value_terms` over that of the densities."""
+        """Runs on the server: the mean loss under the densities, a scalar: the mean of `value_terms` divided by the mean density.
+
+        `density` and `terms` are these two means, by mass over clients; `dual` is not used.
+        """
         return terms / density
 
 
@@ -253,27 +266,43 @@ class RiskWrapper(Risk):
         return self.risk.declares
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: the inner risk's generator of questions, which returns its dual; it is given the inner part of `previous`."""
+        """Runs on the server: the inner risk's generator of questions, which returns its dual.
+
+        The inner risk is given its own part of `previous`, or None in the first round.
+        """
         return (yield from self.risk.fit(None if previous is None else self.inner_dual(previous)))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The inner risk's value of these losses over the last axis: a scalar, or (...) for a batch, in their dtype."""
+        """The inner risk's value of these losses over the last axis: a scalar, or (...) for a batch, in their dtype.
+
+        `mass` defaults to equal masses.
+        """
         return self.risk.value(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The inner risk's weights of these losses: in their shape and dtype, sum one over the last axis."""
+        """The inner risk's weights of these losses: in their shape and dtype, sum one over the last axis, without a gradient.
+
+        `mass` defaults to equal masses.
+        """
         return self.risk.weights(losses, mass)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the inner risk's density, (clients,), of `inner_clients(clients)` under `inner_dual(dual)`."""
+        """Runs on the client: the inner risk's density, (clients,), of `inner_clients(clients)` under `inner_dual(dual)`."""
         return self.risk.density(self.inner_clients(clients), self.inner_dual(dual))
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the slope of the inner risk's density, (clients,), at `inner_clients(clients)` and `inner_dual(dual)`."""
+        """Runs on the client: the derivative of the inner risk's density in the loss, (clients,).
+
+        It is taken at `inner_clients(clients)` and `inner_dual(dual)`. Raises a TypeError where the inner risk has no slope.
+        """
         return self.risk.slope(self.inner_clients(clients), self.inner_dual(dual))
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: what the inner risk keeps for the next round, one row per client, from `inner_clients` and `inner_dual`."""
+        """Runs on the client: what the inner risk keeps for the next round, one row per client.
+
+        It is computed from `inner_clients(clients)` and `inner_dual(dual)`. Raises a TypeError where the inner risk keeps
+        nothing.
+        """
         return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
@@ -289,9 +318,9 @@ class RiskWrapper(Risk):
         return self.risk.tail_start(self.inner_dual(dual))
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+        """The dual that the next round's `fit` gets as `previous`, after a round in which no client contributed under `dual`.
 
-        All of `dual`, or None where the inner risk's `unused` gives None.
+        It is all of `dual`, or None where the inner risk's `unused` gives None.
         """
         return None if self.risk.unused(self.inner_dual(dual)) is None else dual
 
@@ -300,11 +329,18 @@ class RiskWrapper(Risk):
         return self.risk.weight_bound(clients, mass)
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: the inner risk's terms of a value from means, (clients,), from `inner_clients` and `inner_dual`."""
+        """Runs on the client: the inner risk's terms for its `value_from_means`, (clients,).
+
+        They are computed from `inner_clients(clients)` and `inner_dual(dual)`. Raises a TypeError where the inner risk's value
+        does not follow from means over clients.
+        """
         return self.risk.value_terms(self.inner_clients(clients), self.inner_dual(dual))
 
     def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
-        """Server: the inner risk's value, a scalar, from the means by mass of densities and of `value_terms`."""
+        """Runs on the server: the inner risk's value, a scalar, from two means by mass over clients.
+
+        `density` is the mean of the clients' densities, `terms` that of their `value_terms`; `dual` is this risk's own.
+        """
         return self.risk.value_from_means(self.inner_dual(dual), density, terms)
 
     def check(self, population: Any, sample: Any) -> None:
@@ -313,14 +349,14 @@ class RiskWrapper(Risk):
 
 
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
-    """Run a risk's generator of questions with clients that are all here, and return its result, the dual.
+    """Run a risk's generator of questions on clients whose statistics are all in this process; returns its result, the dual.
 
-    Questions are answered by the sums of `statistic` over `clients`, without noise.
+    Each question is answered by the sum of its `statistic` over `clients`, without noise.
     """
     def ask(question: Any) -> Any:
-        """The sum over `clients` of their rows for a question, (width,).
+        """The sum over `clients` of their rows for one question, (width,).
 
-        A tuple, nested as its questions are, for a `Joint` one.
+        For a `Joint`, which is several questions asked at once, it is a tuple of such sums, nested as the questions are.
         """
         single: Iterator[Any] = single_questions(question)
         return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
@@ -344,9 +380,10 @@ class Present:
     def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
         """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
-        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay with the smallest loss of
-        their set. Leading axes are a ValueError unless `batched`: a caller that computes along the last axis says so. Raises a
-        TypeError or ValueError for losses or masses that do not fit.
+        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay, with the smallest loss
+        of their set. Losses with leading axes raise a ValueError unless `batched`: a caller that computes along the last axis
+        says so. Raises a TypeError for losses that are not floating point, a ValueError without losses and for masses of another
+        shape, negative, not finite or all zero.
         """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
@@ -374,7 +411,10 @@ class Present:
 
     @property
     def nonzero_mass(self) -> Tensor:
-        """The masses, in a batch with one in place of zero: weights can be divided by them, those of absent clients too."""
+        """The masses, (..., present), with one in place of every zero, so that weights can be divided by them.
+
+        Zeros, of absent clients, occur in a batch only; for one set of clients it is `mass` itself.
+        """
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
     def mass_where(self, chosen: Tensor) -> Tensor:
@@ -417,7 +457,10 @@ def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
 
 
 def client_groups(clients: ClientStatistics, name: str) -> Tensor:
-    """The group number of each client, (clients,) int64; raises a ValueError where there are none, for the risk called `name`."""
+    """The group number of each client, (clients,) int64; raises a ValueError where the clients have no groups.
+
+    `name`, the name of the risk that needs groups, only words the error.
+    """
     if clients.group is None:
         raise ValueError(f"{name} needs a group for each client: Population.from_arrays(..., group=...).")
     return clients.group

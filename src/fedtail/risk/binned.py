@@ -46,9 +46,9 @@ class Binned(RiskWrapper):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """The inner risk's declaration with the noisy histogram as its only release, and `releases_weight` set.
+        """The inner risk's declaration, but the noisy histogram is all that is released, and the dual holds the sum of weights.
 
-        The mechanism and the planned number of clients are the histogram's.
+        The mechanism that adds noise, and the number of clients it was planned for, are the histogram's.
         """
         mechanism, planned = self.histogram.mechanism, self.histogram.expected_clients
         released = Statistic(self.histogram, torch.zeros(0), mechanism=mechanism).release(0)
@@ -56,7 +56,7 @@ class Binned(RiskWrapper):
                        planned_clients=planned)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
+        """Runs on the server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
 
         The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram. It is at least 1 and half of
         the sum that the inner risk declares for the expected number of clients, and at most that number. `previous` is not used.
@@ -77,7 +77,7 @@ class Binned(RiskWrapper):
         return replace(clients, losses=self.histogram.binned_losses(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
-        """None, not known: a noisy histogram may show a tail in which there is no client."""
+        """None: how many clients contribute is not known, since a noisy histogram may show a tail in which there is no client."""
 
     def released_weight(self, dual: Tensor) -> float:
         """The sum of all clients' weights, as estimated from the noisy histogram: the first number of the dual."""

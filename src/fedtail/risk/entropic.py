@@ -35,7 +35,7 @@ class TiltedMoments(StatisticPart):
     """
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass, then for each trial tilt t its mass times exp(t (F - end)), (clients, 1 + tilts).
+        """Runs on the client: its mass, then for each trial tilt t its mass times exp(t (F - end)), (clients, 1 + tilts).
 
         `trial` is (low, high, t, ...); losses F outside [low, high] are clamped to it, and `end` is `high` for t > 0, else `low`.
         Where |t| (high - low) < 1 the factor is (1 - exp(t (F - end))) / (|t| (high - low)) instead, which keeps its digits.
@@ -48,9 +48,10 @@ class TiltedMoments(StatisticPart):
 
 
 def tilted_losses(sums: Tensor, low: float, high: float, tilts: Tensor) -> Tensor:
-    """The tilted loss R(t) at each of `tilts`, float64, from the sums of `TiltedMoments` over [low, high].
+    """The tilted loss R(t), the logarithm of the mean of exp(t F) over t, at each t of `tilts`: float64, (tilts,).
 
-    NaN where the sums underflow.
+    `sums`, (1 + tilts,), are the summed rows of `TiltedMoments` for losses F in [low, high] and these tilts. NaN where the sums
+    underflow.
     """
     steep, entries = tilts.abs() * (high - low), sums[1:] / sums[0]
     log = torch.where(steep < 1, torch.log1p(-(steep * entries).clamp(max=1)), entries.log())
@@ -71,7 +72,10 @@ class LeastOverTilts(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: all clients contribute; it cannot be private and takes one set of clients only."""
+        """A `RiskDeclaration`: every client contributes; it cannot be trained with differential privacy.
+
+        `value` and `weights` take the losses of one set of clients, (clients,).
+        """
         return RiskDeclaration(contributing=1.0, not_private="a little noise at the largest losses moves its tilt far",
                                not_batched="its tilt is searched for with one set of clients")
 
@@ -119,7 +123,8 @@ class LeastOverTilts(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """alpha_k exp(t F_k) with the best tilt t, scaled to sum to one: in the shape and dtype of the losses, no gradient.
 
-        For one set of clients, (clients,); `mass` (alpha up to a factor) defaults to equal masses.
+        F are `losses` of one set of clients, (clients,), and alpha is `mass`, by default equal masses. All are NaN where a loss
+        is NaN.
         """
         present = self.present(losses.detach(), mass)
         dual = self._fit_local_dual(ClientStatistics(present.losses, present.mass))
@@ -127,7 +132,7 @@ class LeastOverTilts(Risk):
         return present.weights_of_all((present.mass.log() + tilt * (present.losses - end)).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for the smallest and the largest loss together, then for sums at grids of tilts.
+        """Runs on the server: a generator that asks for the smallest and the largest loss, then for sums at grids of tilts.
 
         The dual is (tilt, low, high), float64: the best tilt and the interval of losses; (0, inf, inf) where no client has a
         finite loss. `previous` is not used.
@@ -138,25 +143,27 @@ class LeastOverTilts(Risk):
         return (yield from self._search_least_tilt(*self.loss_interval(low, high)))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: exp(t (F - end)), at most one, (clients,), with `end` the dual's `high` for a positive tilt t, else `low`.
+        """Runs on the client: exp(t (F - end)), at most one, (clients,), with F its loss.
 
-        Zeros where `end` is not finite, as in a round without losses.
+        `dual` is (t, low, high), and `end` is `high` for a positive t, else `low`. Zeros where `end` is not finite, as in a round
+        without losses.
         """
         tilt, end = dual[0], dual[2] if dual[0] > 0 else dual[1]
         return (tilt * (clients.losses - end)).clamp(max=0).exp() if end.isfinite() else torch.zeros_like(clients.mass)
 
     def _fit_local_dual(self, clients: ClientStatistics) -> Tensor:
-        """The dual (tilt, low, high), float64, of clients that are all here; three NaNs where one of the losses is NaN."""
+        """The dual (tilt, low, high), float64, fitted in this process to `clients`; three NaNs where a loss is NaN."""
         low, high = clients.losses.min().item(), clients.losses.max().item()
         if math.isnan(low + high):
             return torch.full((3,), torch.nan, dtype=torch.float64)
         return fit_locally(self._search_least_tilt(*self.loss_interval(low, high)), clients)
 
     def _search_least_tilt(self, low: float, high: float) -> Conversation[Tensor]:
-        """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound_at_tilts` is least.
+        """Runs on the server: a generator that searches for the tilt whose `bound_at_tilts` is least.
 
-        The losses are in [low, high]. It asks for sums at a grid of 65 tilts, eight times, each grid between the neighbours of
-        the best tilt of the last one. The tilt is 0 where low = high, without questions, and where no bound is finite.
+        It returns the dual (tilt, low, high), float64. The losses are in [low, high]. It asks for sums at a grid of 65 tilts,
+        eight times, each grid between the neighbours of the best tilt of the last one. The tilt is 0 where low = high, without
+        questions, and where no bound is finite.
         """
         first, last, best, least = 0.0, 1.0, 0.0, math.inf
         width = high - low
@@ -191,7 +198,10 @@ class EntropicValueAtRisk(LeastOverTilts):
         check_tail_fraction(self.tail_fraction)
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """Chernoff's bound on the value at risk at each tilt, R(t) - log(theta) / t, where `tilted` is R(t)."""
+        """Chernoff's bound on the value at risk at each of `tilts`: R(t) - log(theta) / t, with R(t) the tilted loss in `tilted`.
+
+        theta is `tail_fraction`.
+        """
         return tilted - math.log(self.tail_fraction) / tilts
 
     def trial_tilts(self, place: Tensor, width: float) -> Tensor:
@@ -233,9 +243,10 @@ class TiltedValueAtRisk(LeastOverTilts):
         return self.loss_floor, high
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta) at each tilt, where `tilted` is R(t) and F0 the loss floor.
+        """F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta) at each t of `tilts`.
 
-        Infinite where the argument of the logarithm is not positive, beyond rounding.
+        R(t) is the tilted loss in `tilted`, F0 the `loss_floor` and theta the `tail_fraction`. Infinite where the argument of the
+        logarithm is not positive, beyond rounding.
         """
         theta, exponent = self.tail_fraction, tilts * (tilted - self.loss_floor)
         large = exponent > 30

@@ -30,17 +30,21 @@ class InGroup(StatisticPart):
     group: int
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the rows of `part` at `trial`, (clients, width), with zeros for clients of other groups."""
+        """Runs on the client: its row of the statistic that `part` computes at the values `trial`, (clients, width).
+
+        Clients of groups other than `group` are given to `part` with mass zero, and their rows are zeros. Raises a ValueError
+        where the clients have no groups.
+        """
         mine = client_groups(clients, "Hierarchical") == self.group
         rows = self.part.statistic(replace(clients, mass=clients.mass * mine, group=None), trial)
         return rows * mine[:, None]
 
     def row_width(self, trial: Tensor) -> int:
-        """The number of entries of a row: as many as `part` has."""
+        """The number of entries of a row for the values `trial`: as many as the rows of `part` have."""
         return self.part.row_width(trial)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: as for `part`."""
+        """The largest absolute entry of a row of `part`, among `clients` clients of at most `mass` each."""
         return self.part.row_bound(clients, mass)
 
 
@@ -54,7 +58,12 @@ class GroupMeans(StatisticPart):
     loss_bound: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: three numbers in the columns of its group, (clients, 3 * groups), zeros elsewhere; `trial` holds the duals."""
+        """Runs on the client: its mass, its mass times its density, and its mass times its `value_terms`, in its group's columns.
+
+        Density and terms are those of `within`. The rows are (clients, 3 * groups), zeros elsewhere: first the masses of all
+        groups, then the densities, then the terms. `trial` holds the duals of `within`, group by group. Raises a ValueError where
+        clients have no groups.
+        """
         duals, group = trial.unflatten(0, (self.groups, -1)), client_groups(clients, "Hierarchical")
         rows = clients.losses.new_zeros(len(clients.losses), 3, self.groups)
         for one, chosen in _positions_by_group(group, self.groups):
@@ -65,7 +74,10 @@ class GroupMeans(StatisticPart):
         return rows.flatten(1)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: the largest mass of a client, times the loss bound where that is above one."""
+        """The largest absolute entry of a row: `mass`, the largest mass of a client, times `loss_bound` where that is above one.
+
+        `clients` is not used.
+        """
         return mass * max(1.0, self.loss_bound)
 
 
@@ -98,10 +110,11 @@ class Hierarchical(Risk):
     loss_bound: float = 1e3      # for channels that sum integers
 
     def __post_init__(self) -> None:
-        """Raise a TypeError where a level is not a risk, a ValueError where it keeps something on clients or numbers do not fit.
+        """Raise a TypeError where `within` or `across` is not a risk, and a ValueError where the fields do not fit together.
 
-        Numbers that do not fit are `groups` or `loss_bound` that are not positive, `parents` of another length than `groups`, and
-        `parents` with another number of levels than `across` has.
+        They do not fit where a level adds noise to what it asks, keeps something on clients or needs every client; where `within`
+        is a `Hierarchical`; where `groups` or `loss_bound` is not positive; and where `parents` does not give, for each
+        further level of `across`, one coarser group for each group, each made of whole groups of the level below.
         """
         for name in ("within", "across"):
             level = getattr(self, name)
@@ -118,11 +131,18 @@ class Hierarchical(Risk):
         check_positive("loss_bound", self.loss_bound, "It is a bound on every client's loss, for channels that sum integers.")
         if self.groups is not None:
             check_positive("groups", self.groups, "It is the number of groups in population.group.")
-            levels = self.across.levels - 1 if isinstance(self.across, Hierarchical) else 0
-            labels = torch.tensor(self.parents).reshape(-1, self.groups) if self.parents else torch.zeros(0, self.groups)
-            if len(labels) != levels:
-                raise ValueError(f"parents has {len(labels)} levels, across has {levels}. Give the coarser group of each of the "
-                                 f"{self.groups} groups for each further level.")
+            needed = self.levels - 2
+            if [len(one) for one in self._parent_labels] != [self.groups] * needed:
+                raise ValueError(f"parents must give the coarser group of each of {self.groups} groups, for {needed} further "
+                                 f"levels, got {self.parents}. Write one number for each group and level.")
+            if needed > 1:                         # whole groups of one level make up each group of the next
+                _Members.from_labels(torch.zeros(self.groups), None, torch.tensor(self._parent_labels), needed + 1)
+
+    @property
+    def _parent_labels(self) -> tuple[tuple[int, ...], ...]:
+        """`parents` as a tuple for each further level, from fine to coarse; empty where there is none."""
+        nested = bool(self.parents) and isinstance(self.parents[0], tuple)
+        return self.parents if nested else (self.parents,) if self.parents else ()      # type: ignore[return-value]
 
     @property
     def levels(self) -> int:
@@ -131,9 +151,10 @@ class Hierarchical(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: needs the groups of clients, releases sums by group, cannot be private and takes no batches.
+        """A `RiskDeclaration`: clients need groups, and sums by group are released without noise.
 
-        The share of clients that contribute is that of `within` where `across` gives every group some weight, else unknown.
+        It cannot be trained with differential privacy, and `value` and `weights` take no batches. The share of clients that
+        contribute is that of `within` where `across` gives every group some weight, else unknown.
         """
         inner, outer = self.within.declares, self.across.declares
         return RiskDeclaration(needs_groups=self.groups, contributing=inner.contributing if outer.contributing == 1.0 else None,
@@ -154,7 +175,8 @@ class Hierarchical(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None, group: Tensor | None = None) -> Weights:
         """The weight of each loss, (n,), sum one, without a gradient: that of its group times that within it, [Li23, eq. (7.85)].
 
-        Takes `mass` and `group` as `value` does.
+        `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; `mass` defaults to equal masses.
+        Losses without mass have weight zero. Raises a ValueError without groups, and where a group is in two coarser ones.
         """
         members = _Members.from_labels(losses, mass, group, self.levels)
         present = losses.detach()[members.here].double()
@@ -164,10 +186,11 @@ class Hierarchical(Risk):
         return losses.new_zeros(losses.shape).masked_scatter(members.here, weights.to(losses.dtype))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that fits `within` in all groups at once, then asks for means by group, and weighs the groups.
+        """Runs on the server: a generator that fits `within` in every group, asks for means by group, and weighs the groups.
 
-        The dual, float64, is first a factor for each group, the largest of them one and zero for a group that does not
-        contribute, then the duals of `within`, group by group. `previous` is not used.
+        All groups are fitted at once, by joint questions. The dual, float64, is first a factor for each group, the largest of
+        them one and zero for a group that does not contribute, then the duals of `within`, group by group. `previous` is not
+        used.
         """
         groups = self._group_count()
         duals = torch.stack((yield from join_conversations([self._fit_one_group(group) for group in range(groups)])))
@@ -179,15 +202,16 @@ class Hierarchical(Risk):
             ids = here.nonzero().flatten()
             values = torch.stack([self.within.value_from_means(duals[g], density[g] / mass[g], terms[g] / mass[g])
                                   for g in ids.tolist()])
-            coarser = torch.tensor(self.parents).reshape(-1, groups)[:, ids] if self.parents else None
+            coarser = torch.tensor(self._parent_labels)[:, ids] if self.parents else None
             factor[ids] = _group_weights(self.across, values, mass[ids], coarser) / density[ids]
             factor = factor / factor.max().clamp(min=1e-300)
         return torch.cat([factor, duals.flatten()])
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the factor of its group times the density of `within` under its group's dual, (clients,), at most one.
+        """Runs on the client: the factor of its group times the density of `within`, (clients,), at most one.
 
-        Raises a ValueError where the clients have no groups.
+        Both the factor and the dual of `within` for its group are read from `dual`. Raises a ValueError where the clients have no
+        groups.
         """
         factor, duals = dual[: self._group_count()], dual[self._group_count() :].unflatten(0, (self._group_count(), -1))
         density = torch.zeros_like(clients.mass)
@@ -197,7 +221,10 @@ class Hierarchical(Risk):
         return density
 
     def check(self, population: object, sample: object) -> None:
-        """Raise a ValueError, before training starts, without `groups`, or where `within` has no value from sums."""
+        """Raise a ValueError, before training starts, where `groups` is missing or `within` has no value from sums.
+
+        Also where `population` or `sample` do not suit `within`.
+        """
         self._group_count()
         if type(self.within).value_terms is Risk.value_terms:
             raise ValueError(f"{type(self.within).__name__} cannot be the risk within groups of clients: its value does not "
@@ -205,14 +232,17 @@ class Hierarchical(Risk):
         self.within.check(population, sample)
 
     def _group_count(self) -> int:
-        """`groups`; raises a ValueError where it was not given, as it must be to train."""
+        """The field `groups`, the number of groups of clients; raises a ValueError where it is None, as training needs it."""
         if self.groups is None:
             raise ValueError("Hierarchical over clients needs the number of their groups. Write Hierarchical(..., groups=3) for "
                              "groups numbered 0, 1, 2 in population.group.")
         return self.groups
 
     def _fit_one_group(self, group: int) -> Conversation[Tensor]:
-        """The conversation of `within`, held with the clients of one group; returns its dual."""
+        """Runs on the server: the generator of questions of `within`, each restricted to the clients of group number `group`.
+
+        It yields the restricted questions, is sent their sums, and returns the dual of `within` for that group.
+        """
         conversation, reply = self.within.fit(None), None
         while True:
             try:
@@ -233,7 +263,12 @@ class _Members(NamedTuple):
 
     @classmethod
     def from_labels(cls, losses: Tensor, mass: Tensor | None, group: Tensor | None, levels: int) -> _Members:
-        """The members with mass; raises a ValueError where `group` is missing, of another shape, or not nested."""
+        """Which of `losses`, (n,), have mass, with their masses and groups; groups are numbered anew from 0 without gaps.
+
+        `mass` None means equal masses. `group` holds integer labels, (n,), or (levels - 1, n) from the finest groups to the
+        coarsest. Raises a ValueError where `group` is missing, has another shape or a float dtype, or where a group lies in two
+        coarser ones.
+        """
         if group is None:
             raise ValueError(NEEDS_GROUP)
         labels = group[None] if group.ndim == 1 else group
@@ -257,9 +292,10 @@ class _Members(NamedTuple):
 
 
 def _group_weights(across: Risk, values: Tensor, mass: Tensor, coarser: Tensor | None) -> Tensor:
-    """Weights of groups with these values and masses, (groups,), sum one, without a gradient.
+    """The weight that the risk `across` gives each group, (groups,), sum one, without a gradient.
 
-    `coarser` are the labels of the groups in the levels of `across`, where it has some.
+    `values` and `mass` are the risks and masses of the groups, (groups,). `coarser` are the labels of the groups in the further
+    levels of `across`, from fine to coarse; None where it has none.
     """
     return across.weights(values, mass) if coarser is None else across.weights(values, mass, coarser)      # type: ignore[call-arg]
 
@@ -276,7 +312,10 @@ def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> 
 
 
 def weights_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
-    """The weight of each loss in its group, (n,), sum one in every group, without a gradient; as `values_by_group` takes them."""
+    """The weight of each loss within its group under `risk`, (n,), sum one in every group, without a gradient.
+
+    Losses, masses (positive) and group numbers are (n,); groups are numbered from 0 without gaps.
+    """
     weights = torch.zeros_like(mass)
     for _, place, filled in _batches_of_like_size(risk, group):
         weights[place[filled]] = risk.weights(losses[place], mass[place] * filled)[filled].to(weights.dtype)
@@ -284,10 +323,11 @@ def weights_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) ->
 
 
 def _batches_of_like_size(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Groups of like size: their numbers, (some,), the positions of their losses, (some, width), and which of these are filled.
+    """Iterate over batches of groups of like size: (group numbers, positions of their losses, which positions are filled).
 
-    Widths are at most twice the size of a group in the batch. A risk that takes no batches has each group alone, with
-    positions (width,).
+    `group` is the group number of each loss, (n,). Numbers are (some,); positions and the boolean mask are (some, width), a row
+    for each group, padded to the largest of the batch, which is less than twice as large as any other. For a risk that takes no
+    batches each group comes alone, with positions and mask (width,).
     """
     sizes, order = group.bincount(), group.argsort(stable=True)
     first = sizes.cumsum(0) - sizes
@@ -304,14 +344,20 @@ def _batches_of_like_size(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, T
 
 
 def _positions_by_group(group: Tensor, groups: int) -> Iterator[tuple[int, Tensor]]:
-    """Each group that has clients here, and their positions."""
+    """Iterate over the groups of the clients: pairs of a group's number and the positions of its clients, (members,).
+
+    `group` is the group number of each client. Groups without clients are left out, and so are numbers of `groups` or more.
+    """
     for one in group.unique().tolist():
         if one < groups:
             yield one, (group == one).nonzero().flatten()
 
 
 def _ask_one_group(question: Any, group: int) -> Any:
-    """The question, or questions joined, asked of the clients of one group: its part is an `InGroup`."""
+    """A copy of `question` to which only the clients of group number `group` contribute: its part is wrapped in `InGroup`.
+
+    Of a `Joint`, which is several questions asked at once, each question is wrapped.
+    """
     if isinstance(question, Joint):
         return Joint(tuple(_ask_one_group(one, group) for one in question.questions))
     return replace(question, part=InGroup(question.part, group))

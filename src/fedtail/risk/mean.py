@@ -25,7 +25,11 @@ class Mean(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: reads no losses and releases nothing; may be private, takes batches and has a slope."""
+        """A `RiskDeclaration`: weights do not depend on the losses, nothing about them is released, and every client contributes.
+
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
@@ -42,5 +46,5 @@ class Mean(WeightedMeanRisk):
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: zeros, (clients,), since the density does not depend on the loss."""
+        """Runs on the client: zeros, (clients,), since the density does not depend on the loss; `dual` is not used."""
         return torch.zeros_like(clients.mass)

@@ -40,14 +40,19 @@ class PowerFair(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the largest loss is released unless q = 0; it cannot be private, takes batches, has a slope."""
+        """A `RiskDeclaration`: every client contributes, and the largest loss is released unless `power` is 0.
+
+        It cannot be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """sum_k alpha_k F_k^(q+1) / (q + 1) over the last axis, differentiable; for q > 0 negative losses are taken as zero.
 
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor) defaults to equal masses.
+        F are `losses`, alpha is `mass` scaled to sum to one (by default equal masses), and q is `power`. A scalar, or (...) for a
+        batch, in the dtype of the losses.
         """
         present = self.present(losses, mass)
         lifted = present.losses.clamp(min=0) ** (self.power + 1) if self.power > 0 else present.losses
@@ -56,29 +61,33 @@ class PowerFair(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """alpha_k F_k^q, scaled to sum to one over the last axis: in the shape and dtype of the losses, without a gradient.
 
-        By mass where no loss is positive. `mass` (alpha up to a factor) defaults to equal masses.
+        F are `losses`, alpha is `mass` (by default equal masses) and q is `power`. Weights are by mass where no loss is positive.
         """
         present = self.present(losses.detach(), mass)
         weights = present.mass * self._relative_power(present.losses, present.losses.amax(-1, keepdim=True))
         return present.weights_of_all(weights / weights.sum(-1, keepdim=True))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for the largest loss, in four questions, and returns it as the dual, (1,) float64.
+        """Runs on the server: a generator that asks for the largest loss, in four questions, and returns it as the dual.
 
-        It is 0 where no loss is positive. For q = 0 nothing is asked, and the dual is 1. `previous` is not used.
+        The dual is (1,) float64: 0 where no loss is positive. For a `power` of 0 nothing is asked, and the dual is 1. `previous`
+        is not used.
         """
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
         return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: (F / largest)^q, at most one, (clients,), where the dual is the largest loss; ones if that is not positive."""
+        """Runs on the client: (F / largest)^q, at most one, (clients,), with F its loss and q `power`.
+
+        `largest`, the largest loss, is the number in `dual`. Ones where the largest loss is not positive.
+        """
         return self._relative_power(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the derivative of the density in the loss, q (F / largest)^(q-1) / largest; (clients,).
+        """Runs on the client: the derivative of the density in the loss, q (F / largest)^(q-1) / largest; (clients,).
 
-        Zero where the density is constant: for losses beyond the largest, and where no loss is positive. Losses below 1e-10 are
-        taken as 1e-10, to keep it finite for q < 1.
+        F is the client's loss, q is `power` and `largest` the number in `dual`. Zero where the density is constant: for losses
+        beyond the largest, and where no loss is positive. Losses below 1e-10 are taken as 1e-10, to keep it finite for q < 1.
         """
         largest = dual[0].clamp(min=FLOOR)
         steepness = self.power * (clients.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
@@ -86,9 +95,9 @@ class PowerFair(Risk):
         return torch.where(constant, 0.0, steepness)
 
     def _relative_power(self, losses: Tensor, largest: Tensor) -> Tensor:
-        """(F / largest)^q for tensors that broadcast, at most one, and with negative losses taken as zero.
+        """(F / largest)^q for `losses` F that broadcast with `largest`, at most one; negative losses are taken as zero.
 
-        It is one everywhere for q = 0, and where `largest` is not positive.
+        q is `power`. It is one everywhere for q = 0, and where `largest` is not positive.
         """
         if self.power == 0:
             return torch.ones_like(losses)

@@ -30,10 +30,10 @@ class Refreshed(RiskWrapper):
             raise ValueError(f"{type(self.risk).__name__} keeps memory that changes every round, so its dual cannot be reused.")
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that returns the previous dual, one round older, or asks the inner risk's questions for a new one.
+        """Runs on the server: a generator that returns the previous dual, its age raised by one, or fits a new one.
 
-        The dual is (age in rounds, inner dual). It is fitted anew in the first round, once it is `every` rounds old, and where it
-        is not finite, as after a round without losses.
+        The dual is (age in rounds, inner dual). It is fitted anew, by the inner risk's questions, in the first round, once it is
+        `every` rounds old, and where it is not finite, as after a round without losses.
         """
         if previous is not None and previous[0] + 1 < self.every and bool(previous.isfinite().all()):
             return torch.cat([previous[:1] + 1, previous[1:]])
@@ -52,9 +52,9 @@ class Refreshed(RiskWrapper):
         return super().fewest_contributors(dual, mass) if dual[0] == 0 else None      # a stale dual shows nothing
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+        """The dual that the next round's `fit` gets as `previous`, after a round in which no client contributed under `dual`.
 
-        `dual` with the age `every`, so that it is fitted anew; None where the inner risk's `unused` gives None.
+        It is `dual` with the age `every`, so that it is fitted anew; None where the inner risk's `unused` gives None.
         """
         inner = self.risk.unused(self.inner_dual(dual))
         return None if inner is None else torch.cat([torch.full((1,), float(self.every), dtype=torch.float64), inner])

@@ -43,7 +43,11 @@ class SmoothedSuperquantile(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has a slope."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to about that share of it.
+
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta),
                                has_slope=True)
@@ -51,8 +55,8 @@ class SmoothedSuperquantile(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """sum_k pi_k F_k - nu sum_k pi_k log(pi_k / alpha_k) over the last axis, at its maximising weights pi.
 
-        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
-        defaults to equal masses.
+        F are `losses`, alpha is `mass` scaled to sum to one (by default equal masses), and nu is `smoothing`. A scalar, or (...)
+        for a batch, in the dtype of the losses. Its gradient is `weights`.
         """
         present = self.present(losses, mass)
         weights = self._maximising_weights(present)
@@ -60,18 +64,18 @@ class SmoothedSuperquantile(Risk):
         return ((weights * present.losses).sum(-1) - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The maximising weights pi, exact: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
+        """The weights at which the smoothed superquantile is attained, exact: in the shape and dtype of the losses, no gradient.
 
-        Zero for whoever has no mass; `mass` defaults to equal masses.
+        They sum to one over the last axis and are zero for clients without mass; `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
         return present.weights_of_all(self._maximising_weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for the range of losses, then for sums of mass times density at trial levels c.
+        """Runs on the server: a generator that finds the level c at which the sum of mass times density is theta of the mass.
 
-        It returns the level, (1,) float64, at which that sum is theta of the mass; (inf, inf, 0, 0) where no client has a finite
-        loss. `previous` is not used.
+        It asks for the range of the losses, then for that sum at trial levels; theta is `tail_fraction`. It returns the dual,
+        (1,) float64: the level; (inf, inf, 0, 0) where no client has a finite loss. `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -82,38 +86,57 @@ class SmoothedSuperquantile(Risk):
         return torch.tensor([self._interpolate_level(bracket, target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass times min(1, theta exp((F - c) / nu)) for each level c of `trial`, (clients, trials)."""
+        """Runs on the client: its mass times its density for each level c in `trial`, (clients, trials).
+
+        The density of a loss F is min(1, theta exp((F - c) / nu)), with theta `tail_fraction` and nu `smoothing`.
+        """
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: min(1, theta exp((F - c) / nu)), (clients,), where the level c is the first number of the dual."""
+        """Runs on the client: min(1, theta exp((F - c) / nu)), (clients,), with F its loss and c the first number of `dual`.
+
+        theta is `tail_fraction` and nu `smoothing`.
+        """
         return self._density_at(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the derivative of the density in the loss: density / nu, and zero where the density is one; (clients,)."""
+        """Runs on the client: the derivative of the density in the loss, (clients,).
+
+        It is the density divided by `smoothing`, and zero where the density is capped at one.
+        """
         counted = self._density_at(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
     def tail_start(self, dual: Tensor) -> float:
-        """The smallest loss at which the density is one, c - nu log theta, where the level c is the first number of the dual."""
+        """The smallest loss at which the density is one: c - nu log theta, with c the first number of `dual`.
+
+        nu is `smoothing` and theta `tail_fraction`.
+        """
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
     def _maximising_weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
+        """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
+
+        They are (..., present) float64 and sum to one over the last axis.
+        """
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
         return weights / weights.sum(-1, keepdim=True)
 
     def _density_at(self, losses: Tensor, level: Tensor) -> Tensor:
-        """min(1, theta exp((F - level) / nu)) for losses and levels that broadcast."""
+        """min(1, theta exp((F - level) / nu)) for `losses` F and levels that broadcast.
+
+        theta is `tail_fraction` and nu `smoothing`.
+        """
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
     def _interpolate_level(self, bracket: Bracket, target: float) -> float:
         """The level within `bracket` at which the sum of mass times density is `target`.
 
-        Exact where no client reaches or leaves the cap of one inside the bracket: there the sum is a constant, of those at the
-        cap, plus a multiple of exp(-level / nu).
+        The bracket is (low, high, sum at low, sum at high). The result is exact where no client's density reaches or leaves the
+        cap of one inside the bracket: there the sum is a constant, from clients at the cap, plus a multiple of exp(-level /
+        smoothing).
         """
         low, high, at_low, at_high = bracket
         falling = -math.expm1(-(high - low) / self.smoothing)
@@ -146,15 +169,18 @@ class QuadraticSuperquantile(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has no slope."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to about that share of it.
+
+        It can be trained with differential privacy, it has no `slope`, and `value` and `weights` take batches, (..., clients).
+        """
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """sum_k pi_k F_k - (nu theta/2) sum_k pi_k^2 / alpha_k + nu/(2 theta) over the last axis, at its maximising weights pi.
 
-        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
-        defaults to equal masses.
+        F are `losses`, alpha is `mass` scaled to sum to one (by default equal masses), nu is `smoothing` and theta
+        `tail_fraction`. A scalar, or (...) for a batch, in the dtype of the losses. Its gradient is `weights`.
         """
         present = self.present(losses, mass)
         weights = self._maximising_weights(present)
@@ -162,17 +188,18 @@ class QuadraticSuperquantile(Risk):
         return ((weights * present.losses).sum(-1) - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The maximising weights pi, exact: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
+        """The weights at which the smoothed superquantile is attained, exact: in the shape and dtype of the losses, no gradient.
 
-        Zero for whoever has no mass; `mass` defaults to equal masses.
+        They sum to one over the last axis and are zero for clients without mass; `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
         return present.weights_of_all(self._maximising_weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The exact minimiser eta over the last axis (the eta-step, [LPMH21, Property 9]); the smallest where there are several.
+        """The threshold eta that minimises the risk's objective over the last axis, exact; the smallest where there are several.
 
-        A scalar, or (...) for a batch, in the dtype of the losses, without a gradient. `mass` defaults to equal masses.
+        This is the eta-step of [LPMH21, Property 9]. A scalar, or (...) for a batch, in the dtype of the losses, without a
+        gradient. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
         excess, boundary = excess_over_boundary(present, self.tail_fraction)
@@ -180,10 +207,10 @@ class QuadraticSuperquantile(Risk):
         return (boundary + threshold)[..., 0].to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for the range of losses, then for sums of mass times density at trial thresholds eta.
+        """Runs on the server: a generator that finds the threshold at which the sum of mass times density is theta of the mass.
 
-        It returns the threshold, (1,) float64, at which that sum is theta of the mass; (inf, inf, 0, 0) where no client has a
-        finite loss. `previous` is not used.
+        It asks for the range of the losses, then for that sum at trial thresholds; theta is `tail_fraction`. It returns the dual,
+        (1,) float64: the threshold; (inf, inf, 0, 0) where no client has a finite loss. `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -194,33 +221,43 @@ class QuadraticSuperquantile(Risk):
         return torch.tensor([bracket.linear_crossing(target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass times clip((F - eta) / nu, 0, 1) for each threshold eta of `trial`, (clients, trials)."""
+        """Runs on the client: its mass times its density for each threshold eta in `trial`, (clients, trials).
+
+        The density of a loss F is clip((F - eta) / nu, 0, 1), with nu `smoothing`.
+        """
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: clip((F - eta) / nu, 0, 1), (clients,), where eta is the first number of the dual."""
+        """Runs on the client: clip((F - eta) / nu, 0, 1), (clients,), with F its loss and eta the first number of `dual`.
+
+        nu is `smoothing`.
+        """
         return self._density_at(clients.losses, dual[0])
 
     def tail_start(self, dual: Tensor) -> float:
-        """The smallest loss at which the density is one, eta + nu, where eta is the first number of the dual."""
+        """The smallest loss at which the density is one: the threshold, which is the first number of `dual`, plus `smoothing`."""
         return float(dual[0]) + self.smoothing
 
     def _maximising_weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
+        """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
+
+        They are (..., present) float64 and sum to one over the last axis.
+        """
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * self._density_at(excess, threshold)
         return weights / weights.sum(-1, keepdim=True)
 
     def _density_at(self, losses: Tensor, threshold: Tensor) -> Tensor:
-        """clip((F - threshold) / nu, 0, 1) for losses and thresholds that broadcast."""
+        """clip((F - threshold) / nu, 0, 1) for `losses` F and thresholds that broadcast; nu is `smoothing`."""
         return ((losses - threshold) / self.smoothing).clamp(0, 1)
 
 
 def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
     """(excess, boundary): losses minus the loss at the boundary of the tail, (..., present), and that loss, (..., 1).
 
-    Both are without gradients. Weights computed from the excess are accurate near the boundary, however large the losses are.
+    The tail is the worst `tail_fraction` of the mass. Both are without gradients. Weights computed from the excess are accurate
+    near the boundary, however large the losses are.
     """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
@@ -231,7 +268,8 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
     """The level c of [PLMH23, eq. (15)], exact, (..., 1): sum_k alpha_k min(1/theta, exp((F_k - c)/nu)) = 1.
 
     `losses` are F, `mass` is alpha up to a factor, `tail_fraction` theta and `smoothing` nu. One sort over the last axis: if the
-    k largest losses are at the cap 1/theta, c has a closed form; the right k is the first whose c agrees with who is capped.
+    k largest losses are at the cap 1/theta, c has a closed form; the right k is the first for which the next loss is then below
+    the cap.
     """
     ranked, order = losses.sort(descending=True)
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
@@ -246,10 +284,10 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
 
 
 def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The root eta, (..., 1), of h'(eta) = 1 - (1/theta) sum_k alpha_k clip((x_k - eta)/nu, 0, 1): `losses` are x, `mass` alpha.
+    """The threshold eta, (..., 1), at which sum_k alpha_k clip((x_k - eta)/nu, 0, 1) is theta.
 
-    `tail_fraction` is theta and `smoothing` nu; masses are scaled to sum to one. h' is piecewise linear with knots at x_k - nu
-    and x_k. Where h' is zero on an interval, its lower end.
+    `losses` are x, `mass` is alpha up to a factor (it is scaled to sum to one), `tail_fraction` is theta and `smoothing` nu. The
+    sum is piecewise linear in eta, with knots at x_k - nu and x_k; where it is theta on an interval, the lower end is returned.
     """
     ranked, order = losses.sort()
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)

@@ -53,28 +53,33 @@ class Spectral(WeightedMeanRisk):
 
     @property
     def _tail_heights(self) -> list[float]:
-        """What each tail adds to the density of the clients in it: share_j / theta_j, scaled to sum to one."""
+        """What each tail adds to the density of a client in it: its share over its tail fraction, scaled to sum to one."""
         raw = [share / fraction for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]
         return [height / sum(raw) for height in raw]
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the largest tail fraction of the cohort contributes; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share of the cohort contributes that is the largest of `tail_fractions`.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         weight = sum(height * fraction for height, fraction in zip(self._tail_heights, self.tail_fractions, strict=True))
         return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
                                dynamic_range=-math.log(weight))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of questions that returns the dual: (low, high, share, tail mass) of each tail, joined, float64.
+        """Runs on the server: a generator of questions that returns the dual: four numbers for each tail, joined, float64.
 
-        They are found by `quantile`, all tails together, and in the order of `tail_fractions`. `previous` is not used.
+        They are (low, high, share, tail mass), found by `quantile` for all tails together, in the order of `tail_fractions`.
+        Losses of `high` or more are in the tail, those in [low, high) by `share`. `previous` is not used.
         """
         return torch.cat((yield from join_conversations([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the sum over tails j of its density in tail j times share_j / theta_j, scaled to at most one; (clients,).
+        """Runs on the client: the sum over tails of its density in the tail times the tail's height, at most one; (clients,).
 
-        Its density in a tail is one, at the boundary the tail's share from the dual, and zero outside.
+        The density in a tail is one, at the boundary the tail's share from `dual`, and zero outside. The height is the tail's
+        entry in `shares` divided by its tail fraction, scaled so that all heights sum to one.
         """
         pairs = zip(self._tail_heights, dual.view(-1, 4), strict=True)
         tails = [height * tail_density(clients.losses, one) for height, one in pairs]

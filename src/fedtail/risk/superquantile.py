@@ -40,30 +40,40 @@ class Superquantile(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: theta of the cohort contributes, with weights that sum to theta; may be private, takes batches."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to that share of it.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def weights_of(self, present: Present) -> Tensor:
-        """Weights that attain the superquantile: alpha_k / theta above the boundary, and less for clients tied at it, by mass."""
+        """Weights of the clients present that attain the superquantile: (..., present) float64, sum one over the last axis.
+
+        A client above the boundary of the tail has its mass divided by `tail_fraction`; clients tied at the boundary share the
+        rest by mass; the others have zero. There is no gradient.
+        """
         return tail_weights(present, self.tail_fraction)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+        """Runs on the server: a generator of questions that returns the dual (low, high, share, tail mass), float64.
 
-        Clients with a loss of `high` or more are in the tail; those in [low, high) contribute by `share`. `previous` is the dual
-        of the last round, None in the first.
+        They are asked by `quantile`. Clients with a loss of `high` or more are in the tail; those in [low, high) contribute by
+        `share`. `previous` is the dual of the last round, None in the first.
         """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one for a loss of `high` or more, `share` in [low, high), zero below; (clients,). The dual is that of `fit`."""
+        """Runs on the client: one for a loss of `high` or more, `share` for one in [low, high), zero below; (clients,).
+
+        `low`, `high` and `share` are the first three numbers of `dual`.
+        """
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass divided by `mass`.
 
-        The mass of the tail is dual[3].
+        The mass of the tail is the last of the four numbers of `dual`.
         """
         return float(dual[3]) / mass
 
@@ -91,30 +101,37 @@ class TailFilter(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: theta of the cohort is expected to contribute; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort is expected to contribute, each client with all its mass.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def weights_of(self, present: Present) -> Tensor:
-        """The masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below it."""
+        """The masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below it.
+
+        They are (..., present) float64, without a gradient.
+        """
         losses = present.losses.detach()
         kept = present.mass * (losses >= lower_quantile(losses, present.mass, self.tail_fraction))
         return kept / kept.sum(-1, keepdim=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+        """Runs on the server: a generator of questions that returns the dual (low, high, share, tail mass), float64.
 
-        Of these `low` is the threshold of the filter. `previous` is the dual of the last round, None in the first.
+        They are asked by `quantile`. Of these numbers `low` is the threshold of the filter. `previous` is the dual of the last
+        round, None in the first.
         """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one for a loss at or above `low`, the first number of the dual, zero below; (clients,)."""
+        """Runs on the client: one for a loss at or above `low`, the first number of the dual, zero below; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass divided by `mass`.
 
-        The mass of the tail is dual[3].
+        The mass of the tail is the last of the four numbers of `dual`.
         """
         return float(dual[3]) / mass
 
@@ -149,9 +166,9 @@ def tail_density(losses: Tensor, dual: Tensor) -> Density:
 
 
 def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
-    """The smallest loss in the worst `tail_fraction` of the mass, (..., 1); it may be in it only in part.
+    """The smallest loss that belongs, wholly or in part, to the worst `tail_fraction` of the mass, (..., 1).
 
-    `mass` must sum to one over the last axis.
+    `losses` and `mass` are (..., clients); `mass` must sum to one over the last axis.
     """
     ranked, order = losses.sort(descending=True)
     last = (mass.gather(-1, order).cumsum(-1) < tail_fraction).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)
@@ -161,7 +178,8 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
 def tail_weights(present: Present, tail_fraction: float) -> Tensor:
     """Weights of the clients present that attain the superquantile, (..., present) float64, sum one over the last axis.
 
-    They are without a gradient; clients tied at the boundary share what is left of the tail by mass.
+    Clients above the boundary of the worst `tail_fraction` of the mass have their mass divided by it; clients tied at the
+    boundary share what is left of the tail by mass. There is no gradient.
     """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
@@ -171,9 +189,10 @@ def tail_weights(present: Present, tail_fraction: float) -> Tensor:
 
 
 def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
-    """The largest loss with more than `tail_fraction` of the mass at or above it, (..., 1); the smallest loss for 1.
+    """The largest loss with more than `tail_fraction` of the mass at or above it, (..., 1).
 
-    `mass` must sum to one over the last axis; an excess below 1e-12 is taken as a rounding error.
+    For a `tail_fraction` of 1 it is the smallest loss. `mass` must sum to one over the last axis; an excess below 1e-12 is taken
+    as a rounding error.
     """
     ranked, order = losses.sort(descending=True)
     heaped = mass.gather(-1, order).cumsum(-1)

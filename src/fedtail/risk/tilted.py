@@ -50,10 +50,11 @@ class Tilted(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: an extreme loss is released, unless there is a loss bound or no tilt; all contribute.
+        """A `RiskDeclaration`: every client contributes, and an extreme loss is released unless there is a loss bound or no tilt.
 
-        It may be private, takes batches and has a slope. With an infinite tilt as few as one client may contribute, and it
-        cannot be private.
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients). With an infinite tilt as few as one client may contribute, there is no slope, and differential privacy is not
+        possible.
         """
         if math.isinf(self.tilt):
             return RiskDeclaration(contributing=0.0, not_private="the extreme loss is one client's, and noise that hides one "
@@ -65,10 +66,9 @@ class Tilted(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """(1/t) log sum_k alpha_k exp(t F_k) over the last axis, differentiable; the mean for t = 0, and accurate near it.
 
-        For an infinite t it is the largest or smallest loss, whose gradient is shared by mass among the losses tied there.
-
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor) defaults to equal masses;
-        `loss_bound` plays no role.
+        F are `losses`, alpha is `mass` scaled to sum to one (by default equal masses), and t is `tilt`. For an infinite t it is
+        the largest or smallest loss, whose gradient is shared by mass among the losses tied there. A scalar, or (...) for a
+        batch, in the dtype of the losses. `loss_bound` plays no role.
         """
         present = self.present(losses, mass)
         if math.isinf(self.tilt):
@@ -84,7 +84,8 @@ class Tilted(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """alpha_k exp(t F_k), scaled to sum to one over the last axis: in the shape and dtype of the losses, without a gradient.
 
-        `mass` (alpha up to a factor) defaults to equal masses; `loss_bound` plays no role.
+        F are `losses`, alpha is `mass` (by default equal masses) and t is `tilt`. For an infinite t the weight is shared by mass
+        among the largest or smallest losses. `loss_bound` plays no role.
         """
         present = self.present(losses.detach(), mass)
         if math.isinf(self.tilt):
@@ -92,10 +93,11 @@ class Tilted(Risk):
         return present.weights_of_all((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that returns the dual, (1,) float64: the shift, the largest loss for t > 0, the smallest for t < 0.
+        """Runs on the server: a generator that returns the dual, (1,) float64: the shift that is subtracted from losses.
 
-        With a `loss_bound`, or t = 0, nothing is asked, and the shift is `loss_bound` for t > 0, else 0. It is 0 too where no
-        client has a finite loss. `previous` is not used.
+        It is the largest loss for a positive `tilt`, the smallest for a negative one. With a `loss_bound`, or a tilt of 0,
+        nothing is asked, and the shift is `loss_bound` for a positive tilt, else 0. It is 0 too where no client has a finite
+        loss. `previous` is not used.
         """
         if self.loss_bound is not None or self.tilt == 0:
             shift: float | None = self.loss_bound if self.tilt > 0 else 0.0
@@ -104,23 +106,28 @@ class Tilted(Risk):
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: exp(t (F - shift)), at most one, (clients,), where the shift is the first number of the dual.
+        """Runs on the client: exp(t (F - shift)), at most one, (clients,), with t `tilt` and F its loss.
 
-        For an infinite tilt it is one for losses at the shift or beyond it, zero for the others.
+        The shift is the first number of `dual`. For an infinite tilt it is one for losses at the shift or beyond it, zero for the
+        others.
         """
         if math.isinf(self.tilt):
             return (math.copysign(1.0, self.tilt) * (clients.losses - dual[0]) >= 0).to(clients.mass.dtype)
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the derivative of the density in the loss, (clients,): t times the density, zero where it is capped at one."""
+        """Runs on the client: the derivative of the density in the loss, (clients,).
+
+        It is `tilt` times the density, and zero where the density is capped at one.
+        """
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: expm1(t (F - shift)) / t, (clients,), the term of its loss in `value_from_means`; accurate near t = 0.
+        """Runs on the client: expm1(t (F - shift)) / t, (clients,), whose mean by mass over clients `value_from_means` needs.
 
-        It is F - shift for t = 0, and density times loss for an infinite tilt.
+        t is `tilt`, F the client's loss and shift the first number of `dual`; a positive t (F - shift) is taken as 0. It is F -
+        shift for t = 0, and density times loss for an infinite tilt.
         """
         if math.isinf(self.tilt):
             return self.density(clients, dual) * clients.losses
@@ -128,22 +135,30 @@ class Tilted(Risk):
         return (self.tilt * beyond).clamp(max=0).expm1() / self.tilt if self.tilt else beyond
 
     def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
-        """Server: the tilted loss, a scalar, from the means by mass of densities and of `value_terms`: shift + log1p(t m) / t."""
+        """Runs on the server: the tilted loss, a scalar, from the means by mass of the densities and of `value_terms`.
+
+        It is shift + log1p(t m) / t, with t `tilt`, m the argument `terms` and shift the first number of `dual`, and shift + m
+        for t = 0. For an infinite tilt it is `terms` divided by `density`.
+        """
         if math.isinf(self.tilt):
             return terms / density
         return dual[0] + ((self.tilt * terms).clamp(min=-1.0).log1p() / self.tilt if self.tilt else terms)
 
     def _extreme_weights(self, present: Present) -> Tensor:
-        """A weight of one, shared by mass among the clients with the largest loss, or the smallest for a negative tilt."""
+        """A weight of one, shared by mass among the clients with the largest loss, or the smallest for a negative tilt.
+
+        It is (..., present) float64, zero for the other clients, without a gradient.
+        """
         losses = present.losses.detach()
         extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
         tied = present.mass * (losses == extreme)
         return tied / tied.sum(-1, keepdim=True)
 
     def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
-        """(extreme, exponents): the loss that weighs most, (..., 1), without a gradient, and t (F - extreme), (..., present).
+        """(extreme, exponents): the loss that weighs most, (..., 1), and `tilt` times each loss minus that loss, (..., present).
 
-        The exponents are at most zero and differentiable.
+        The first is the largest loss for a positive tilt, else the smallest, without a gradient. The exponents are at most zero
+        and differentiable.
         """
         losses = present.losses.detach()
         extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)

@@ -42,16 +42,19 @@ class TrimmedMean(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the share `kept` of the cohort contributes; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share `kept_share` of the cohort contributes, and densities sum to that share of it.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         kept = self.kept_share
         return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of questions that returns the dual: a tail of all but the best, then the tail of the worst.
+        """Runs on the server: a generator of questions that returns the dual: two tails, of all but the best and of the worst.
 
-        Each is (low, high, share, tail mass), float64, as found by `quantile`; both are asked for together. The second is missing
-        where `leave_worst` is 0; the first is (-inf, -inf, 1, nan), without questions, where `leave_best` is 0. `previous` is not
-        used.
+        Each tail is (low, high, share, tail mass), float64, as found by `quantile`; both are asked for together. Where
+        `leave_worst` is 0, the second is missing. Where `leave_best` is 0, nothing is asked about the first: it is (-L, -L, 1,
+        0), with L the largest float32, so that every loss is in it. `previous` is not used.
         """
         shares = [share for share in (1 - self.leave_best, self.leave_worst) if 0 < share < 1]
         found = yield from join_conversations([self.quantile.fit(share, None) for share in shares])
@@ -59,14 +62,19 @@ class TrimmedMean(WeightedMeanRisk):
         return torch.cat([inside, found[-1]]) if self.leave_worst else inside
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: its density in the tail of all but the best, less that in the tail of the worst; (clients,), in [0, 1]."""
+        """Runs on the client: its density in the tail of all but the best, less that in the tail of the worst; (clients,).
+
+        It is in [0, 1]. The density in a tail is one, at the tail's boundary its share from `dual`, and zero outside.
+        """
         inside = tail_density(clients.losses, dual[:4])
         return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """At least how many clients, of at most `mass` each, contribute; None where the worst are left out: they are counted.
+        """A lower bound on how many clients contribute, where none has more than `mass`; None, not known, with `leave_worst`.
 
-        The boundary of the worst may come from other clients than the mass that stays, where some missed a question.
+        It is the tail's mass, dual[3], over `mass`, and infinity where nobody is left out. With `leave_worst` the clients are
+        counted instead: where some missed a question, the boundary of the worst may come from other clients than the mass that
+        stays.
         """
         if self.leave_worst:
             return None
@@ -75,7 +83,7 @@ class TrimmedMean(WeightedMeanRisk):
     def weights_of(self, present: Present) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
 
-        A client's weight is its mass over `kept`; less of it at a boundary, and zero for those left out.
+        A client's weight is its mass divided by `kept_share`; less of it at a boundary, and zero for clients that are left out.
         """
         worst, most = self.leave_worst, 1 - self.leave_best
         inside = most * tail_weights(present, most)

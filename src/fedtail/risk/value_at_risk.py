@@ -39,19 +39,23 @@ class ValueAtRisk(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be trained with differential privacy.
+
+        `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=0.0, not_private="only those at the quantile contribute, mostly one client",
                                not_batched="")
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+        """Runs on the server: a generator of questions that returns the dual (low, high, share, tail mass), float64.
 
-        The quantile is in [low, high). `previous` is the dual of the last round, None in the first.
+        They are asked by `quantile`. The value at risk is in [low, high). `previous` is the dual of the last round, None in the
+        first.
         """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one for a loss in [low, high), the first two numbers of the dual, zero for others; (clients,)."""
+        """Runs on the client: one for a loss in [low, high), the first two numbers of the dual, zero for others; (clients,)."""
         at_quantile = (clients.losses >= dual[0]) & (clients.losses < dual[1])
         return at_quantile.to(clients.mass.dtype)
 

@@ -25,24 +25,31 @@ class Worst(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be trained with differential privacy.
+
+        `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 
     def weights_of(self, present: Present) -> Tensor:
-        """A weight of one, shared by mass among the clients with the largest loss; zero for the others."""
+        """A weight of one, shared by mass among the clients with the largest loss; zero for the others.
+
+        The weights are (..., present) float64, without a gradient.
+        """
         losses = present.losses.detach()
         tied = present.mass * (losses == losses.amax(-1, keepdim=True))
         return tied / tied.sum(-1, keepdim=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator of up to four questions that returns the dual, (1,) float64: the largest loss of clients with mass.
+        """Runs on the server: a generator of up to four questions that finds the largest loss of the clients with mass.
 
-        Infinity where no client has a finite loss, so that none contributes. `previous` is not used.
+        It returns the dual, (1,) float64: that loss, or infinity where no client has a finite loss, so that none contributes.
+        `previous` is not used.
         """
         largest = yield from extreme_loss()
         return torch.tensor([float("inf") if largest is None else largest], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one for a loss that is at least the dual, the largest loss, zero for others; (clients,)."""
+        """Runs on the client: one for a loss that is at least the dual, the largest loss, zero for others; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)

@@ -163,7 +163,10 @@ class RowFile:
         self._write_bytes_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
 
     def clear_row(self, number: int) -> None:
-        """Mark row `number` as not written by zeroing its header; where the file ends before that row, nothing is written."""
+        """Mark row `number` as not written by zeroing its header.
+
+        Nothing is written where the header is zero already or the file ends before it.
+        """
         if self.row_header(number).strip(b"\0"):
             self._write_bytes_at(NOT_WRITTEN, self._row_offset(number))
 

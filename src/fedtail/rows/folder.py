@@ -49,7 +49,7 @@ class RowPlaces:
     place: Tensor                                 # (clients,) from the first place on
 
     def take(self, chosen: Tensor) -> RowPlaces:
-        """The places of some of these clients, given by positions or a boolean mask."""
+        """The places of some of these clients; `chosen` holds their positions or is a boolean mask."""
         return replace(self, key=self.key[chosen], place=self.place[chosen])
 
     def write(self, name: str, chosen: Tensor, rows: Tensor) -> None:
@@ -184,7 +184,7 @@ class RowFolder:
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
     def site(self) -> RowSite:
-        """The site of the folder's parent, which is created if missing.
+        """A `RowSite` that identifies this machine and the folder's parent, which is created if missing.
 
         Another process calls `is_visible` on it to learn whether it sees the same folder and so can use these rows.
         """
@@ -213,7 +213,7 @@ class RowFolder:
                 self._use_store(name, store.rows.copy_to(self._new_path(name)))
 
     def discard(self, places: RowPlaces) -> None:
-        """Drop a round that was not completed: delete the files it created and then the folder, if that is empty.
+        """Drop the round of `places`, which was not completed: delete the files it created and then the folder, if that is empty.
 
         Rows it wrote to existing files stay uncommitted and are overwritten later.
         """
@@ -253,7 +253,10 @@ class RowFolder:
         self._use_store(name, store)
 
     def _store_with_borrowed_rows(self, name: str, rows: Rows) -> RowStore:
-        """A store in a new file that begins with the rows of a snapshot; they are not copied and stay in the snapshot's file."""
+        """A store in a new file, for the rows of `name`, that begins with the rows of the snapshot `rows`.
+
+        They are not copied and stay in the snapshot's file.
+        """
         store = RowStore.create(self._new_path(name), rows.shape, rows.dtype, name)
         store.borrow_rows(rows)
         return store
@@ -270,9 +273,9 @@ class RowFolder:
                 path.unlink(missing_ok=True)
 
     def _check_or_become_writer(self, writes: bool = False) -> None:
-        """Raise RowsError where another writer holds the folder; become the writer where there are stores, or `writes` is true.
+        """Become the writer of the folder where there are stores, or `writes` is true; else only check for another.
 
-        Otherwise nothing changes.
+        Raises RowsError where another writer holds the folder.
         """
         if self.stores or writes:
             self.start_writing()
@@ -332,7 +335,7 @@ def rows_file_name(name: str, stamp: bytes) -> str:
 
 
 def _remove_unlocked_folder(folder: Path) -> None:
-    """Delete a folder of rows unless a process holds a lock on it, which raises BlockingIOError."""
+    """Delete a folder of rows that no process has locked; raises BlockingIOError where one has."""
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,7 +36,7 @@ class Recalled(NamedTuple):
         return tuple(self.rows.shape[1:])
 
     def take(self, chosen: Tensor) -> Recalled:
-        """The rows of some of these clients, given by positions or a boolean mask; a copy."""
+        """The rows of some of these clients as a copy; `chosen` holds their positions or is a boolean mask."""
         return Recalled(self.rows[chosen], self.has[chosen])
 
     def read(self) -> Recalled:
@@ -93,8 +93,8 @@ class RowStore:
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
         """An empty store in a new file at `path`; `shape` and `dtype` are those of one row, `name` says what the rows hold.
 
-        A file that exists with rows of this kind is used, without committing any of them. Raises FieldError where it holds rows
-        of another name, shape or dtype, RowsError where it cannot be created.
+        An existing file with rows of this name, shape and dtype is used, and none of its rows are committed. Raises FieldError
+        where it holds rows of another name, shape or dtype, RowsError where it cannot be created.
         """
         return cls(RowFile.create(path, name, tuple(shape), dtype))
 
@@ -290,7 +290,7 @@ class RowReferences:
         return self.files[0].shape
 
     def take(self, chosen: Tensor) -> RowReferences:
-        """The references of some of these clients, given by positions or a boolean mask; nothing is read."""
+        """The references of some of these clients; `chosen` holds their positions or is a boolean mask. Nothing is read."""
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:

@@ -106,7 +106,7 @@ _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()      # that were taken i
 def refuse_other_writers(folder: Path) -> None:
     """Raise RowsError where another process holds the writer lock of `folder` and keeps it for 10 seconds.
 
-    A writer in this process is fine.
+    A writer in this process is fine. Otherwise, where there is a lock file, the lock is taken for a moment and the file deleted.
     """
     lock = WriterLock(folder)
     if not lock._is_held_in_process():

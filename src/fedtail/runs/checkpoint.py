@@ -42,7 +42,10 @@ class Checkpoint:
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed."""
+        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed.
+
+        Its ledger is new and empty: checkpoints do not hold the ledger.
+        """
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
@@ -57,10 +60,10 @@ class Checkpoints:
         self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """Read the newest undamaged checkpoint; returns it, and a sentence about each damaged one.
+        """Read the newest undamaged checkpoint; returns it, and a list with a sentence about each damaged one.
 
-        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next
-        `save` replaces the other file, not the newest.
+        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next `save`
+        replaces the other file, not the newest.
         """
         found, problems = {}, []
         for path in self.files:
@@ -136,10 +139,10 @@ def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
 
 
 def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
-    """A checkpoint as the bytes of a safetensors file: tensors, and as metadata the other values and a digest of everything.
+    """A checkpoint of `trained` as the bytes of a safetensors file: tensors, other values as metadata, and a digest of both.
 
-    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not
-    copied: the metadata names its files. `lines` has the size and digest of each growing file.
+    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not copied:
+    the metadata names its files. `lines` has the size and digest of each growing file.
     """
     from safetensors.torch import save
 

@@ -80,10 +80,10 @@ def final_statistics(run: RunFolder, member: int, metric: str) -> dict[str, floa
 
 
 def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
-    """A copy of the statistics `found` in the unit they are shown in, with NaN in place of None.
+    """A copy of `found`, the statistics of a run's metric by name, in the unit they are shown in, with NaN in place of None.
 
-    Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep
-    their unit.
+    Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep their
+    unit.
     """
     scale = 100.0 if metric_unit(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}

@@ -80,10 +80,10 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Recorder, fleet: Fleet) -> None:
-    """Train from `start` to the experiment's last round, record every round, then write the models and results.
+    """Train on `fleet` from `start` to the experiment's last round, record every round, then write the models and results.
 
-    Raises Interrupted, without writing results, where the recorder's watch stopped training early. A run that ended early
-    because its privacy budget was spent is finished: its results are written.
+    Raises Interrupted, without writing results, where the recorder's watch stopped training early. A run that ended early because
+    its privacy budget was spent is finished: its results are written.
     """
     trained = train_on(start, rounds=experiment.rounds - start.rounds, channel=experiment.channel, fleet=fleet,
                        on_round=recorder.record_round, privacy=recorder.ledger)
@@ -188,7 +188,7 @@ def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
 
 
 def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populations) -> None:
-    """Raise the ExperimentError that `run` would raise before its first round; nothing is trained and no run is written.
+    """Raise the ExperimentError that `run` would raise for this experiment before its first round; nothing is trained or written.
 
     `splits` are the populations by split, and `seed` initialises the module.
     """
@@ -210,11 +210,11 @@ def check_delta_is_given(experiment: Experiment, task: Task, splits: Populations
 
 
 def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
-    """The key (section, key) of an experiment that an error is most likely about, to find its line in the file.
+    """The key (section, key) of an experiment that the error `reason` is most likely about, to find its line in the file.
 
-    `table` is the experiment's table; section "data" is not considered. For a FieldError it is the first key of the field's
-    name, else ("task", "module"). For other errors it is the first key that the message contains as a word; where there is
-    none, ("task", "module") if the message is about outputs, modules, labels or shapes, else ("risk",).
+    `table` is the experiment's table; section "data" is not considered. For a FieldError it is the first key of the field's name,
+    else ("task", "module"). For other errors it is the first key that the message contains as a word; where there is none,
+    ("task", "module") if the message is about outputs, modules, labels or shapes, else ("risk",).
     """
     keys = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
             for key in inner if key != "part"]

@@ -25,10 +25,10 @@ class RunRefused(RunError, ValueError):
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file atomically: to a temporary file beside it, then by renaming; a crash leaves the old file or the new one.
+    """Write `content` to the file `path` atomically: to a temporary file beside it, then by renaming.
 
-    Returns once it is on disk. Text is encoded as UTF-8. Raises RunError where it could not be written; the old file is then
-    intact.
+    A crash leaves the old file or the new one. Returns once it is on disk. Text is encoded as UTF-8. Raises RunError where it
+    could not be written; the old file is then intact.
     """
     beside = path.with_name(f".{path.name}.writing")
     try:
@@ -44,7 +44,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as an indented JSON file, atomically; NaN and infinity become null.
+    """Write `value` to the file `path` as indented JSON, atomically; NaN and infinity become null.
 
     Raises RunError where it could not be written; the old file is then intact.
     """
@@ -128,7 +128,10 @@ def hold_folder_lock(folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign_folder(folder: Path, own: set[str]) -> None:
-    """Raise RunRefused where `folder` holds files but none of those named in `own`. A missing or empty folder passes."""
+    """Raise RunRefused where `folder` holds files but none of those named in `own`. A missing or empty folder passes.
+
+    The lock file, and a `run.json` whose writing was interrupted, are ignored.
+    """
     there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
     if there and not there & own:
         raise RunRefused(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with "

@@ -18,9 +18,10 @@ class KeepBest:
     """Saves, beside the last models of a run, those that were best by one statistic over clients, such as `error.worst10`."""
 
     def __init__(self, folder: Path, statistic: str, members: list[str]):
-        """`statistic` is "metric.statistic", or a statistic of the error, such as "p90"; `members` are the names of the models.
+        """Keep the best models by `statistic`, which is "metric.statistic", or a statistic of the error, such as "p90".
 
-        What an interrupted run found best so far is read from `best.json` in `folder`.
+        `members` are the names of the models. What an interrupted run found best so far is read from `best.json` in `folder`.
+        Raises FieldError for an unknown statistic.
         """
         self.folder, self.members = folder, members
         self.metric, self.statistic = parse_keep_best(statistic)

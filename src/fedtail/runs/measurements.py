@@ -33,30 +33,37 @@ SHOWN = ("mean", "p50", "p90", "worst10")
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
     """Evaluate every model of `trained` on every split; returns, for each model, a dict of evaluations by split.
 
-    Training clients are weighted by their mass, clients of other splits equally.
+    Training clients are weighted by their mass, clients of other splits equally. `engine` says where and how it is computed.
     """
     return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
              for name, population in splits.items()} for module in trained.modules]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
-    """A line of `metrics.jsonl`: `round`, and `members`, with the statistics of each model by split and metric."""
+    """A line of `metrics.jsonl`, as a dict: `round`, and `members`, a list over models.
+
+    Each entry of `members` is a dict of statistics over clients by split, metric and name of the statistic, from `evaluations`,
+    which has the evaluations by split for each model.
+    """
     members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
                 for split, evaluation in member.items()} for member in evaluations]
     return {"round": round, "members": members}
 
 
 def line_statistics(distribution: Distribution) -> dict[str, float]:
-    """The statistics of a distribution over clients that `metrics.jsonl` holds, by name: mean, p90, worst10, std and others."""
+    """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
+
+    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl.
+    """
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
-    """A line of `rounds.jsonl`, as a dict with the round, its clients, and for each model who contributed.
+    """A line of `rounds.jsonl` about the last round of `trained`, as a dict: the round, its clients, and who contributed.
 
-    `asked` has the positions of the sampled clients, None for all `clients`; `failed` the number of failed answers. For each
-    model, `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss at which the tail
-    begins, None where there is none.
+    `view` says who was sampled, contributed and failed. `asked` has the positions of the sampled clients, None for all `clients`;
+    `failed` the number of failed answers; `members` a dict for each model, in which `counted` has the positions of contributors,
+    None for the whole cohort, and `threshold` the loss at which the tail begins, None where there is none.
     """
     states = member_states(trained.state)
     members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
@@ -66,7 +73,10 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
 
 
 def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
-    """The positions of the clients that contributed to the model at position `model`; None where the whole cohort did."""
+    """The positions of the clients that contributed in a round to the model at position `model`; None for the whole cohort.
+
+    `view` says who was sampled and contributed.
+    """
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
 
@@ -80,7 +90,8 @@ def _tail_threshold(risk: Any, state: State) -> float | None:
 def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
     """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
 
-    They are the client's identity (split, number, name, size, mass, group, model), and its loss, error and other metrics.
+    They are the client's identity (split, number, name, size, mass, group, model), from `splits`, and its loss, error and other
+    metrics, from `evaluations`, which has the evaluations by split for each model.
     """
     rows = {}
     for member, by_split in enumerate(evaluations):
@@ -112,8 +123,8 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
-    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two
-    examples; nothing is added where all clients are such. `population` is that of `split`.
+    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two examples;
+    nothing is added where all clients are such. `trained` holds the models, and `population` the clients of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
@@ -128,9 +139,10 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
                          local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
-    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
-    `local`. The columns, `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples.
-    Returns, for each model, the statistics `before` and `after`; an empty list where no client has two examples.
+    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
+    fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
+    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples. Returns, for each model, the
+    statistics `before` and `after`; an empty list where no client has two examples.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
@@ -142,10 +154,10 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
 
 
 def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
+    """Write the table over clients as a parquet file at `path`, atomically: the entries of `rows` one below another.
 
     `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
-    holds `name`, the experiment's, and marks the file as simulator-only.
+    holds `name`, the experiment's, and marks the file as simulator-only. Raises RunError where it could not be written.
     """
     import pyarrow as arrow
     from pyarrow import parquet
@@ -206,7 +218,10 @@ class TensorBoard:
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`."""
+        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
+
+        `evaluations` has the evaluations by split for each model.
+        """
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():

@@ -60,17 +60,20 @@ class PrivateSearch:
 
     @cached_property
     def trial_round_event(self) -> RoundEvent:
-        """The event of one round of a trial: its releases, planned at most, and its sampling. It is the same for all trials."""
+        """The ledger's event of one round of a trial: the most that it releases, and how its cohort is sampled; cached.
+
+        It is computed for the first experiment of the search; a search whose trials differ in it is refused.
+        """
         return self.planned_round_event(self.search.first_experiment())
 
     @cached_property
     def rounds_per_trial(self) -> int:
-        """The number of rounds of a trial, which is the same for all trials."""
+        """The number of rounds of a trial, as in the first experiment of the search; trials that differ in it are refused."""
         return self.search.first_experiment().rounds
 
     @property
     def judging_events(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """What the held-out clients release for each trial, as ((event, times),).
+        """What the held-out clients release for each trial, as pairs (event, how many times): one pair.
 
         Empty where `[tune]` has no noise: the trials are then judged by exact results, which are not charged.
         """
@@ -89,7 +92,10 @@ class PrivateSearch:
         return None if noise is None else FederatedEvaluation("train", noise=noise)
 
     def planned_round_event(self, experiment: Experiment) -> RoundEvent:
-        """The event of one round of `experiment` on the training clients: its planned releases, at most, and its sampling."""
+        """The ledger's event of one round of `experiment` on the training clients.
+
+        It holds the most that the round releases, and how its cohort is sampled.
+        """
         return planned_round(experiment.algorithm, SimulatedPopulation(self.population), experiment.channel,
                              len(experiment.task.make(0).params()))
 
@@ -145,18 +151,20 @@ class PrivateSearch:
             raise RunError("a trial released more than was planned, so that the search has no price. Nothing was chosen.")
 
     def draw_number_of_trials(self, seed: int) -> int:
-        """The number of trials to make, drawn from the distribution `stopping` with the mean `trials` of `[tune]`.
+        """The number of trials to make, drawn from the distribution `stopping_rule` with mean `trials` of `[tune]`; may be 0.
 
-        Drawn from `seed` where the budget is replayable, else from the operating system's generator.
+        Drawn from `seed` where the budget is replayable, else from the operating system's generator. For "composition" it is
+        `trials` itself.
         """
         random: Randomness = SeededRandomness(seed, "trials") if self.trial_budget.replayable else SystemRandomness()
         return draw_number_of_trials(self.stopping_rule, self.search.settings.trials, random)
 
     def release_held_out_histogram(self, trained: Trained, seed: int) -> Any:
-        """Have the held-out clients release a noisy histogram of their errors under a trial's model; returns a `ClientHistogram`.
+        """Have the held-out clients release a noisy histogram of their errors under the model of `trained`, a trial.
 
-        Its `statistic(name)` gives "worst10" and others. `seed` drives the noise where the budget is replayable. Requires
-        noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned noise.
+        Returns it as a `ClientHistogram`, whose `statistic(name)` gives "worst10" and others. `seed` drives the noise where the
+        budget is replayable. Requires noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned
+        noise.
         """
         assert self.held_out_evaluation is not None
         [method], first = trained.algorithm.members, self.search.first_experiment()

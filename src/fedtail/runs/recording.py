@@ -34,7 +34,7 @@ class Watch(Protocol):
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
         """Called when a run or a trial begins or is resumed: `round` of its `rounds` rounds are done, 0 at the start.
 
-        `name` is that of the experiment, or says which trial it is.
+        `name` is that of the experiment, or says which trial it is; `seed` is what it is trained with.
         """
         ...
 
@@ -96,17 +96,16 @@ class Records(Protocol):
         ...
 
     def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
-        """Record the state before the first round. `lines` has the open files by name, those in `line_files` included.
+        """Record `start`, the state before the first round. `lines` has the open files by name, those in `line_files` included.
 
         Returns a dict of evaluations by split for each model, or None where the initial model is not evaluated.
         """
         ...
 
     def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Record a finished round. `lines` has the open files by name, those in `line_files` included.
+        """Record the round that `progress` is about. `lines` has the open files by name, those in `line_files` included.
 
-        Returns None where nothing was evaluated, else the state that was evaluated and, for each model, its evaluations by
-        split.
+        Returns None where nothing was evaluated, else the state that was evaluated and, for each model, its evaluations by split.
         """
         ...
 
@@ -126,8 +125,9 @@ class Recorder:
                  checkpoints: Checkpoints):
         """Set up without writing: `start_or_resume` begins the files in `folder`.
 
-        `records` evaluates and records what is specific to a simulated or deployed run. With `keep_best` in the experiment,
-        what an interrupted run found best is read from `best.json`.
+        `records` evaluates and records what is specific to a simulated or deployed run, `watch` is told of the progress, `ledger`
+        is that of the run, and `checkpoints` saves its states. With `keep_best` in the experiment, what an interrupted run found
+        best is read from `best.json`.
         """
         self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
@@ -150,10 +150,10 @@ class Recorder:
     def start_or_resume(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """Open the run's files and return the state that training starts from: that of the checkpoint, or a new one.
 
-        Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does
-        so) and saves it as the first checkpoint. With one it removes the lines written after the checkpoint, and raises
-        RunRefused where the ledger lacks releases that the checkpoint names. `table` is the experiment's table, for
-        `run.json`.
+        Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does so)
+        and saves it as the first checkpoint. With one it removes the lines written after the checkpoint, and raises RunRefused
+        where the ledger lacks releases that the checkpoint names. `task` holds the initial module; `table` is the experiment's
+        table, for `run.json`. The watch is told that the run begins.
         """
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         if checkpoint is None:
@@ -227,7 +227,10 @@ class Recorder:
         append_to_log(self.folder, text)
 
     def _write_run_json(self, task: Task, table: dict[str, Any]) -> None:
-        """Write `run.json`, the description of the run, and `experiment.toml`, the experiment's `table` as TOML."""
+        """Write `run.json`, the description of the run, and `experiment.toml`, the experiment's `table` as TOML.
+
+        `task` gives the names of the metrics and which values of each are better.
+        """
         import tomli_w
 
         family = self.experiment.family
@@ -304,7 +307,7 @@ class Recorder:
             self.note(f"{describe_price_change(change)}: both are in privacy.json")
 
     def _note_few_clients(self) -> None:
-        """Where the budget has a delta, note if there are too few clients for a meaningful privacy guarantee."""
+        """Where the budget has a delta, note if there are fewer than 100 clients: a privacy guarantee is useless for so few."""
         from fedtail.privacy.calibration import check_population
 
         if self.ledger.budget.delta is not None:
@@ -339,7 +342,10 @@ def package_versions() -> dict[str, str]:
 
 @contextmanager
 def redirect_warnings(note: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, pass every Python warning to `note` as text instead of printing it; equal texts once only."""
+    """Within the block, pass the text of every Python warning, after "warning: ", to `note` instead of printing it.
+
+    Equal texts are passed once only. How warnings were shown before is restored afterwards.
+    """
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:

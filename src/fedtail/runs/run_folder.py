@@ -221,9 +221,10 @@ class RunFolder:
         return np.concatenate([np.zeros(0), *spread])
 
     def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
-        """The columns of `clients.parquet` by name, restricted to one split and one model: a row for each client.
+        """The columns of `clients.parquet` by name, restricted to one split and one model: arrays with a row for each client.
 
-        `member` is the position of the model.
+        `member` is the position of the model. The arrays are empty for a split that the file does not have. Raises
+        FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
         """
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
         return {name: values[rows] for name, values in self.clients.items()}
@@ -254,7 +255,7 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 
 
 def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each round of the file `rounds.jsonl`, in order; nothing where there is no file.
+    """Yield a dict for each round of the file `rounds.jsonl` at `path`, in order; nothing where there is no file.
 
     The first line of the file, which gives the number of clients, is not yielded. A null in the file stands for all clients
     (`asked`) or the whole cohort (`counted`): it is replaced by their positions. `clients` is the number of clients expected,

@@ -37,7 +37,10 @@ class SimulationRecords:
     run_format = FORMAT
 
     def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool):
-        """Set up without writing. `splits` are the populations to evaluate under `task`; `tail` has `rounds.jsonl` written."""
+        """Set up the records of the run of `experiment` in `folder`, without writing.
+
+        `splits` are the populations to evaluate under `task`. With `tail`, `rounds.jsonl` is written.
+        """
         self.experiment, self.folder, self.splits, self.task, self.tail = experiment, folder, splits, task, tail
         self.tested_split = next(split for split in TESTED if split in splits)
         self.line_files = ("rounds.jsonl",) if tail else ()
@@ -76,7 +79,8 @@ class SimulationRecords:
     def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
-        Returns, for each model, the evaluations by split (those that are evaluated during the run).
+        `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
+        run).
         """
         write_atomically(self.folder / INITIAL, module_bytes(self.task.module))
         if self.tail:
@@ -86,7 +90,8 @@ class SimulationRecords:
     def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
-        Returns the state and, for each model, the evaluations by split; None in rounds that are not evaluated.
+        `progress` is about the round, `lines` has the open files by name. Returns the state and, for each model, the evaluations
+        by split; None in rounds that are not evaluated.
         """
         trained = progress.trained
         if self.tail and progress.view is not None:
@@ -124,10 +129,10 @@ class SimulationRecords:
                 or self.tested_split == "train"}
 
     def _evaluate_splits(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
-        """For each model of `trained`, the evaluations of these splits, by split.
+        """For each model of `trained`, the evaluations of these splits, in a dict by split.
 
-        The evaluations of the last round are kept, so that asking again in the same round computes only the splits that are
-        missing.
+        The evaluations of the last round are stored in `_last`, so that another call in the same round computes only the splits
+        that are missing.
         """
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]
@@ -137,10 +142,10 @@ class SimulationRecords:
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
     def _write_client_table(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
-        """Write the table over clients, `clients.parquet`, with participation, picks and fine-tuning where they apply.
+        """Write the table over clients, `clients.parquet`, from the `evaluations` of all splits for each model of `trained`.
 
-        Returns, for each model, the error statistics before and after fine-tuning; None where the experiment has no
-        fine-tuning.
+        It has participation, picks and fine-tuning where they apply. Returns, for each model, the error statistics before and
+        after fine-tuning; None where the experiment has no fine-tuning.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         if self.tail:

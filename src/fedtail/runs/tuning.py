@@ -26,11 +26,12 @@ HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to tr
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
     """Search the settings of an experiment: train trials, record them in `folder`, and write the best experiment to `best.toml`.
 
-    Returns the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path
-    of `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search
-    that `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another
-    search, or other files, and for a private search whose epsilon cannot be stated or is too large; RunError where optuna is
-    not installed.
+    Each trial is trained with each of `seeds`; a private search takes one, from which it derives another for each trial. Returns
+    the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path of
+    `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search that
+    `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another search, or
+    other files, and for a private search with several seeds or whose epsilon cannot be stated or is too large; RunError where
+    optuna is not installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
@@ -57,7 +58,8 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
 def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
     """The `PrivateSearch` of a search with `private` in `[tune]`, checked; None for a search without.
 
-    Raises RunRefused where there are several seeds, or where its privacy cost cannot be stated or is too high.
+    `held_out` has, by seed, the clients to train on and to judge by. Raises RunRefused where there are several seeds, or where
+    the privacy cost of the search cannot be stated or is too high.
     """
     if search.settings.private is None:
         return None
@@ -70,7 +72,10 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
 
 
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
-    """Whether every release of a trial is noisy, so that a user might take the choice among trials for private as well."""
+    """Whether every release of a trial is noisy.
+
+    `tune` then notes, for a search without `private`, that the choice among trials is not private.
+    """
     population, _ = next(iter(held_out.values()))
     planned = PrivateSearch(search, population, population).trial_round_event
     return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
@@ -94,9 +99,9 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
                          watch: Watch) -> float | None:
     """Train one trial of a private search with the settings `chosen` and a seed of its own; returns its statistic.
 
-    None where the watch stopped it. The held-out clients judge it, with noise where `[tune]` has some. Where it is the best
-    so far, its model is written to `model.safetensors` in `folder`. Raises RunRefused where the trial would cost more than
-    planned, and RunError where it did.
+    None where the watch stopped it. The held-out clients judge it, with noise where `[tune]` has some. Where it is better than
+    all earlier trials of the `study`, its model is written to `model.safetensors` in `folder`. Raises RunRefused where the trial
+    would cost more than planned, and RunError where it did.
     """
     search, wanted = private.search, private.search.experiment_with(chosen)
     private.check_trial_cost(wanted, str(chosen))
@@ -119,10 +124,11 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
 
 def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool,
                   private: PrivateSearch | None) -> dict[str, Any]:
-    """Write `trials.json`, `best.toml` and, for a private search, `privacy.json`; returns what `tune` returns.
+    """Write `trials.json`, `best.toml` and, for a private search, `privacy.json` to `folder`; returns what `tune` returns.
 
-    `best.toml` is written where a trial gave a finite number; of a private search only once it is `finished`, and `best` is
-    None before.
+    That is the content of `trials.json` with `best`, the best trial or None, and `file`, the path of `best.toml`. The trials are
+    those that ended in the optuna `study`. `best.toml` is written where a trial gave a finite number; of a private search only
+    once it is `finished`, and `best` is None before.
     """
     import tomli_w
 
@@ -146,10 +152,10 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
 
 
 def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
-    """Train a trial with the settings `chosen` once for each seed; returns the mean over seeds of its held-out statistic.
+    """Train a trial of `search` with the settings `chosen` for each seed; returns the mean over seeds of its held-out statistic.
 
-    None where the watch stopped it. `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names
-    the trial to the watch.
+    None where the watch stopped it. `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names the
+    trial to the watch.
     """
     wanted, values = search.experiment_with(chosen), []
     for seed, (population, held) in held_out.items():
@@ -166,16 +172,16 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:
-    """Report a finished round to the watch; returns True, which stops training, where the watch asks to stop."""
+    """Report the finished round of `progress` to the watch; returns True, which stops training, where the watch asks to stop."""
     watch.round(progress.round)
     return watch.stop
 
 
 def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
-    """The clients to train on and those to evaluate trials on, as two populations.
+    """The clients to train on and those to evaluate the trials of a search on, as two populations.
 
-    The second is the validation split of the data; without one, the fraction `holdout` of the training clients, drawn by
-    `seed`. Test clients are never used.
+    The second is the validation split of the data; without one, the fraction `holdout` of the training clients, drawn by `seed`.
+    Test clients are never used.
     """
     splits = search.first_experiment().data.load(seed)
     if "validation" in splits:
@@ -194,11 +200,11 @@ def _display_scale(search: Search, population: Population) -> float:
 
 
 def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
-    """Open or create the optuna study in `trials.log`, set its sampler, and return it.
+    """Open or create the optuna study in the file `trials.log` of `folder`, set its sampler, and return it.
 
-    Combinations not yet tried are queued where there are few enough to try all and the number of trials is fixed. Sets
-    optuna's logging to warnings. Raises RunRefused where the file is that of another search, RunError where optuna is not
-    installed or the file is damaged.
+    The study stores which search and data (`held_out`) it is about. Combinations not yet tried are queued where there are few
+    enough to try all and the number of trials is fixed. Sets optuna's logging to warnings. Raises RunRefused where the file is
+    that of another search, RunError where optuna is not installed or the file is damaged.
     """
     try:
         import optuna
@@ -249,7 +255,10 @@ def _search_identity(search: Search, held_out: HeldOut) -> str:
 
 
 def _untried_combinations(search: Search, study: Any) -> list[dict[str, Any]]:
-    """The combinations of settings that were neither tried nor queued; an empty list where there are too many to try all."""
+    """The combinations of the search's settings that the optuna `study` has neither tried nor queued.
+
+    An empty list where there are too many to try all.
+    """
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
     known = [trial.params for trial in _ended_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
     return [chosen for chosen in search.combinations() or [] if chosen not in known]

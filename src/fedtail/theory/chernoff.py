@@ -27,7 +27,7 @@ def chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> fl
     (0.629, 0.665)
     """
     def log_ratio(tilt: float) -> float:
-        """log of (E exp(t X) - 1) / (exp(t gamma) - 1), both of the sign of t."""
+        """log of (E exp(t X) - 1) / (exp(t gamma) - 1) at t = `tilt`, with gamma the `threshold`."""
         return _log_distance_to_one(log_moment(tilt)) - _log_distance_to_one(tilt * threshold)
 
     check_all_positive(threshold=threshold)
@@ -38,7 +38,8 @@ def chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> fl
 def classic_chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> float:
     """Chernoff's upper bound of P[X >= gamma]: the least over t > 0 of E exp(t X) / exp(t gamma), at most 1.
 
-    `log_moment(t)` is log E exp(t X); `threshold` (gamma) is positive. The right-hand side of [Li23, eq. (7.60)].
+    `log_moment(t)` is log E exp(t X); `threshold` (gamma) must be positive, else FieldError (a ValueError). The right-hand side
+    of [Li23, eq. (7.60)].
     """
     check_all_positive(threshold=threshold)
     sizes = np.geomspace(FLATTEST, STEEPEST, TILTS) / threshold
@@ -46,11 +47,14 @@ def classic_chernoff_bound(log_moment: Callable[[float], float], threshold: floa
 
 
 def _least_exponential(logarithm: Callable[[float], float], tilts: np.ndarray) -> float:
-    """The least of exp(logarithm(t)): over increasing `tilts`, then between the neighbours of the best."""
+    """The least of exp(logarithm(t)): over the increasing `tilts`, then between the neighbours of the best of them.
+
+    Tilts at which the logarithm overflows or is NaN are left out; infinity where all are.
+    """
     from scipy.optimize import minimize_scalar
 
     def at(tilt: float) -> float:
-        """The logarithm at a tilt; infinite where it overflows, is NaN, or has lost all its digits."""
+        """The logarithm at a tilt; infinity where it overflows, is NaN, or is -infinity, all its digits lost."""
         try:
             found = logarithm(float(tilt))
         except OverflowError:
@@ -67,7 +71,7 @@ def _least_exponential(logarithm: Callable[[float], float], tilts: np.ndarray) -
 
 
 def _log_distance_to_one(exponent: float) -> float:
-    """log |exp(x) - 1|, without overflow; -infinity at 0."""
+    """log |exp(exponent) - 1|, without overflow; -infinity for an exponent of 0."""
     if exponent == 0:
         return -math.inf
     if exponent > 30:

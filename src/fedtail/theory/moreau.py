@@ -44,9 +44,9 @@ def _proximal_displacement(
 ) -> Tensor:
     """prox(w) - w with w = `centre`, (dim,), within `tolerance` in value, by a bundle of cuts.
 
-    After a trial point that did not improve on the best one, the next lies a third of the way from the best to the minimiser of
-    the cuts. Raises RuntimeError if `max_cuts` evaluations do not suffice, and ValueError if the objective is not finite or is
-    less convex than `weak_convexity` says.
+    prox(w) minimises objective(z) + (strength/2) |z - w|^2 over z. After a trial point that did not improve on the best one, the
+    next lies a third of the way from the best to the minimiser of the cuts. Raises RuntimeError if `max_cuts` evaluations do not
+    suffice, and ValueError if the objective is not finite or is less convex than `weak_convexity` says.
     """
     curvature, best = strength - weak_convexity, torch.zeros_like(centre)
     trial, lower, upper = best, -math.inf, math.inf
@@ -69,7 +69,7 @@ def _proximal_displacement(
 
 
 def _check_lower_bound(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
-    """Raise ValueError where the lower bound exceeds the best value by more than `tolerance` and rounding.
+    """Raise ValueError where `lower`, the lower bound, exceeds `upper`, the best value, by more than `tolerance` and rounding.
 
     Then the objective is less convex than `weak_convexity` says; that number is used only in the message.
     """
@@ -129,6 +129,6 @@ def _newton_step(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error
 
 
 def _longest_step(x: Tensor, slack: Tensor, step: Tensor, slack_step: Tensor) -> Tensor:
-    """The largest length in [0, 1], a scalar tensor, at which neither x + length * step nor the moved slack is negative."""
+    """The largest length in [0, 1], a scalar tensor, that leaves x + length * step and slack + length * slack_step at least 0."""
     values, moves = torch.cat([x, slack]), torch.cat([step, slack_step])
     return torch.where(moves < 0, values / -moves, 1.0).amin().clamp(max=1)

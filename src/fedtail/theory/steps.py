@@ -48,20 +48,21 @@ def convex_step_size(
 ) -> StepSize:
     r"""Learning rate and smoothing for convex clients with (lambda/2)|w|^2, [PLMH23, Theorem 8, the full Theorem 5].
 
-    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `strength` is lambda, below L; ValueError for fewer
-    than 16 kappa^1.5 rounds (T). With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| / G)^2, tau `local_steps`, m
-    `cohort_size`, theta `tail_fraction` and `initial_distance` = |w0 - w*|:
+    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `strength` is lambda, below L; ValueError for fewer than 16
+    kappa^1.5 rounds (T, `num_rounds`) and for constants out of range. With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| /
+    G)^2, tau `local_steps`, m `cohort_size`, theta `tail_fraction`, `initial_distance` = |w0 - w*| and a v b the larger of two
+    numbers, the `learning_rate` (gamma) and the `smoothing` (nu) of the result are:
 
         delta = min{ 1/(16 kappa^1.5), 2/T (1 v log(C T / log m)), 2/T (1 v log(C T^2 / (kappa^2 log m))) }
         nu    = 8 G^2 delta / lambda (1 v 32 kappa^2 delta),    L' = L + lambda + G^2 / nu
         gamma = min{ 1/(4 tau L'), 1/(8 tau kappa sqrt(2 lambda L')), 2/(lambda tau T) (1 v log(C theta m T)),
                      2/(lambda tau T) (1 v log(C T^2 / (kappa^2 (1 - 1/tau)))) }
 
-    Two departures from the print, both decided by the proof. (1) Theorem 8 squares the last logarithm of gamma;
-    Lemma 13, which it invokes, does not. (2) Every 2/T is printed 1/T, because step 5 of the proof takes
-    (1 - lambda tau gamma / 2)^-(T+1) >= exp((T+1) lambda tau gamma), which is false: the exponent is half of that. With
-    the printed gamma the first term of (36) then decays as T^-1/2; with ours as 1/T, the rate that is stated. The
-    condition T >= 16 kappa^1.5 stays: below 32 kappa^1.5 only the constant 2 of Lemma 13 becomes 2.6.
+    Two departures from the print, both decided by the proof. (1) Theorem 8 squares the last logarithm of gamma; Lemma 13, which
+    it invokes, does not. (2) Every 2/T is printed 1/T, because step 5 of the proof takes (1 - lambda tau gamma / 2)^-(T+1) >=
+    exp((T+1) lambda tau gamma), which is false: the exponent is half of that. With the printed gamma the first term of (36) then
+    decays as T^-1/2; with ours as 1/T, the rate that is stated. The condition T >= 16 kappa^1.5 stays: below 32 kappa^1.5 only
+    the constant 2 of Lemma 13 becomes 2.6.
 
     >>> convex_step_size(1.0, 1.0, 0.5, local_steps=1, num_rounds=1000, initial_distance=1.0, tail_fraction=0.5,
     ...                  cohort_size=100)                          # doctest: +ELLIPSIS
@@ -103,9 +104,9 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
 
 
 def _log_at_least_one(numerator: float, denominator: float) -> float:
-    """max(1, log(numerator / denominator)); 1 where the numerator is 0.
+    """max(1, log(numerator / denominator)); 1 where the numerator is 0 or less.
 
-    Infinite for denominator 0, where the term of the bound is absent (cohort of one, one local step).
+    Infinite for a denominator of 0, so that the term does not enter the minimum it is part of (cohort of one, one local step).
     """
     if denominator == 0:
         return math.inf
@@ -115,8 +116,8 @@ def _log_at_least_one(numerator: float, denominator: float) -> float:
 def averaging_contraction(learning_rate: float, strength: float, local_steps: int) -> float:
     """Ratio of successive weights in the averaged iterate, 1 - gamma lambda tau / 2: beta_j = ratio^-(1+j), [PLMH23, Theorem 5].
 
-    gamma is `learning_rate`, lambda `strength`, tau `local_steps`. It is 1 (equal weights) where `strength` is 0. Raises
-    ValueError where gamma lambda tau is not in [0, 2).
+    gamma is `learning_rate`, lambda `strength`, tau `local_steps`; beta_j is the weight of the j-th model, from 0. It is 1
+    (equal weights) where `strength` is 0. Raises ValueError where gamma lambda tau is not in [0, 2).
 
     >>> averaging_contraction(learning_rate=0.1, strength=0.5, local_steps=4)
     0.9
@@ -133,10 +134,11 @@ def averaging_contraction(learning_rate: float, strength: float, local_steps: in
 def tilted_step_size(tilt: float, smoothness: float, lipschitz: float) -> float:
     """Step for gradient descent on the tilted loss, 1 / (beta_max + L^2 t), and 1 / beta_max for t < 0: [Li23, Theorems 29, 31].
 
-    `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The tilted loss
-    curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the weighted covariance
-    of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality, each step leaves at
-    most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)].
+    t is `tilt`; `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The
+    tilted loss curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the
+    weighted covariance of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality,
+    each step leaves at most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)]. Raises ValueError for a tilt that is
+    not finite, and for constants that are not positive.
 
     >>> tilted_step_size(tilt=2.0, smoothness=2.0, lipschitz=1.0), tilted_step_size(-2.0, 2.0, 1.0)
     (0.25, 0.5)

@@ -20,6 +20,13 @@ from fedtail_studies.theory.bias import BIAS
 from fedtail_studies.theory.gaussians import GAUSSIANS
 from fedtail_studies.theory.theorem4 import THEOREM4
 from fedtail_studies.theory.theorem5 import THEOREM5
+from fedtail_studies.tilted.figures_chernoff import FIGURES_CHERNOFF
+from fedtail_studies.tilted.figures_noise import FIGURES_NOISE
+from fedtail_studies.tilted.figures_risks import FIGURES_RISKS
+from fedtail_studies.tilted.figures_shapes import FIGURES_SHAPES
+from fedtail_studies.tilted.figures_toys import FIGURES_TOYS
+from fedtail_studies.tilted.regression_outliers import REGRESSION_ABALONE, REGRESSION_HOUSING
+from fedtail_studies.tilted.regression_qsar import REGRESSION_QSAR
 
 STUDIES: tuple[Study, ...] = (
     TABLE2,
@@ -41,6 +48,14 @@ STUDIES: tuple[Study, ...] = (
     THEOREM4,
     THEOREM5,
     GAUSSIANS,
+    REGRESSION_QSAR,
+    REGRESSION_ABALONE,
+    REGRESSION_HOUSING,
+    FIGURES_TOYS,
+    FIGURES_SHAPES,
+    FIGURES_RISKS,
+    FIGURES_NOISE,
+    FIGURES_CHERNOFF,
 )
 
 

@@ -46,7 +46,8 @@ def unpack_database(path: Path, folder: Path) -> Path:
 def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
     """The number of examples of each client: a dict from client id, sorted, to a list of counts in the order of `splits`.
 
-    Clients in none of the splits are left out. Raises ValueError where no client is left, or the file is not such a database.
+    Clients in none of the splits are left out. Raises ValueError where no client is left, or the file is not a client database of
+    TensorFlow Federated.
     """
     marks = ", ".join("?" * len(splits))
     query = f"SELECT client_id, split_name, num_examples FROM client_metadata WHERE split_name IN ({marks})"
@@ -62,7 +63,8 @@ def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
 def client_examples(database: Path, splits: Sequence[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Iterate over all examples of the splits in the order of the file: client id, position of the split in `splits`, features.
 
-    Features are a dict as `read_features` returns. Raises ValueError where the file is not such a database, or is damaged.
+    Features are a dict from name to an array of float32 or int64, or to a list of bytes. Raises ValueError where the file is not
+    a client database of TensorFlow Federated, or is damaged.
     """
     marks = ", ".join("?" * len(splits))
     number = {split: place for place, split in enumerate(splits)}

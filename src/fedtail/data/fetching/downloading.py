@@ -36,13 +36,13 @@ def download(
     source: Source, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
     pause: float = 1.0, timeout: float = 30.0,
 ) -> Path:
-    """Download a file into `folder` unless it is there, and check it; returns its path.
+    """Download the file that `source` describes into `folder` unless it is there, and check it; returns its path.
 
-    A part left by an earlier call is continued. Where the connection is cut, the rest is requested again, after `pause`
-    seconds that double with each failure in a row; after `tries` failures without a new byte the next address is tried.
-    `timeout` is in seconds. `progress` is called with the bytes so far and in all. Raises WrongFile where the file does not
-    have the published checksum (or `sha256`, if given): a download is then deleted, a file that was there stays. Raises
-    ConnectionError, which says what was tried, where no address gives the file.
+    A part left by an earlier call is continued. Where the connection is cut, the rest is requested again, after `pause` seconds
+    that double with each failure in a row; after `tries` failures without a new byte the next address is tried. `timeout` is in
+    seconds. `progress` is called with the bytes so far and in all. Raises WrongFile where the file does not have the published
+    checksum (or `sha256`, if given): a download is then deleted, a file that was there stays. Raises ConnectionError, which says
+    what was tried, where no address gives the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / source.file, folder / f"{source.file}.part"
@@ -64,9 +64,9 @@ def download(
 
 
 def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
-    """Raise WrongFile unless a file has the published SHA-256, or `sha256` if given; returns the checksum in hexadecimal.
+    """Raise WrongFile unless the file at `path` has the SHA-256 published in `source`, or `sha256` if given.
 
-    With `remove` the wrong file is deleted before the error is raised.
+    Returns the checksum in hexadecimal. With `remove` the wrong file is deleted before the error is raised.
     """
     found, wanted, size = file_sha256(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
@@ -89,8 +89,8 @@ def _download_part(source: Source, part: Path, progress: Progress, sized: bool, 
     """Try the source's addresses in turn until one has completed the file `part`.
 
     What is already in `part` is kept and continued. With `sized`, the server's file must have the published size. `tries`,
-    `pause` and `timeout` are for each address. Raises ConnectionError with every address's reason where none succeeds; what
-    has come stays in `part`.
+    `pause` and `timeout` are for each address; `progress` is called with the bytes so far and in all. Raises ConnectionError with
+    every address's reason where none succeeds; what has come stays in `part`.
     """
     reasons = []
     for url in source.urls:
@@ -108,10 +108,12 @@ def _download_part(source: Source, part: Path, progress: Progress, sized: bool, 
 
 def _request_with_retries(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float,
                           timeout: float) -> None:
-    """Request the bytes that `part` lacks from one address, and again after a pause where the connection is cut.
+    """Request the bytes that `part` lacks from the address `url`, and again after a pause where the connection is cut.
 
-    Pauses double with each failure in a row. Raises _Refused after `tries` failures without a new byte, and at once for an
-    answer that will not change, such as 404. `size` is that of the whole file, None where unknown.
+    What comes is appended to `part`. A pause is `pause` seconds, doubled for each failure in a row without a new byte. Raises
+    _Refused after `tries` failures without a new byte, and at once for an answer that will not change, such as 404. `size` is
+    that of the whole file, None where unknown; `timeout` is in seconds, and `progress` is called with the bytes so far and in
+    all.
     """
     failed = 0
     while True:
@@ -137,11 +139,11 @@ def _request_with_retries(url: str, part: Path, progress: Progress, size: int | 
 
 
 def _request_missing_bytes(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
-    """Make one request for the bytes that `part` lacks, and append them to it.
+    """Make one request to `url` for the bytes that `part` lacks, and append them to it.
 
-    Nothing is requested where it has `size` bytes already. `size` is that of the whole file, None where unknown. A part
-    longer than the file is deleted. Raises what urllib raises where the request fails, and ConnectionResetError where the
-    server says that the part is too long.
+    Nothing is requested where it has `size` bytes already. `size` is that of the whole file, None where unknown; `timeout` is in
+    seconds, and `progress` is called with the bytes so far and in all. A part longer than the file is deleted. Raises what urllib
+    raises where the request fails, and ConnectionResetError where the server says that the part is too long.
     """
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have == size:
@@ -167,11 +169,11 @@ def _request_missing_bytes(url: str, part: Path, progress: Progress, size: int |
 
 
 def _append_reply(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
-    """Append what the server sends to `part`, after its first `have` bytes, or replace it where the server sends the whole file.
+    """Append the content of `reply`, an open HTTP response, to the file `part`, after its first `have` bytes.
 
-    Raises EOFError where the connection ends early, _Refused where the server's file is not of `size` or it sends other bytes
-    than requested, OSError where the disk is too full. `progress` is called with the bytes so far and in all (0 where
-    unknown).
+    Where the server sends the whole file instead, it replaces `part`. Raises EOFError where the connection ends early, _Refused
+    where the server's file is not of `size` or it sends other bytes than requested, OSError where the disk is too full.
+    `progress` is called with the bytes so far and in all (0 where unknown).
     """
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):

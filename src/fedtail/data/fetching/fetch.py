@@ -89,10 +89,11 @@ def fetch(
 ) -> dict[str, Any]:
     """Fetch the public set `name` and prepare it in `out` (default: `data/NAME`); returns its record, a dict.
 
-    The record has folders, counts, the file's checksum, source and licence, and is also written to `source.json` in `out`. A
-    set that is there already is refused (FileExistsError) unless `wishes.again`; so is a folder with other files. Downloads
-    are kept in `cache`. `progress` is called with the bytes so far and in all, `note` with sentences for the user. Raises
-    ValueError for an unknown name, OSError where the disk is too small, ConnectionError where the download fails.
+    The record has `set`, the counts of what was prepared, `populations` (folders), `holds` (counts of the whole file), `file`,
+    `sha256`, `source` and `licence`, and is written to `source.json` in `out`; what is returned also has `folder`. A set that is
+    there already is refused (FileExistsError) unless `wishes.again`; so is a folder with other files. Downloads are kept in
+    `cache`. `progress` is called with the bytes so far and in all, `note` with sentences for the user. Raises ValueError for an
+    unknown name, OSError where the disk is too small, ConnectionError where the download fails.
     """
     public = find_public_set(name)
     place = Path(os.path.abspath(out or Path("data") / name))
@@ -118,7 +119,7 @@ def fetch(
 
 
 def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read FEMNIST from `file` and save it as one population of writers in `ready` in the work folder.
+    """Read FEMNIST from `file` and save it as one population of writers, in `ready` in the work folder of `fetching`.
 
     Returns entries of the record: `clients`, `examples`, `populations` (folders) and `holds`, the counts of the whole file.
     """
@@ -130,10 +131,10 @@ def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read Shakespeare from `file` and save it as one population of roles in `ready` in the work folder.
+    """Read Shakespeare from `file` and save it as one population of roles, in `ready` in the work folder of `fetching`.
 
-    Returns entries of the record: `clients`, `examples`, `populations` (folders), `window`, and `holds`, the counts of the
-    whole file.
+    Returns entries of the record: `clients`, `examples`, `populations` (folders), `window`, and `holds`, the counts of the whole
+    file.
     """
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
@@ -146,8 +147,8 @@ def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
 def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
     """Read Sentiment140 from `file` and save two populations of accounts, and word vectors, in `ready` in the work folder.
 
-    Fetches GloVe's word vectors where they are missing. Returns entries of the record: `clients`, `examples`, `populations`
-    (folders), `words`, `dimension`, and `holds`, the counts of the whole file.
+    The work folder is that of `fetching`. Fetches GloVe's word vectors where they are missing. Returns entries of the record:
+    `clients`, `examples`, `populations` (folders), `words`, `dimension`, and `holds`, the counts of the whole file.
     """
     from fedtail.data.fetching.sent140 import read_sent140
 
@@ -161,7 +162,7 @@ def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_glove(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read GloVe from `file` and save its words and vectors in `ready` in the work folder.
+    """Read GloVe from `file` and save its words and vectors in `ready` in the work folder of `fetching`.
 
     Returns entries of the record: `words`, `dimension`, an empty list of `populations`, and `holds`, the counts of the file.
     """
@@ -180,7 +181,8 @@ _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
 def _open_word_vectors(fetching: Fetching) -> Any:
     """The `WordVectors` in the folder that the user named or, by default, in the folder `glove` beside `out`.
 
-    In the second case they are fetched first if missing, which may download them (ConnectionError where that fails).
+    In the second case they are fetched first if missing, which may download them (ConnectionError where that fails). Raises
+    FileNotFoundError where a folder that the user named holds none.
     """
     from fedtail.data.fetching.words import WordVectors
 

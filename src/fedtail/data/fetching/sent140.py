@@ -42,10 +42,10 @@ def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[
 
 
 def read_tweets(path: Path) -> Iterator[Tweet]:
-    """Iterate over all tweets with an opinion, as (account, 1 where positive else 0, text).
+    """Iterate over all tweets with a positive or negative label, as (account, 1 where positive else 0, text).
 
-    `path` is the archive, its training file, or a folder of LEAF's json files. Neutral tweets are left out, as is the
-    archive's test file, which has few accounts. Raises ValueError where a row is not Sentiment140's.
+    `path` is the archive, its training file, or a folder of LEAF's json files. Neutral tweets are left out, as is the archive's
+    test file, which has few accounts. Raises ValueError where a row is not Sentiment140's.
     """
     if path.is_dir():
         for file in leaf_files(path):
@@ -64,7 +64,8 @@ def read_tweets(path: Path) -> Iterator[Tweet]:
 def _word_numbers(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
     """Each tweet's words as row numbers in `known`, (tweets, width) int32 padded with 0, and how many they are, (tweets,).
 
-    The width is that of the longest tweet, at least 25. Words that `known` lacks are left out.
+    `texts` holds each tweet's words in order. The width is that of the longest tweet, at least 25. Words that `known` lacks are
+    left out.
     """
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]

@@ -70,11 +70,11 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """Write a deployment on the digits data with 8 clients at each node into a new folder, and return (folder, all clients).
+    """Write a deployment on the digits data into a new folder `path`, and return (its paths, a population of all clients).
 
-    Each node's data are saved beside its settings. A `share` of the clients is sampled in each round, and a row is summed over
-    `minimum` nodes or more. With `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the
-    folder is not empty.
+    There are 8 clients at each of `nodes` nodes; each node's data are saved beside its settings. The experiment trains for
+    `rounds` rounds; a `share` of the clients is sampled in each, and a row is summed over `minimum` nodes or more. With
+    `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the folder is not empty.
     """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
@@ -125,8 +125,9 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
     """Run FedAvg and Delta-FL on a deployment on this machine, and return for each how it compares with the simulator.
 
-    Everything is written to the new folder `path`. `say` is called with lines of progress; `patience` is the seconds allowed for
-    each run. Every process is ended in any case. Raises ValueError for fewer than 3 nodes, RuntimeError where a run fails.
+    There are `nodes` nodes, and each method trains for `rounds` rounds. Everything is written to the new folder `path`. `say` is
+    called with lines of progress; `patience` is the seconds allowed for each run. Every process is ended in any case. Raises
+    ValueError for fewer than 3 nodes, FileExistsError where the folder is not empty, RuntimeError where a run fails.
     """
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")

@@ -134,7 +134,10 @@ def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, dat
 
 
 def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
-    """A text with the shell commands that start the server, register and start these nodes, and submit or resume a run."""
+    """A text with the shell commands that start the server, register and start the nodes, and submit or resume a run.
+
+    `folder` is the deployment's, `nodes` are the names of its nodes; `host` and `port` are how nodes reach the server.
+    """
     server, quiet = folder.server_folder, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
     registered = "\n".join(f"  flwr supernode register {folder.node_folder(name) / 'key.pub'} {LINK}" for name in nodes)
     return f"""\

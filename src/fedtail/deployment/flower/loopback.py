@@ -28,7 +28,10 @@ class Loopback:
     """Starts and ends the processes of a deployment on this machine; leaving the `with` block ends every one of them."""
 
     def __init__(self, folder: DeploymentFolder):
-        """Choose a free port for the SuperLink and write its address into the configuration of `flwr`; nothing is started."""
+        """Choose a free port for the SuperLink and write its address into the configuration of `flwr` in `folder`.
+
+        Nothing is started.
+        """
         self.folder, self.port = folder, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self._seen: set[int] = set()
@@ -37,9 +40,10 @@ class Loopback:
         self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
-        """Until the block ends, SIGTERM exits this process with code 143 by way of `__exit__`, so that all processes are ended.
+        """Return this object; until the block ends, SIGTERM makes this process exit with code 143.
 
-        In a thread other than the main one, signals are left alone.
+        The exit passes through `__exit__`, so that all processes of the deployment are ended. In a thread other than the main
+        one, signals are left alone.
         """
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # which leaves by way of __exit__

@@ -34,7 +34,7 @@ def answer_message(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def reply_with_node_info(message: Message, context: Context) -> Message:
-    """Reply with the packed node info: the node's name, and its clients' keys, masses and groups; reads the node's data."""
+    """Reply with the serialised node info: the node's name, and its clients' keys, masses and groups; reads the node's data."""
     from fedtail.deployment.registry import packed_node_info
 
     about = packed_node_info(NodeSettings.read(str(context.node_config["settings"])))

@@ -29,7 +29,7 @@ class Nodes:
     """The nodes of a run: a client registry that grows when nodes join, with their names; Flower's ids are in `transport.ids`."""
 
     def __init__(self, transport: FlowerTransport, log: Any):
-        """Begin without nodes. `log` is called with a line for the run's log."""
+        """Begin without nodes. `transport` reaches them and holds Flower's ids; `log` is called with a line for the run's log."""
         self.transport, self.log = transport, log
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
@@ -69,9 +69,10 @@ class Nodes:
             self._register_node(info, theirs)
 
     def _register_node(self, info: NodeInfo, theirs: int) -> None:
-        """Register a node under Flower's id `theirs`, with the next number; a known name that was away gets this id instead.
+        """Register the node that `info` describes under Flower's id `theirs`, with the next number.
 
-        Where a node of that name is connected already, or the registry refuses its clients, that is logged and nothing is added.
+        A node of a known name that was away gets this id instead. Where a node of that name is connected already, or the registry
+        refuses its clients, that is logged and nothing is added.
         """
         if info.name in self.names:                           # it was away, and has come back with another number
             number = self.names.index(info.name)
@@ -92,9 +93,10 @@ class Nodes:
 
 
 def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
-    """Run an experiment on the nodes of a Flower grid. `settings` are those of `flwr run`: `experiment` and `out` are needed.
+    """Run an experiment on the nodes of a Flower grid, in the folder `out`, and return when the run is finished.
 
-    Returns when the run is finished. An exception is written to the run's log with its traceback, and raised.
+    `settings` are those of `flwr run`: `experiment` and `out` are needed; `timeout` (seconds to wait for an answer, by default
+    60) and others have defaults. An exception is written to the run's log with its traceback, and raised.
     """
     out = Path(str(settings["out"]))
     try:
@@ -107,7 +109,9 @@ def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
 def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
     """Wait for nodes, register their clients, and run the experiment in the folder `out`; more nodes may join between rounds.
 
-    `settings` are those of `flwr run`; all but `experiment` have defaults. Raises RuntimeError where too few nodes join.
+    `transport` reaches the nodes. `settings` are those of `flwr run`: `experiment`, the path of its file, is needed; `method`,
+    `trust` (names with commas), `seed`, `resume`, `schedule`, `nodes` (how many to wait for) and `wait` (seconds) have defaults.
+    Raises RuntimeError where too few nodes join.
     """
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
@@ -127,5 +131,5 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The entry of Flower's ServerApp: run the experiment that the run's settings name on the connected nodes."""
+    """The entry of Flower's ServerApp: run the experiment named in `context.run_config` on the nodes of `grid`."""
     run_on_grid(grid, context.run_config)

@@ -44,10 +44,11 @@ class TailStrategy(FedAvg):
         log.warning(SEES)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the model to the sampled nodes for evaluation, and return the training messages of those with weight in the tail.
+        """Have the sampled nodes evaluate the model in `arrays`; returns the training messages of those with weight in the tail.
 
-        Sets `weights` to the superquantile weights by node. Waits at most `loss_timeout` seconds; nodes that do not answer in
-        time, or with an error, get no weight. Raises ValueError where a reply lacks `loss_key`.
+        Sends messages through `grid` and waits at most `loss_timeout` seconds; nodes that do not answer in time, or with an
+        error, get no weight. Sets `weights` to the superquantile weights by node. FedAvg samples the nodes and makes the messages
+        for `server_round` from `arrays` and `config`. Raises ValueError where a reply lacks `loss_key`.
         """
         sampled = list(super().configure_train(server_round, arrays, config, grid))
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord({"server-round": server_round})})

@@ -21,7 +21,7 @@ class FlowerTransport:
     """
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
-        """`grid` is Flower's, `timeout` in seconds; `log` is called with a line about every exchange.
+        """Store Flower's `grid` and the settings: `timeout` in seconds, and `log`, called with a line about every exchange.
 
         The caller fills `ids`, from our number of a node to Flower's id; it is empty at first.
         """
@@ -48,7 +48,10 @@ class FlowerTransport:
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
     def request_node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
-        """Ask nodes for their node info and return it, packed, by Flower's ids; those that do not answer in time are left out."""
+        """Ask nodes, given by Flower's ids, for their node info and return it, serialised, by these ids.
+
+        Those that do not answer within `timeout` seconds are left out.
+        """
         replies = self._send_messages("query.who", {one: {"ask": b"who"} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 

@@ -40,7 +40,7 @@ class Window:
     dilation: Pair = (1, 1)
 
     def output_size(self, height: int, width: int) -> Pair:
-        """(rows, columns) of the output for an image of this height and width."""
+        """The size (rows, columns) of the output of a convolution or pooling of an image of this height and width."""
         one, two = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in
                     zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True))
         return one, two
@@ -50,7 +50,10 @@ class Stacked(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Compute 2-D convolutions and max-pooling, LSTMs and GRUs by this package where it supports the call; else by `func`."""
+        """The result of `func`, computed by this package for 2-D convolutions, max-pooling, LSTMs and GRUs that it supports.
+
+        All other functions, and calls it does not support, are left to PyTorch.
+        """
         found: Any = None
         if func is torch.lstm or func is torch.gru:
             found = self.run_recurrence(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
@@ -62,7 +65,7 @@ class Stacked(TorchFunctionMode):
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
-        """The result of a call of `torch.conv2d` with these arguments, computed by `convolve`; under autocast, in its dtype.
+        """The result of `torch.conv2d` with these arguments, computed by `convolve`; under autocast, in autocast's dtype.
 
         None, so that PyTorch computes it, for inputs without four axes, groups, padding given as text, weights of another dtype
         than the input, and where `convolve` returns None.
@@ -78,10 +81,10 @@ class Stacked(TorchFunctionMode):
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
-        """The result of a call of `max_pool2d` with these arguments, computed by `max_pool`.
+        """The result of `max_pool2d` with these arguments, computed by `max_pool`.
 
-        None, so that PyTorch computes it, on a CPU or without Triton, for inputs without four axes, overlapping windows,
-        padding, dilation, `ceil_mode` and `return_indices`.
+        None, so that PyTorch computes it: on a CPU or without Triton, and for inputs without four axes, overlapping windows,
+        padding, dilation, `ceil_mode` or `return_indices`.
         """
         kernel, pace = _height_and_width(kernel_size), _height_and_width(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
@@ -91,58 +94,73 @@ class Stacked(TorchFunctionMode):
         return self.max_pool(input, Window(kernel, pace))
 
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """Convolve images (batch, channels, height, width) of one client, differentiably; under vmap all clients at once.
+        """The convolution of one client's images (batch, channels, height, width), differentiable.
 
-        Returns (batch, outputs, rows, columns); a subclass may return None to leave the call to PyTorch.
+        Returns (batch, outputs, rows, columns). `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None. Under
+        `torch.func.vmap` all clients are computed at once, each with its own weights. A subclass may return None to leave the
+        call to PyTorch.
         """
         return _Convolution.apply(images, weight, bias, window)
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
-        """Max-pool images (batch, channels, height, width) of one client, differentiably; under vmap all clients at once."""
+        """The largest number of each window of one client's images (batch, channels, height, width), differentiable.
+
+        Returns (batch, channels, rows, columns). Under `torch.func.vmap` all clients are computed at once.
+        """
         return _MaxPool.apply(images, window)[0]
 
     def run_recurrence(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `cell`, this package's `lstm` or `gru`, with the arguments of `torch.lstm` or `torch.gru`.
 
-        Returns what these return, or None for a kind that is left to PyTorch.
+        Returns the tuple of tensors that these return, or None where `cell` does not support the call and PyTorch computes it.
         """
         return cell(*args, **kwargs)
 
 
 class Flat(Stacked):
-    """Within it, convolutions and max-pooling of one model on many examples, without gradients; the rest is left to PyTorch."""
+    """Within it, convolutions and max-pooling of one model on many examples, without gradients, are computed by Triton kernels.
+
+    LSTMs, GRUs, and all of it on a CPU, are left to PyTorch.
+    """
 
     def run_recurrence(self, *args: Any, **kwargs: Any) -> None:
-        """Return None, which leaves LSTMs and GRUs of a single model to PyTorch."""
+        """Return None, so that PyTorch computes LSTMs and GRUs; the arguments are not used."""
 
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """Convolve images (batch, channels, height, width) with one model's weights by a Triton kernel, without gradients.
+        """The convolution of images (batch, channels, height, width) with one model by a Triton kernel, without gradients.
 
-        None, so that PyTorch computes it, on a CPU, without Triton, in float64, and for 2^31 or more numbers.
+        Returns (batch, outputs, rows, columns). None, so that PyTorch computes it: on a CPU, without Triton, in float64, and for
+        2^31 or more numbers.
         """
         if not _convolves_by_triton(images, len(images) * len(weight) * math.prod(window.output_size(*images.shape[2:]))):
             return None
         return _convolve_stack(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
-        """Max-pool images (batch, channels, height, width) by a Triton kernel, without gradients and the indices they need."""
+        """The largest number of each window of images (batch, channels, height, width) by a Triton kernel, without gradients.
+
+        Returns (batch, channels, rows, columns); the indices that gradients would need are not computed.
+        """
         return triton_kernels.max_pool(images, window, keep=False)[0]
 
 
 def _height_and_width(value: Any) -> Pair:
-    """A size as (height, width), from one number or a sequence of one or two numbers; one number stands for both."""
+    """(height, width) as integers, from one number for both or from a tuple or list of one or two numbers."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
 
 def _triton_kernels_if_usable(images: Tensor) -> Any:
-    """The module `triton_kernels` if `images` are floating-point numbers on a GPU and Triton compiles there; else None."""
+    """The module `triton_kernels` if `images` are floating-point numbers on a GPU and Triton can compile there; else None."""
     return triton_kernels if images.is_cuda and images.is_floating_point() and _triton_compiles() else None
 
 
 @cache
 def _triton_compiles() -> bool:
-    """Whether Triton can compile and run a kernel here, tried once: it may be installed without the C compiler it needs."""
+    """Whether Triton can compile and run a kernel here: it may be installed without the C compiler it needs.
+
+    Tried by pooling a small image at the first call; the result is cached.
+    """
     try:
         triton_kernels.max_pool(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
     except Exception:      # whatever is missing
@@ -151,19 +169,20 @@ def _triton_compiles() -> bool:
 
 
 def _convolves_by_triton(images: Tensor, written: int) -> bool:
-    """Whether to convolve these images by a Triton kernel, which reads windows from the images without a copy of them.
+    """Whether a Triton kernel can convolve these images, which it does without a copy of their windows.
 
-    False on a CPU, without Triton, in float64, and where 2^31 or more numbers are read or `written` (how many are written).
+    False on a CPU, without Triton, in float64, and where `images` or the output have 2^31 numbers or more; `written` is how many
+    the output has.
     """
     return (_triton_kernels_if_usable(images) is not None and images.dtype != torch.float64
             and max(images.numel(), written) < INDEXABLE)
 
 
 def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-    """Convolve images (clients, batch, channels, height, width) with weights (clients, outputs, channels, kernel...).
+    """The convolution of images (clients, batch, channels, height, width) with weights (clients, outputs, channels, kernel...).
 
-    `bias` is (clients, outputs) or None. Returns (clients, batch, outputs, rows, columns), with the outputs' axis innermost in
-    memory. By a Triton kernel where it can, else by a matrix product with the windows as rows.
+    `bias` is (clients, outputs) or None. Returns (clients, batch, outputs, rows, columns), with the axis of outputs innermost in
+    memory. Computed by a Triton kernel where it can, else by a matrix product with the windows as rows.
     """
     matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.output_size(*images.shape[3:]))
     if _convolves_by_triton(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
@@ -174,9 +193,10 @@ def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window:
 
 
 def _window_rows(images: Tensor, window: Window) -> Tensor:
-    """All windows of images (clients, batch, channels, height, width) as rows of a matrix for each client.
+    """A matrix for each client whose rows are the windows of its images, (clients, batch * places, kernel * channels).
 
-    Returns (clients, batch * places, kernel * channels), a place being where a window stands in the image. Padding is zeros.
+    `images` is (clients, batch, channels, height, width), and gets a border of zeros as padding. A place is a position of the
+    window in an image: there are rows * columns of them, those of the output.
     """
     (high, wide), (down, across) = window.kernel, window.dilation
     images = F.pad(images, (window.padding[1],) * 2 + (window.padding[0],) * 2)
@@ -185,10 +205,10 @@ def _window_rows(images: Tensor, window: Window) -> Tensor:
 
 
 def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """Sum, for each pixel, the values that all windows hold for it: the transpose of `_window_rows`.
+    """For each pixel, the sum of the values that all windows hold for it: the transpose of cutting images into windows.
 
-    `columns` is (clients, batch, rows, columns, kernel..., channels). Returns images (clients, batch, channels, height, width)
-    with height and width `size`.
+    `columns` is (clients, batch, rows, columns, kernel..., channels). Returns images (clients, batch, channels, height, width),
+    where `size` is (height, width).
     """
     clients, batch, rows, across, high, wide, channels = columns.shape
     if _triton_kernels_if_usable(columns) and columns.numel() < INDEXABLE:
@@ -204,9 +224,9 @@ def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
 
 
 def _pixels_at_kernel_entry(k: int, places: int, window: Window, axis: int) -> slice:
-    """Which pixels of a padded image, along `axis`, the k-th entry of the kernel meets at `places` successive window positions.
+    """The slice of pixels, along one axis of a padded image, that entry `k` of the kernel meets as the window moves along.
 
-    `axis` is 0 for height, 1 for width.
+    `places` is the number of positions of the window; `axis` is 0 for height, 1 for width.
     """
     first, stride = k * window.dilation[axis], window.stride[axis]
     return slice(first, first + (places - 1) * stride + 1, stride)
@@ -215,8 +235,9 @@ def _pixels_at_kernel_entry(k: int, places: int, window: Window, axis: int) -> s
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
     """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns). If there is no bias (not
-    `biased`), the second tensor has no meaning and may be empty.
+    `images` are the inputs, (clients, batch, channels, height, width), and `outputs` the gradients with respect to the outputs,
+    (clients, batch, outputs, rows, columns). If there is no bias (not `biased`), the second tensor has no meaning and may be
+    empty.
     """
     if _convolves_by_triton(images, outputs.numel()):
         return triton_kernels.weight_gradient(images, outputs, window, biased)
@@ -229,11 +250,12 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
 
 
 def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
-    """Gradients with respect to images of height and width `size`, (clients, batch, channels, height, width).
+    """Gradients with respect to the images, (clients, batch, channels, height, width), where `size` is (height, width).
 
-    `outputs` are the gradients with respect to the outputs. For stride one and padding less than the kernel's extent, where it
-    pays and a Triton kernel can do it, they are a convolution of `outputs` with the kernel turned by 180 degrees; else the
-    gradients of all windows are computed and summed for each pixel.
+    `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns); `weight` is (clients,
+    outputs, channels, kernel...). Where the stride is one, padding is less than the extent of the kernel, it pays and a Triton
+    kernel can do it, the result is a convolution of `outputs` with the kernel turned by 180 degrees. Otherwise the gradients of
+    all windows are computed and summed for each pixel.
     """
     clients, batch, wide, *places = outputs.shape
     channels, pixels = weight.shape[2], math.prod(size)
@@ -253,7 +275,7 @@ def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair)
 
 
 def _outputs_as_matrices(outputs: Tensor) -> Tensor:
-    """Reorder outputs (clients, batch, channels, rows, columns) to matrices (clients, batch * rows * columns, channels)."""
+    """`outputs` (clients, batch, channels, rows, columns) as matrices (clients, batch * rows * columns, channels)."""
     return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
 
 
@@ -262,13 +284,16 @@ weight_gradient, input_gradient = make_stackable(_weight_gradient, 2), make_stac
 
 
 class _Convolution(torch.autograd.Function):
-    """Our convolution with our gradients."""
+    """A 2-D convolution, and its gradients, of one client; under `torch.func.vmap` of all clients at once."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-        """Outputs (batch, outputs, rows, columns) of one client's convolution; under vmap those of all clients at once."""
+        """The outputs (batch, outputs, rows, columns) of one client; under `torch.func.vmap` those of all clients at once.
+
+        `images` is (batch, channels, height, width), `weight` (outputs, channels, kernel...), `bias` (outputs,) or None.
+        """
         return (convolve if bias is None else convolve_with_bias)(images, weight, bias, window)
 
     @staticmethod
@@ -280,9 +305,9 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor) -> Any:
-        """Gradients with respect to images, weights, bias and window, from `outputs`, those with respect to the outputs.
+        """Gradients with respect to the four arguments of `forward`; `outputs` are those with respect to its result.
 
-        Gradients that are not needed are None, and so are that of an absent bias and that of the window.
+        They are None where not needed, for an absent bias, and for the window.
         """
         images, weight = ctx.saved_tensors
         by_images = input_gradient(outputs, weight, ctx.window, tuple(images.shape[2:])) if ctx.needs_input_grad[0] else None
@@ -293,15 +318,19 @@ class _Convolution(torch.autograd.Function):
 
 
 def _max_pool_stack(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """The largest number of each window and its index within the window, both (clients, batch, channels, rows, columns)."""
+    """The largest number of each window and its index within the window, both (clients, batch, channels, rows, columns).
+
+    `images` is (clients, batch, channels, height, width), on a GPU.
+    """
     largest, place = triton_kernels.max_pool(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
 def _max_pool_gradient(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    """Gradients with respect to images of height and width `size`, from `outputs`, those with respect to the pooled numbers.
+    """Gradients with respect to the images, (clients, batch, channels, height, width), where `size` is (height, width).
 
-    Each goes to the pixel that was largest in its window, given by its index `place` there; other pixels get zero.
+    `outputs` are the gradients with respect to the pooled numbers, (clients, batch, channels, rows, columns). Each goes to the
+    pixel that was largest in its window, whose index there is in `place`; other pixels get zero.
     """
     images = triton_kernels.max_unpool(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
@@ -311,13 +340,19 @@ max_pool, max_pool_gradient = make_stackable(_max_pool_stack, 1), make_stackable
 
 
 class _MaxPool(torch.autograd.Function):
-    """The largest number of each window, and which it was: of equal ones the first, as in PyTorch."""
+    """Max-pooling and its gradient, of one client; under `torch.func.vmap` of all clients at once.
+
+    Among equal numbers the first in the window is the largest, as in PyTorch.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        """One client's largest number of each window, and its index in the window; under vmap those of all clients at once."""
+        """The largest number of each window of one client's images, and its index in the window.
+
+        Both are (batch, channels, rows, columns). Under `torch.func.vmap` those of all clients at once.
+        """
         return max_pool(images, window)
 
     @staticmethod
@@ -330,7 +365,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, _: Any) -> Any:
-        """Gradients with respect to images and window, from `outputs`, those with respect to the largest numbers.
+        """Gradients with respect to the two arguments of `forward`; `outputs` are those with respect to the largest numbers.
 
         The gradient of the window is None.
         """

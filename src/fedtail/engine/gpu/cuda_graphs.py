@@ -32,18 +32,18 @@ LAST_FEW = 8         # so few clients left: their narrow last batches are padded
 
 
 class Replayed:
-    """A function of stacked clients, called through recordings of it. What it returns is valid until the next call.
+    """Calls a function of stacked clients through CUDA graphs of it. A result is valid until the next call.
 
-    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that reads
-    its values, too little memory) is computed as if this were not here; `refused` then says why. Batches are widened to a
-    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is needed for the `seen`-th time.
+    A graph is recorded for a shape of the arguments when that comes for the `seen`-th time. On a CPU nothing is recorded, but the
+    function is called on the same buffers. If recording fails twice (a module reads values, or memory is short) all calls are
+    direct, and `refused` says why. Batches are padded to a multiple of `grain` examples, or where that is 0 by a few examples.
     """
 
     def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
-        """Wrap `function`; nothing is recorded yet. On a GPU all recordings of this object share one memory pool and one stream.
+        """Wrap `function`, which takes stacked arguments on `device`; nothing is recorded yet.
 
         Batches are padded to a multiple of `grain` examples, or by a few where that is 0; a shape is recorded at its `seen`-th
-        call.
+        call. On a GPU all recordings share one memory pool and one stream.
         """
         self.function, self.device, self.grain, self.seen = function, device, grain, seen
         self.refused: str | None = None
@@ -55,15 +55,15 @@ class Replayed:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __len__(self) -> int:
-        """The number of shapes for which a recording is held now."""
+        """The number of shapes for which a recording is held now, at most 64."""
         return len(self._steps)
 
     def __call__(self, params: Tensor, inputs: Examples, *rest: Tensor) -> Tensor:
-        """The function's result, (clients, ...), by a replay where this shape is recorded, else by a direct call.
+        """The result of the function, (clients, ...), by replaying a recording where this shape has one, else by a direct call.
 
-        `rest` are targets and weights (clients, batch, ...), and the result has one row per client; without them it is (clients,
-        examples, ...). It may be a view of a buffer that the next call overwrites. A shape is recorded when it has come `seen`
-        times; once recording has failed twice, all calls are direct.
+        `params` is (clients, dim), `inputs` and `rest`, which are targets and weights, are (clients, batch, ...). Without `rest`
+        the result is (clients, examples, ...). It may be a view of a buffer that the next call overwrites. A shape is recorded
+        when it has come `seen` times; once recording has failed twice, all calls are direct.
         """
         if self.refused is not None:
             return self.function(params, inputs, *rest)
@@ -83,9 +83,10 @@ class Replayed:
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _padded_width(self, active: int, batch: int) -> int:
-        """How many examples to pad a batch to, where `active` clients have `batch` examples each; at least `batch`.
+        """The number of examples, at least `batch`, to which a batch of `batch` examples of `active` clients is padded.
 
-        Remembers the widest batch so far: where few clients are left, their batches are padded to it.
+        With `grain` it is the next multiple of that. Without, it is the widest batch so far (`_widest`, which is updated) where
+        at most 8 clients are left and that is at most 256; otherwise `padded_size` of `batch`, which keeps up to 32 as they are.
         """
         self._widest = max(self._widest, batch)
         if self.grain:
@@ -94,10 +95,11 @@ class Replayed:
 
     def _record_shape(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
-        """Make buffers for `clients` clients with `width` examples each, record a step on them, and store it under `key`.
+        """Make buffers for `clients` clients with `width` examples each, record the function on them, and store it under `key`.
 
-        `given` are the arguments by buffer name. Evicts the recording unused for longest when there are 64. Returns the
-        recording, or None where CUDA could not record it; on a CPU the step has buffers but no graph.
+        `given` are the arguments by buffer name, and `inputs` tells the names of inputs. If 64 recordings are held, the one that
+        was unused for longest is dropped. Returns the recording, or None where CUDA could not record it; on a CPU it has buffers
+        but no graph.
         """
         shapes = {name: (clients, *((width,) if name != "params" else ()), *item_shape(name, t)) for name, t in given.items()}
         buffers = {name: self._arena.buffer(name, shapes[name], t.dtype) for name, t in given.items()}
@@ -112,9 +114,9 @@ class Replayed:
         return step
 
     def _capture_graph(self, step: _Recorded) -> bool:
-        """Run the step once to warm up, then record it as a CUDA graph and set `step.graph`; True on success.
+        """Run `step` once to warm up, then record it as a CUDA graph and set `step.graph`; True on success.
 
-        On an exception it cleans up, counts the failure, and returns False.
+        If that raises, the failure is cleaned up and counted (`_recover_from_failure`), and the result is False.
         """
         assert self._stream is not None
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -134,8 +136,8 @@ class Replayed:
     def _recover_from_failure(self, reason: str) -> None:
         """Clean up after a failed recording: end PyTorch's allocation to the pool, synchronise, and take a new pool.
 
-        At the second failure `refused` is set to `reason`, and all recordings and buffers are dropped, so that none is made
-        again.
+        At the second failure `refused` is set to the text `reason`, all recordings and buffers are dropped, and nothing is
+        recorded any more.
         """
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool or (0, 0))
@@ -150,7 +152,7 @@ class Replayed:
 
 @dataclass(eq=False)
 class _Recorded:
-    """One shape of a step: its buffers, where its result is, and on a GPU its graph."""
+    """The recording of a function for one shape of its arguments: buffers for them, its result, and on a GPU the CUDA graph."""
 
     function: Step
     arena: _Arena
@@ -160,9 +162,10 @@ class _Recorded:
     graph: Any = None
 
     def fill_buffers(self, given: dict[str, Tensor], active: int, batch: int) -> None:
-        """Copy a step's arguments into the buffers of the first `active` clients.
+        """Copy the arguments `given`, by name, into the buffers of the first `active` clients.
 
-        Examples from position `batch` on are padding: they repeat the client's first example, with weight zero.
+        `batch` is the number of examples that are given. The rest of a buffer is padding: it repeats the client's first example,
+        with weight zero.
         """
         for name, source in given.items():
             buffer = self.buffers[name][:active]
@@ -190,17 +193,18 @@ class _Recorded:
 
 
 class _Arena:
-    """Memory at fixed addresses, by name. It grows by being replaced; what was recorded keeps what it was recorded with."""
+    """Buffers by name, at fixed addresses. One that is too small is replaced; recordings keep the memory they were made with."""
 
     def __init__(self, device: torch.device):
-        """Buffers on `device`; no memory is allocated before `buffer` is called."""
+        """An arena without buffers, which will be on `device`; no memory is allocated yet."""
         self.device = device
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer of this shape and dtype, at the start of the memory held under `name`; earlier views of it share that memory.
+        """A buffer of this shape and dtype, at the start of the memory that is held under `name` and `dtype`.
 
-        New memory, which is zero, is allocated where there is too little; earlier views then keep their old memory.
+        Buffers of one name and dtype share memory, so that writing to one overwrites the others. Where that memory is too small,
+        new memory (zeros) is allocated; earlier buffers then keep the old one.
         """
         size, key = math.prod(shape), (name, dtype)
         old = self._held.get(key)
@@ -212,7 +216,7 @@ class _Arena:
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """The CUDA stream on which everything is recorded on `device`, made once: cuBLAS keeps memory for every stream it ran on."""
+    """The CUDA stream on which all recordings on `device` are made; cached, since cuBLAS keeps memory for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -233,7 +237,7 @@ def padded_size(count: int, exact: int = 1) -> int:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """A context in which Python collects no garbage; enabled again afterwards if it was.
+    """A context in which Python's garbage collector is off; at its end it is on again if it was before.
 
     Freeing an old CUDA graph while another is being recorded would spoil the recording.
     """
@@ -247,14 +251,14 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def item_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of one client's part where `name` is "params" (without axis 0), else of one example (without axes 0 and 1)."""
+    """The shape of one client's part, `tensor.shape[1:]`, if `name` is "params"; else that of one example, `tensor.shape[2:]`."""
     return tuple(tensor.shape[1 if name == "params" else 2 :])
 
 
 def _arguments_by_name(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
-    """The arguments of a step as a dict by buffer name: "params", "input", and from `rest` "targets" and "weight".
+    """The arguments as a dict by buffer name: "params", "input", and from `rest` "targets" and "weight".
 
-    Where inputs come by name there is one "input NAME" for each instead of "input".
+    Where `inputs` is a dict, there is an "input NAME" for each of its tensors instead of "input".
     """
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
     return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}

@@ -15,10 +15,10 @@ Precision = Literal["full", "tf32", "bf16"]
 def use_precision(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
     """A context in which a GPU multiplies and convolves in `precision`; on a CPU it does nothing. Former settings are restored.
 
-    "full" keeps float32 products at about float32 accuracy: TF32 is off, which PyTorch by default leaves on in convolutions, and
-    this package's convolutions split each factor in two TF32 numbers and add three products. "tf32" rounds float32 factors to
-    ten bits of mantissa. "bf16" turns on autocast to bfloat16 for factors and activations, unless `activations` is False
-    (backward passes, closed forms): then it is "full". Parameters, sums of products and losses keep their dtype.
+    "full" is about float32 accuracy: TF32 is switched off, which PyTorch leaves on in convolutions by default, and this package's
+    convolutions split each factor in two TF32 numbers and add three products. "tf32" rounds float32 factors to ten bits of
+    mantissa. "bf16" turns on autocast to bfloat16 for factors and activations; if `activations` is False (backward passes, closed
+    forms), it is the same as "full". Parameters, sums of products and losses keep their dtype.
     """
     if device.type != "cuda":
         yield

@@ -20,20 +20,20 @@ from fedtail.engine.gpu.stackable import make_stackable
 
 
 def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """`torch.lstm` for a client under vmap, with weights of its own: same arguments, differentiable, all clients at once.
+    """`torch.lstm` for one client with its own weights, differentiable: under `torch.func.vmap` all clients are computed at once.
 
-    Returns outputs, last hidden states and last cell states. None for what is left to PyTorch: packed sequences, bidirectional
-    or projected LSTMs, dropout in training, inputs without three axes.
+    Takes the arguments of `torch.lstm`, and returns outputs, last hidden states and last cell states. None for what is left to
+    PyTorch: packed sequences, bidirectional or projected LSTMs, dropout in training, inputs without three axes.
     """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
     return None if packed else _run_recurrent_layers(_lstm_layer, input, state, weights, *kind)
 
 
 def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """`torch.gru` for a client under vmap, with weights of its own: same arguments, differentiable, all clients at once.
+    """`torch.gru` for one client with its own weights, differentiable: under `torch.func.vmap` all clients are computed at once.
 
-    Returns outputs and last hidden states. None for what is left to PyTorch: packed sequences, bidirectional GRUs, dropout in
-    training, inputs without three axes.
+    Takes the arguments of `torch.gru`, and returns outputs and last hidden states. None for what is left to PyTorch: packed
+    sequences, bidirectional GRUs, dropout in training, inputs without three axes.
     """
     packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
     return None if packed else _run_recurrent_layers(_gru_layer, input, (state,), weights, *kind)
@@ -42,11 +42,11 @@ def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ..
 def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor],
                           weights: Sequence[Tensor], biased: bool, layers: int, dropout: float, train: bool,
                           bidirectional: bool, batch_first: bool = False) -> tuple[Tensor, ...] | None:
-    """Run all layers; returns the outputs of the last layer, and each last state of all layers, (layers, batch, width).
+    """Run all layers; returns the outputs of the last layer, (time, batch, width), and each last state, (layers, batch, width).
 
-    `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`, `weights` being
-    those of all layers in order. None for kinds that are left to PyTorch: bidirectional, projected, dropout in training,
-    unbatched.
+    `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`, `weights` being those
+    of all layers in order. With `batch_first` outputs are (batch, time, width). None for kinds that are left to PyTorch:
+    bidirectional, projected, dropout in training, unbatched.
     """
     each = 4 if biased else 2
     if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
@@ -63,7 +63,7 @@ def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor,
 
 
 def _cast_for_autocast(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors in the dtype of autocast where it is active on their device, as PyTorch's recurrences do; else as they are."""
+    """The tensors `values`, cast to autocast's dtype where autocast is on for their device, as PyTorch does; else as they are."""
     kind = values[0].device.type
     return [value.to(torch.get_autocast_dtype(kind)) for value in values] if torch.is_autocast_enabled(kind) else values
 
@@ -72,7 +72,8 @@ def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, 
                 *biases: Tensor) -> Sequence[Tensor]:
     """One LSTM layer of one client: outputs (time, batch, width), last hidden state and last cell state, (batch, width) each.
 
-    `inputs` is (time, batch, features), `of_input` and `of_hidden` are the weights, `biases` the two biases.
+    `inputs` is (time, batch, features); `hidden` and `cell` (batch, width) are the first states. `of_input` (4 width, features)
+    and `of_hidden` (4 width, width) are the weights, and `biases` the two biases, (4 width,) each.
     """
     return _LSTM.apply(inputs, hidden, cell, of_input, of_hidden, torch.add(*biases))[:3]
 
@@ -80,7 +81,8 @@ def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, 
 def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, *biases: Tensor) -> Sequence[Tensor]:
     """One GRU layer of one client: outputs (time, batch, width) and last hidden state (batch, width).
 
-    `inputs` is (time, batch, features), `of_input` and `of_hidden` are the weights, `biases` the two biases.
+    `inputs` is (time, batch, features); `hidden` (batch, width) is the first state. `of_input` (3 width, features) and
+    `of_hidden` (3 width, width) are the weights, and `biases` the two biases, (3 width,) each.
     """
     outputs = _GRU.apply(inputs, hidden, of_input, of_hidden, *biases)[0]
     return outputs, outputs[-1]
@@ -88,10 +90,11 @@ def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tens
 
 def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
                   bias: Tensor) -> tuple[Tensor, ...]:
-    """LSTM layer of all clients: `inputs` (clients, time, batch, features), states (clients, batch, width), weights and bias.
+    """One LSTM layer of all clients; every argument and result has clients as its axis 0.
 
-    Returns hidden states of all times, the last hidden and the last cell state, all gates, and all cell states, the first
-    included; clients come first. The loop is over time, so in memory time is outermost.
+    `inputs` is (clients, time, batch, features), the first states `hidden` and `cell` are (clients, batch, width). Returns the
+    hidden states of all times, the last hidden state, the last cell state, all gates (clients, time, batch, 4 width), and all
+    cell states with the first one before them, (clients, time + 1, batch, width).
     """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
@@ -118,8 +121,9 @@ def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs
                    gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
     """Gradients of an LSTM layer of all clients, from those with respect to its outputs, last hidden and last cell state.
 
-    Returns those with respect to inputs, first hidden state, first cell state, input weights, hidden weights and bias, clients
-    first. `outputs`, `gates` and `cells` are what `_lstm_forward` returned.
+    `outputs`, `gates` and `cells` are what `_lstm_forward` returned; `inputs`, `hidden` and the weights are what it was given.
+    Returns gradients with respect to inputs, first hidden state, first cell state, input weights, hidden weights and bias. Axis 0
+    is the client.
     """
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
@@ -146,13 +150,13 @@ lstm_forward, lstm_backward = make_stackable(_lstm_forward, 6), make_stackable(_
 
 
 class _LSTM(torch.autograd.Function):
-    """Hidden states, the last hidden and cell state; and gates and cell states, which the gradients need again."""
+    """An LSTM layer and its gradients. Besides states it returns what the gradients need: all gates and all cell states."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
-        """One client's LSTM layer, with the arguments of `_lstm_forward`; under vmap those of all clients at once.
+        """One LSTM layer of one client, with the arguments of `_lstm_forward`; under `torch.func.vmap` of all clients at once.
 
         Returns hidden states of all times, last hidden state, last cell state, all gates and all cell states.
         """
@@ -168,16 +172,20 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six arguments of `forward`, from those with respect to its first three results."""
+        """Gradients with respect to the six arguments of `forward`, which are inputs, states, weights and bias.
+
+        `by_output`, `by_hidden` and `by_cell` are the gradients with respect to its outputs, last hidden and last cell state.
+        """
         return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
 
 
 def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, input_bias: Tensor,
                  hidden_bias: Tensor) -> tuple[Tensor, ...]:
-    """GRU layer of all clients: `inputs` (clients, time, batch, features), first state (clients, batch, width), weights, biases.
+    """One GRU layer of all clients; every argument and result has clients as its axis 0.
 
-    Returns hidden states and gates of all times, and the hidden state's part of the new gate before the reset gate scales it;
-    clients come first.
+    `inputs` is (clients, time, batch, features), the first state `hidden` is (clients, batch, width). Returns the hidden states
+    of all times, all gates (clients, time, batch, 3 width), and the hidden state's part of the new gate before the reset gate
+    scales it, (clients, time, batch, width).
     """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
@@ -200,8 +208,9 @@ def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Te
                   of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
     """Gradients of a GRU layer of all clients, from `by_output`, those with respect to its outputs.
 
-    Returns those with respect to inputs, first hidden state, input weights, hidden weights, input bias and hidden bias, clients
-    first. `outputs`, `gates` and `said` are what `_gru_forward` returned.
+    `outputs`, `gates` and `said` are what `_gru_forward` returned; `inputs`, `hidden` and the weights are what it was given.
+    Returns gradients with respect to inputs, first hidden state, input weights, hidden weights, input bias and hidden bias. Axis
+    0 is the client.
     """
     _, times, batch, width = by_output.shape
     before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
@@ -225,13 +234,13 @@ gru_forward, gru_backward = make_stackable(_gru_forward, 6), make_stackable(_gru
 
 
 class _GRU(torch.autograd.Function):
-    """Hidden states; and gates and what the states said, which the gradients need again."""
+    """A GRU layer and its gradients. Besides states it returns what the gradients need: gates, and part of the new gate."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
-        """One client's GRU layer, with the arguments of `_gru_forward`; under vmap those of all clients at once.
+        """One GRU layer of one client, with the arguments of `_gru_forward`; under `torch.func.vmap` of all clients at once.
 
         Returns hidden states of all times, all gates, and the hidden state's part of the new gate before the reset gate scales
         it.
@@ -248,5 +257,8 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six arguments of `forward`, from those with respect to its first result."""
+        """Gradients with respect to the six arguments of `forward`, which are inputs, first state, weights and biases.
+
+        `by_output` are the gradients with respect to the hidden states that it returned.
+        """
         return gru_backward(by_output, *ctx.saved_tensors)

@@ -27,7 +27,7 @@ EXACT = "tf32x3"     # a factor of float32 as the sum of two of TF32, in three p
 
 
 def triton_jit(function: Any) -> Any:
-    """Decorator that compiles a kernel by `triton.jit`; without Triton it returns `function` unchanged.
+    """A decorator that compiles a kernel by `triton.jit`; without Triton it returns `function` unchanged.
 
     A kernel is compiled anew for other constants and layouts, but not for other values of `batch`, `parts` and `share`.
     """
@@ -36,9 +36,10 @@ def triton_jit(function: Any) -> Any:
 
 @triton_jit
 def _add_half_tf32_unit(x):
-    """Device function: float32 numbers, half a TF32 unit larger in magnitude, so that cutting off after ten bits rounds them.
+    """Device function: float32 numbers, made larger in magnitude by half a unit of the last bit of TF32.
 
-    Tensor cores do the cutting. Infinities and NaN stay what they are.
+    Tensor cores cut a float32 factor off after ten bits; with this half unit added first, that rounds to the nearest. Infinities
+    and NaN stay what they are.
     """
     # Tensor cores cut a factor of float32 off after ten bits. With half of the last of them added first, that is to the nearest;
     # infinities and what is not a number stay what they are, which adding to the bits themselves would not do.
@@ -48,7 +49,10 @@ def _add_half_tf32_unit(x):
 
 @triton_jit
 def _round_to_tf32_kernel(given, out, numbers, BLOCK: tl.constexpr):
-    """Kernel: write the first `numbers` float32 entries of `given`, rounded to TF32, to `out`; one program writes BLOCK."""
+    """Kernel: write the first `numbers` float32 entries of `given` to `out`, half a TF32 unit larger; one program writes BLOCK.
+
+    Tensor cores cut such numbers off after ten bits, which rounds the original ones to TF32.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, _add_half_tf32_unit(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
 
@@ -158,10 +162,11 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
 def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
                  DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Kernel of `fold_windows`: one program writes BLOCK pixels, each the sum, in dtype SUM, of what all windows hold for it.
+    """Kernel of `fold_windows`: one program writes BLOCK numbers of images, each the sum of the values all windows hold for it.
 
-    Images have their channels innermost. C is channels; H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding,
-    DH DW dilation; `numbers` is how many pixels there are, all channels counted.
+    `columns` holds these values, (images, OH, OW, KH, KW, C); images are written with channels (C) innermost. H W is the image,
+    KH KW the kernel, OH OW the output, SH SW the stride, PH PW padding, DH DW dilation. `numbers` is how many numbers the images
+    have, and SUM the dtype of the sum.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
@@ -184,10 +189,11 @@ def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.
 def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, by_column,
                      C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                      SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Kernel of `max_pool`: one program writes the largest number of BLOCK windows to `out` and, with KEEP, its index to `which`.
+    """Kernel of `max_pool`: one program writes the largest number of each of BLOCK windows to `out`.
 
-    Of equal numbers the first is taken, and NaN is the largest. Outputs have channels (C) innermost; KH KW is the window,
-    OH OW the output, SH SW the stride; `by_...` are strides of `images`.
+    With KEEP it also writes that number's index in the window to `which`. Of equal numbers the first is taken, and NaN is the
+    largest. Outputs have channels (C) innermost; KH KW is the window, OH OW the output, SH SW the stride; `numbers` is how many
+    windows there are, all channels included; `by_...` are strides of `images`.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, place = at % C, at // C
@@ -211,7 +217,8 @@ def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_ro
     """Kernel of `max_unpool`: one program writes BLOCK pixels; a pixel that was largest gets its window's number, others 0.
 
     `outputs` are the numbers of the windows, and `which` the index of the largest pixel in each. Pixels have channels (C)
-    innermost; H W is the image, KH KW the window, OH OW the output, SH SW the stride; `by_...` are strides of `outputs`.
+    innermost; H W is the image, KH KW the window, OH OW the output, SH SW the stride. `numbers` is how many pixels there are, all
+    channels included; `by_...` are strides of `outputs`.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
@@ -225,7 +232,7 @@ def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_ro
 
 
 def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window, turned: bool = False) -> Tensor:
-    """Convolve images (clients, batch, channels, height, width), of any strides, with weights of each client, on a GPU.
+    """The convolution of images (clients, batch, channels, height, width), of any strides, with weights of each client, on a GPU.
 
     `matrix` holds the weights, (clients, outputs, kernel height * width * channels), channels fastest; `bias` is (clients,
     outputs) or None. With `turned` the kernel is turned by 180 degrees. Returns (clients, batch, outputs, rows, columns), in the
@@ -248,8 +255,9 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
 def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
     """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns). If there is no bias (not
-    `biased`) the second tensor is (clients, 0). Where clients are few, each one's sum is split into parts to keep the GPU busy.
+    `images` are the inputs, (clients, batch, channels, height, width), and `outputs` the gradients with respect to the outputs,
+    (clients, batch, outputs, rows, columns). If there is no bias (not `biased`) the second tensor is (clients, 0). Where clients
+    are few, each one's sum is split into parts to keep the GPU busy.
     """
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
@@ -273,11 +281,11 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
 
 def convolution_tile(clients: int, rows: int, outputs: int, length: int, channels: int,
                      factors: str) -> tuple[int, int, int, int, int]:
-    """Tile of `_convolve_kernel`: (rows, outputs, depth, warps, stages) per program, the best of those tried on an H200.
+    """How `_convolve_kernel` is launched: (rows, outputs, depth, warps, stages) of one program.
 
-    `length` is the number of entries of a window, of which `depth` are multiplied at once; `rows` that of output pixels per
-    client. `factors` is "narrow" (16 bits), "tf32" or "tf32x3". With TF32, whose rounding takes registers, the depth is at most
-    32.
+    A program computes so many rows (output pixels) of so many outputs, and multiplies `depth` entries of a window at once. `rows`
+    is the number of output pixels per client, `length` that of entries of a window. `factors` is "narrow" (16 bits), "tf32" or
+    "tf32x3". The numbers are the best of those tried on an H200.
     """
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:
@@ -288,7 +296,7 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
 
 
 def weight_gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
-    """Tile of `_weight_gradient_kernel`: (outputs, entries of a window, rows, warps, stages) per program.
+    """How `_weight_gradient_kernel` is launched: (outputs, entries of a window, rows, warps, stages) of one program.
 
     `outputs` is the number of output channels, `length` that of entries of a window, a bias included.
     """
@@ -296,17 +304,18 @@ def weight_gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int,
 
 
 def product_precision(images: Tensor) -> str:
-    """Triton's `input_precision` for products of these images: "tf32" or "tf32x3", which is about as exact as float32.
+    """Triton's `input_precision` for products of these images: "tf32", or "tf32x3", which is about as exact as float32.
 
-    It is "tf32" where cuDNN's `allow_tf32` is set or the images are not float32.
+    It is "tf32" where `torch.backends.cudnn.allow_tf32` is set or the images are not float32.
     """
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 
 
 def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
-    """A copy of float32 weights rounded to TF32, once for all programs that read them, where products are to be in TF32.
+    """A copy of `matrix`, float32 weights, that tensor cores round to the nearest TF32; `matrix` itself if TF32 is not used.
 
-    Otherwise, and for other dtypes, `matrix` itself.
+    TF32 is used where `product_precision` says so and the dtype is float32. Done here once, for all programs that read the
+    weights.
     """
     if product_precision(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
@@ -316,10 +325,10 @@ def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
 
 
 def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """Sum, for each pixel, the values that all windows hold for it, on a GPU.
+    """For each pixel, the sum of the values that all windows hold for it, on a GPU.
 
-    `columns` is (images, rows, columns, kernel..., channels). Returns (images, channels, height, width) with height and width
-    `size`, channels innermost in memory.
+    `columns` is (images, rows, columns, kernel..., channels). Returns (images, channels, height, width), where `size` is (height,
+    width), with channels innermost in memory.
     """
     count, *places, _, _, channels = columns.shape
     out = columns.new_empty(count, *size, channels)
@@ -332,8 +341,8 @@ def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
 def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor, Tensor]:
     """The largest number of each window, and its index in the window (row by row), both (images, channels, rows, columns).
 
-    `images` is (images, channels, height, width). Indices are uint8, or int32 for windows of 256 pixels or more. If not `keep`
-    they are not computed, and the second tensor is the first.
+    `images` is (images, channels, height, width), on a GPU. Indices are uint8, or int32 for windows of 256 pixels or more. If
+    `keep` is False they are not computed, and the second tensor is the first.
     """
     count, channels, height, width = images.shape
     places = window.output_size(height, width)
@@ -346,10 +355,10 @@ def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor,
 
 
 def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Tensor:
-    """Put each number of `outputs` at the pixel that was largest in its window, and zero elsewhere.
+    """A tensor with each number of `outputs` at the pixel that was largest in its window, and zeros elsewhere, on a GPU.
 
-    `which` holds that pixel's index in the window, as from `max_pool`; windows must not overlap. Returns (images, channels,
-    height, width) with height and width `size`.
+    `which` holds that pixel's index in the window, as from `max_pool`; both are (images, channels, rows, columns). Windows must
+    not overlap. Returns (images, channels, height, width), where `size` is (height, width).
     """
     count, channels, *places = outputs.shape
     out = outputs.new_empty(count, *size, channels)
@@ -360,6 +369,9 @@ def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Te
 
 
 def _launch_kernel(numbers: int, kernel: Any, *args: Any) -> None:
-    """Run a Triton kernel on the device of its first tensor argument: one program for each BLOCK of the `numbers` it writes."""
+    """Run a Triton kernel with `args` on the device of the first tensor in them, as programs that write BLOCK numbers each.
+
+    `numbers` is how many numbers are written in all.
+    """
     with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
         kernel[(triton.cdiv(numbers, BLOCK),)](*args, BLOCK=BLOCK)

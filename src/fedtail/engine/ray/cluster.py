@@ -18,20 +18,20 @@ _ours: list[str] = []          # its address, if it was started here
 
 
 def check_ray_installed() -> None:
-    """Raise ImportError, with the command that installs Ray, where it is not installed; Ray itself is not imported."""
+    """Raise ImportError, with the command that installs Ray, if Ray is not installed; Ray itself is not imported."""
     if importlib.util.find_spec("ray") is None:
         raise ImportError("this needs Ray, which is not installed. Write pip install 'fedtail[ray]', or compute on this machine "
                           "alone: LocalFleet, engine.kind = \"local\".")
 
 
 def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]:
-    """Connect this process to a Ray cluster, starting one if needed, and return a function to call when it is no longer used.
+    """Connect this process to a Ray cluster, starting one if needed; returns a function to call when it is no longer used.
 
-    A cluster that this process is connected to already is used. Otherwise `address` is joined or, if that is None, a Ray is
-    started on this machine, with `cores` cores and an object store of `memory` bytes plus 256 MiB. When all its users have
-    called the returned functions, a Ray started here is shut down and one at an address is disconnected; a connection that was
-    made elsewhere in this process is left alone. Raises ValueError where this process is connected to another address, and
-    ConnectionError where none answers.
+    A cluster that this process is connected to already is used. Otherwise that at `address` is joined or, if that is None, a Ray
+    is started on this machine, with `cores` cores and an object store of `memory` bytes plus 256 MiB. When all users have called
+    the returned functions, a Ray started here is ended and one at an address is disconnected; a connection that was made
+    elsewhere in this process is left alone. Raises ValueError where this process is connected to another address, and
+    ConnectionError where no Ray answers at `address`.
     """
     if _ray_is_running():
         _check_same_cluster(address)
@@ -47,7 +47,7 @@ def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]
 
 
 def ray_was_started_here() -> bool:
-    """Whether this process is connected to a Ray that `join_ray` started here, so that nobody else uses its cores."""
+    """Whether this process is connected to a Ray that `join_ray` started, so that nobody else uses its cores."""
     return _ray_is_running() and sys.modules["ray"].get_runtime_context().gcs_address in _ours
 
 
@@ -57,10 +57,11 @@ def _ray_is_running() -> bool:
 
 
 def _start_or_join_ray(address: str | None, cores: int, memory: int) -> None:
-    """Start a Ray on this machine where `address` is None, else connect to the cluster there; ConnectionError if none answers.
+    """Start a Ray on this machine if `address` is None, else connect to the cluster at `address`.
 
-    A new Ray gets `cores` cores and an object store of `memory` bytes plus 256 MiB. Sets environment variables that are unset:
-    no usage statistics, and token authentication for a Ray that is started here before `ray` was ever imported.
+    A new Ray gets `cores` cores and an object store of `memory` bytes plus 256 MiB, and its address is added to `_ours`. Sets
+    environment variables that are unset: no usage statistics, and token authentication for a Ray that is started here before
+    `ray` was imported. Raises ConnectionError where no Ray answers at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None and "ray" not in sys.modules:       # it is read once, when Ray is imported
@@ -80,7 +81,7 @@ def _start_or_join_ray(address: str | None, cores: int, memory: int) -> None:
 
 
 def check_address_form(address: str | None) -> None:
-    """Raise ValueError for an address that is not None, "auto" or HOST:PORT; nothing is contacted."""
+    """Raise ValueError if `address` is not None, "auto" or HOST:PORT; nothing is contacted."""
     _, colon, port = (address or "").rpartition(":")
     if address in (None, "auto") or ("//" not in str(address) and colon and port.isdigit()):
         return
@@ -89,7 +90,7 @@ def check_address_form(address: str | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ConnectionError where nothing listens at HOST:PORT within 5 s; Ray itself would try for ten minutes."""
+    """Raise ConnectionError if nothing listens at `address`, HOST:PORT, within 5 s; Ray itself would try for ten minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
@@ -98,13 +99,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _unreachable_error(address: str, reason: Exception) -> ConnectionError:
-    """A ConnectionError, for the caller to raise, that says that no Ray answers at `address`, why, and what to do."""
+    """A ConnectionError, returned and not raised, saying that no Ray answers at `address`, for which `reason`, and what to do."""
     return ConnectionError(f"no Ray answers at {address!r} ({reason}). Start one with `ray start --head`, or leave address out "
                            "to use the cores of this machine. If it asks for a token, set RAY_AUTH_MODE=token here too.")
 
 
 def _check_same_cluster(address: str | None) -> None:
-    """Raise ValueError where `address` is neither None nor "auto" nor that of the Ray this process is connected to."""
+    """Raise ValueError if `address` names another cluster than the one this process is connected to; None and "auto" name any."""
     import ray
 
     ours = ray.get_runtime_context().gcs_address
@@ -114,7 +115,11 @@ def _check_same_cluster(address: str | None) -> None:
 
 
 def _remove_ray_user(user: object) -> None:
-    """Remove `user` from the users of Ray, and shut Ray down if it was the last; nothing for a user that was removed before."""
+    """Remove `user` from the list of Ray's users and, if it was the last, call `ray.shutdown()`.
+
+    That ends a Ray that was started here, and disconnects from one at an address. Does nothing for a user that was removed
+    before.
+    """
     if user in _users:
         _users.remove(user)
         if not _users and _ray_is_running():
@@ -123,4 +128,4 @@ def _remove_ray_user(user: object) -> None:
 
 
 def _keep_ray_running() -> None:
-    """Do nothing: the Ray in use was started by somebody else and goes on."""
+    """Do nothing; `join_ray` returns this where the connection to Ray was made elsewhere in this process and must stay."""

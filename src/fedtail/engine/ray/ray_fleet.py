@@ -49,8 +49,10 @@ class RayFleet(SimulatedFleet):
                  own: Sequence[ModuleType] = (), folder: Path | str | None = None):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
-        Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT,
-        and a `kernel` that is unknown or cannot compute the task.
+        `shards` is the number of actors, by default one per core; `address` the cluster to join (None: one is started here);
+        `chunk` the most clients that an actor computes at once. `own` are modules that nodes cannot import, and `folder` is for
+        files of large rows. Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not
+        "auto" or HOST:PORT, and a `kernel` that is unknown or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -72,7 +74,10 @@ class RayFleet(SimulatedFleet):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the actors, end Ray if it was started here, and unlock the folder for large rows; a later round starts over."""
+        """End the actors, leave Ray (and end it if it was started here), and unlock the folder for large rows.
+
+        A later round starts actors anew.
+        """
         self._end()
         self._handles, self._end = [], _do_nothing
         self.unlock_folder()
@@ -80,7 +85,7 @@ class RayFleet(SimulatedFleet):
     def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round for this cohort: start the actors if there are none, and put the broadcast into Ray's object store.
 
-        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close_round`.
+        In round 0 what clients remember is dropped first. Torch has one thread in this process until `close_round`.
         """
         ray = self._start_actors()
         (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._reserve_row_places(cohort)
@@ -92,10 +97,11 @@ class RayFleet(SimulatedFleet):
         self._use_one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """One tensor for each question: the encoded sum over all shards, or the encoded rows in cohort order if it asks for rows.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Shards without a client in the cohort are not called. What shards report on their clients is added to the round. Warns of
-        actors that were lost and restarted. RuntimeError where no round is open, or where an actor was lost four times.
+        Rows are in cohort order. Shards without a client in the cohort are not called. What shards report of their clients is
+        added to the round. Warns of actors that were lost and restarted. Raises RuntimeError if no round is open, or an actor was
+        lost four times.
         """
         if self._cohort is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
@@ -115,14 +121,15 @@ class RayFleet(SimulatedFleet):
                 for k, question in enumerate(questions)]
 
     def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
-        """The replies of the called shards, in order; `called` holds their actors and their clients' positions in the cohort.
+        """The replies of the shards in `called`, in order; it holds pairs of an actor and its clients' positions in the cohort.
 
-        An actor that cannot read the files of large rows is called again with these rows, and marked (`sees`) for later calls.
+        `packed_questions` are the pickled questions and encoding. An actor that cannot read the files of large rows is called
+        again with these rows, and its `sees` is set to False, so that later calls send them at once.
         """
         def ask(handle: _ActorHandle, place: Tensor) -> Any:
-            """Call one actor without waiting, and return Ray's reference to its reply.
+            """Call one actor for its clients at the positions `place`, without waiting, and return Ray's reference to its reply.
 
-            Large rows of its clients are sent too if it is known not to see the files.
+            The clients' large rows are sent with it if the actor is known not to see the files.
             """
             messages = [self._message] if handle.sees else [self._message, self._put_large_rows(place)]
             return handle.actor.answer.remote(handle.held, self._rounds, messages, packed_questions)
@@ -136,10 +143,10 @@ class RayFleet(SimulatedFleet):
         return replies
 
     def _put_large_rows(self, place: Tensor) -> Any:
-        """Read the large rows of the clients at these positions of the cohort, and put them into Ray's object store.
+        """Read the large rows of the clients at the positions `place` of the cohort, and put them into Ray's object store.
 
-        Returns a reference to a dict: by name, the rows and which clients have one, as arrays. For actors that cannot read the
-        files.
+        Returns Ray's reference to a dict: by name, the rows and a mask of the clients that have one, as arrays. For actors that
+        cannot read the files.
         """
         import ray
 
@@ -148,14 +155,14 @@ class RayFleet(SimulatedFleet):
         return ray.put({name: (to_array(found.rows), to_array(found.has)) for name, found in read.items()})
 
     def close_round(self, finished: bool) -> None:
-        """End the round, and release the broadcast in Ray's object store; what clients remembered is kept only if `finished`."""
+        """End the round, and release the broadcast in Ray's object store; what clients stored takes effect only if `finished`."""
         self._message = None
         super().close_round(finished)
 
     def _start_actors(self) -> Any:
-        """Start or join Ray and start an actor for every shard, unless they are there already; returns the module `ray`.
+        """Start or join Ray and start an actor for every shard, unless there are actors already; returns the module `ray`.
 
-        Waits until all actors have loaded their clients. If anything fails, the actors are ended and the exception is raised.
+        Waits until all actors have loaded their clients. If that raises, the actors are ended and Ray is left.
         """
         if not self._handles:
             memory = int(1.1 * bytes_to_send(self.population)) + 64 * self.kernel.dim
@@ -173,8 +180,8 @@ class RayFleet(SimulatedFleet):
     def _create_actors(self) -> None:
         """Cut the population into shards, put them and the task into Ray's object store, and start an actor for every shard.
 
-        Adds a handle for each actor to `self._handles`; does not wait for them. Registers the user's `own` modules to be sent by
-        value.
+        Adds a handle for each actor to `self._handles`; does not wait for them. Registers the user's `own` modules with Ray, so
+        that they are sent with what uses them.
         """
         import ray
 
@@ -193,7 +200,10 @@ class RayFleet(SimulatedFleet):
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
 
     def _await_actors(self) -> None:
-        """Wait until every actor has loaded its clients; a RuntimeWarning after 60 s. An exception in an actor is raised here."""
+        """Wait until every actor has loaded its clients; after 60 s a RuntimeWarning says how many have not.
+
+        An exception in an actor is raised here.
+        """
         import ray
 
         waiting = [handle.actor.load_shard.remote(handle.held) for handle in self._handles]
@@ -206,18 +216,19 @@ class RayFleet(SimulatedFleet):
 
 
 class _ActorHandle:
-    """An actor, which clients it holds, and references to them and to the task, without which they would be gone."""
+    """An actor, which clients it holds, and Ray's references to their data and the task, which keep these from being deleted."""
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
-        """A handle for an actor with clients `block` = [low, high); `held` are Ray's references to these clients and the task.
+        """A handle for `actor`, which holds clients low to high - 1 of the population, where `block` is (low, high).
 
-        Until it replies otherwise, the actor is taken to read the files of large rows (`sees`).
+        `held` are Ray's references to the data of these clients and to the task; as long as the handle has them, Ray does not
+        delete the objects. Until it replies otherwise, the actor is taken to read the files of large rows (`sees`).
         """
         self.block, self.actor, self.held, self.life = block, actor, held, ""
         self.sees = True             # the files of what clients remember
 
     def warn_if_restarted(self, life: str) -> None:
-        """Store `life`, which an actor draws anew at each start, and issue a RuntimeWarning if it differs from the one before."""
+        """Store `life`, a text that an actor draws at each start, and warn (RuntimeWarning) if it differs from the one before."""
         if self.life and life != self.life:
             warnings.warn(f"the actor with clients {self.block[0]} to {self.block[1] - 1} was lost (out of memory?) and started "
                           "again; its work was redone, and results are the same.", RuntimeWarning, stacklevel=4)
@@ -225,9 +236,9 @@ class _ActorHandle:
 
 
 def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], parts: list[Tensor]) -> Tensor:
-    """The shards' sums added in order or, for a question that gathers, their rows in the order of the cohort.
+    """The encoded sum of the shards' sums, (width,) or, if the question gathers rows, these in the order of the cohort.
 
-    `parts` are the shards' sums or rows, `places` the positions of their clients in the cohort.
+    `parts` are the shards' sums or rows, and `places` the positions of their clients in the cohort. Sums are added in order.
     """
     if question.gather:
         return torch.cat(parts)[torch.cat(places).argsort()]
@@ -238,9 +249,10 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
 
 
 def _get_results(calls: list[Any]) -> list[Any]:
-    """Wait for all calls of actors and return their results in order; an exception of an actor is raised with its own type.
+    """Wait for all `calls` of actors (Ray's references) and return their results in order.
 
-    Raises RuntimeError where an actor was lost more often than its call is retried.
+    An exception in an actor is raised with its own type. Raises RuntimeError where an actor was lost more often than its call is
+    retried.
     """
     import ray
 
@@ -254,7 +266,7 @@ def _get_results(calls: list[Any]) -> list[Any]:
 
 
 def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
-    """Unregister the user's `own` modules, kill the actors, and call `leave`, which leaves Ray.
+    """Kill the actors, and call `leave`, which leaves Ray; the user's `own` modules are sent by value no longer.
 
     Nothing is raised where Ray has ended already.
     """
@@ -270,4 +282,4 @@ def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leav
 
 
 def _do_nothing() -> None:
-    """Do nothing: the default for `_end`, which ends a fleet, while no actors have been started."""
+    """Do nothing: the value of `_end`, which ends a fleet's actors, while no actors have been started."""

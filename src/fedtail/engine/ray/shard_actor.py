@@ -35,9 +35,10 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class Reply:
-    """A shard's sums or rows for some questions, as arrays, what it found out about its clients, and which life of it did so.
+    """An actor's answers to some questions, as arrays, and what it found out about its clients.
 
-    `written` are the large rows its clients are to remember, by name who and what, from an actor that does not see the files.
+    `life` tells which start of the actor computed it. `written` are large rows that its clients store, from an actor that does
+    not see the files: by name, the positions of the clients in its part of the cohort, and their rows.
     """
 
     answers: list[Any]
@@ -49,9 +50,10 @@ class Reply:
 
     @property
     def report(self) -> Report:
-        """Who contributed (models, clients) and failed (clients,) in this shard, and the small rows its clients are to remember.
+        """A `Report` on this shard's clients: who contributed (models, clients), who failed (clients,), and what they store.
 
-        The arrays become tensors on the same memory, which must not be written to.
+        The last are small rows for the next round, by name. The tensors share memory with the arrays of the reply: do not write
+        to them.
         """
         return Report(to_tensor(self.contributed), to_tensor(self.failed),
                       {name: to_tensor(rows) for name, rows in self.remembered.items()})
@@ -66,26 +68,27 @@ class ShardActor:
     def __init__(self, low: int, high: int, settings: dict[str, Any]):
         """An actor for clients `low` to `high` - 1 of the population; they are loaded at the first call, not here.
 
-        `settings` are keywords for the `LocalFleet` that computes for them. Draws a new `life`, by which a restart is noticed.
+        `settings` are keyword arguments for the `LocalFleet` that computes for them. Draws a random text, `life`, by which
+        callers notice that an actor was started again.
         """
         self.low, self.high, self.settings = low, high, settings
         self.life, self.number, self.sees = uuid.uuid4().hex, 0, True
         self.fleet: LocalFleet | None = None
 
     def load_shard(self, held: References) -> str:
-        """Fetch clients and task, if they are not here yet, and return this actor's `life`: a name, new after every restart.
+        """Fetch the clients and the task, if they are not here yet, and return this actor's `life`: a text, new at every start.
 
-        `held` are references to a `ShardData` and to the pickled task.
+        `held` are Ray's references to a `ShardData` and to the pickled task.
         """
         self._load_fleet(held)
         return self.life
 
     def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> Reply | None:
-        """Answer pickled questions for this shard's clients; the first call of round `number` opens the round from `messages`.
+        """The `Reply` of this shard's clients to the pickled questions; the first call of round `number` opens the round.
 
-        `packed_questions` are questions and encoding; `messages` are references to a pickled `RoundMessage` and perhaps to large
-        rows. Returns None where large rows are needed and this actor neither sees their files nor was sent them: call again with
-        them. `held` are references to clients and task, which are fetched if they are not here yet.
+        `packed_questions` holds questions and encoding; `messages` are references to a pickled `RoundMessage` and perhaps to
+        large rows. Returns None where large rows are needed and this actor neither sees their files nor was sent them: call again
+        with them. `held` are references to the clients' data and the task, which are fetched if they are not here yet.
         """
         fleet = self._load_fleet(held)
         if number != self.number:
@@ -101,9 +104,9 @@ class ShardActor:
                      written)
 
     def _load_fleet(self, held: References) -> LocalFleet:
-        """The fleet that computes for this shard's clients; made at the first call and stored.
+        """The `LocalFleet` that computes for this shard's clients; made at the first call, which stores it.
 
-        `held` are references to a `ShardData` and to the pickled task; later calls ignore them.
+        `held` are Ray's references to a `ShardData` and to the pickled task; later calls ignore them.
         """
         if self.fleet is None:
             data, task = fetch_objects(held)
@@ -111,10 +114,11 @@ class ShardActor:
         return self.fleet
 
     def _open_round(self, fleet: LocalFleet, messages: References) -> bool:
-        """Begin a round for this shard's part of the cohort; True if it was opened.
+        """Open a round of `fleet` for this shard's part of the cohort; returns whether it was opened.
 
-        `messages` are references to a pickled `RoundMessage` and perhaps to large rows. Sets `sees`, whether the files of large
-        rows can be read here. Where they cannot and no large rows were sent, nothing is opened and the result is False.
+        `messages` are references to a pickled `RoundMessage` and perhaps to large rows. Sets `sees`: whether the files of large
+        rows can be read here. Where they cannot, clients have large rows and none were sent, nothing is opened and the result is
+        False.
         """
         message: RoundMessage = pickle.loads(fetch_objects(messages[:1])[0])
         self.sees = message.site.is_visible()
@@ -131,12 +135,15 @@ class ShardActor:
 
 
 def fetch_objects(references: References) -> list[Any]:
-    """The objects that Ray's references stand for, in order; waits until all have arrived."""
+    """The objects behind Ray's `references`, in order; waits until all have arrived."""
     import ray
 
     return ray.get(references)
 
 
 def positions_in_shard(cohort: Cohort, low: int, high: int) -> Tensor:
-    """Positions in the cohort, int64 in rising order, of those of its clients that are `low` to `high` - 1 in the population."""
+    """Where in the cohort the clients of one shard are: int64 positions in rising order.
+
+    The shard holds clients `low` to `high` - 1 of the population.
+    """
     return ((cohort.ids >= low) & (cohort.ids < high)).nonzero().flatten()

@@ -20,7 +20,7 @@ Arrays = Any      # as Examples, but arrays
 
 @dataclass(frozen=True)
 class ShardData:
-    """Consecutive clients: what is known of each, and their examples or the folder these are mapped from."""
+    """Consecutive clients of a population: arrays that describe them, and their examples or the folder these are mapped from."""
 
     clients: dict[str, np.ndarray]      # start, size, mass, key, group
     inputs: Arrays = None
@@ -29,10 +29,10 @@ class ShardData:
 
 
 def make_shard_data(population: Population, low: int, high: int) -> ShardData:
-    """Clients `low` to `high` - 1 of the population as a `ShardData` of arrays that can be sent.
+    """The data of clients `low` to `high` - 1 of the population as a `ShardData` of arrays, which can be sent.
 
-    Where the population was opened from a folder, the result has its path and no examples; else it has the examples of these
-    clients only, one client's after the other's.
+    Where the population was opened from a folder, it holds the path of that and no examples; else the examples of these clients
+    only, one client after the other.
     """
     few = population.select(torch.arange(low, high))
     known = {"start": few.start, "size": few.size, "mass": few.mass, "key": few.key, "group": few.group}
@@ -47,7 +47,7 @@ def make_shard_data(population: Population, low: int, high: int) -> ShardData:
 
 
 def population_from_shard_data(data: ShardData) -> Population:
-    """The population of a shard, on the memory of the arrays in `data` or, if it names a folder, on files mapped from there.
+    """The population of a shard: on the memory of the arrays in `data` or, if that names a folder, on files mapped from there.
 
     Raises ValueError where the folder on this machine has fewer examples than the clients need.
     """
@@ -72,7 +72,10 @@ def bytes_to_send(population: Population) -> int:
 
 
 def to_array(values: Tensor) -> Any:
-    """The tensor as a NumPy array, on the same memory if it is on the CPU; a tensor of a dtype NumPy lacks stays a tensor."""
+    """The tensor as a NumPy array, which shares its memory if that is on the CPU.
+
+    A tensor of a dtype that NumPy lacks (bfloat16) is returned as a tensor, on the device it is on.
+    """
     try:
         return values.detach().cpu().numpy()
     except TypeError:
@@ -80,7 +83,10 @@ def to_array(values: Tensor) -> Any:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """A tensor on the memory of a NumPy array, which may be shared and read-only: do not write to it. Tensors stay as is."""
+    """A tensor on the memory of a NumPy array, which may be read-only and shared: do not write to it.
+
+    A tensor is returned as it is.
+    """
     if isinstance(values, Tensor):
         return values
     with warnings.catch_warnings():
@@ -89,7 +95,10 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def _example_indices(people: Population) -> Any:
-    """Row indices of the population's examples, clients in order: a slice if they are consecutive, else (examples,) int64."""
+    """The rows of `people.inputs` and `people.targets` that hold its clients' examples, clients in order.
+
+    A slice if they are consecutive, else an index tensor, (examples,) int64.
+    """
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):
         return slice(int(start[0]), int(start[-1] + size[-1]))

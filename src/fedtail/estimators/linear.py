@@ -1,0 +1,275 @@
+"""Linear and logistic regression under a tilted risk or a superquantile, as estimators of scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedtail.errors import FieldError
+from fedtail.estimators.fitting import Solution, minimise_directly, minimise_risk
+from fedtail.estimators.linear_problem import (
+    CrossEntropy,
+    Design,
+    LinearProblem,
+    PointLoss,
+    SquaredError,
+    class_contrasts,
+    class_probabilities,
+)
+from fedtail.estimators.problems import Units
+from fedtail.estimators.reductions import Array, risk_value, risk_weights
+from fedtail.estimators.samples import Samples, check_max_iter, check_strength, tail_risk, tilted_risk
+from fedtail.risk import Risk, Tilted
+
+NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
+                 "Raise max_iter, scale the data, or add a penalty (strength).")
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """What a linear model of any kind knows after `fit`."""
+
+    coefficients: Array                # (q, features)
+    intercepts: Array                  # (q,)
+    attributes: dict[str, Any]         # of the estimator, besides those
+
+    @classmethod
+    def of(cls, estimator: Any, samples: Samples, loss: PointLoss, risk: Risk) -> LinearFit:
+        """Minimise the risk of a loss with the parameters of an estimator; warns where the minimum was not reached."""
+        check_strength(estimator.strength)
+        check_max_iter(estimator.max_iter)
+        units = Units.of(samples.mass, samples.groups)
+        design = Design.of(samples.inputs, samples.mass / samples.mass.sum(), estimator.fit_intercept)
+        problem = LinearProblem(design, loss, units, float(estimator.strength))
+        found = _solve(problem, risk, getattr(estimator, "start", "erm"), estimator.max_iter)
+        if not found.converged:
+            text = NOT_CONVERGED.format(type(estimator).__name__, found.steps, estimator.max_iter)
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        losses = problem.losses(found.point)
+        weights = samples.spread(units.spread(risk_weights(risk, losses, problem.mass)))
+        known = {"risk_": risk_value(risk, losses, problem.mass), "weights_": weights, "n_iter_": found.steps}
+        if units.labels is not None:
+            known |= {"groups_": units.labels, "group_losses_": losses}
+        return cls(*design.coefficients(found.point), known)
+
+
+def _solve(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
+    """The minimum that is reached from this start."""
+    if start not in ("erm", "zero"):
+        raise FieldError("start", "'erm' or 'zero'", start, "It matters for a negative tilt only.")
+    if start == "zero" and isinstance(risk, Tilted) and risk.tilt < 0:
+        return minimise_directly(problem, risk, problem.zero(), max_iter)
+    return minimise_risk(problem, risk, problem.zero(), max_iter)
+
+
+class LinearRegressor(RegressorMixin, BaseEstimator):
+    """Linear regression under the risk that a subclass gives in `_risk`."""
+
+    coef_: Array
+    intercept_: float
+
+    def _risk(self) -> Risk:
+        """The risk of the squared errors that `fit` minimises."""
+        raise NotImplementedError
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
+        """Fit to inputs `X`, (samples, features), and targets `y`, (samples,).
+
+        The masses in the risk are those of `sample_weight`, by default equal. With `groups`, (samples,), the losses in the risk
+        are the mean losses of the groups, whose masses are the sums of their samples'. Raises a ValueError for what cannot be
+        fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too small.
+        """
+        samples = Samples.read(self, X, y, sample_weight, groups, y_numeric=True)
+        fitted = LinearFit.of(self, samples, SquaredError(np.asarray(samples.targets, dtype=np.float64)), self._risk())
+        self.coef_, self.intercept_ = fitted.coefficients[0], float(fitted.intercepts[0])
+        self.__dict__.update(fitted.attributes)
+        return self
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The prediction for each row of `X`, (samples,)."""
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_ + self.intercept_
+
+
+class LogisticClassifier(ClassifierMixin, BaseEstimator):
+    """Logistic regression, softmax for more than two classes, under the risk that a subclass gives in `_risk`."""
+
+    classes_: NDArray[Any]
+    coef_: Array
+    intercept_: Array
+
+    def _risk(self) -> Risk:
+        """The risk of the cross entropies that `fit` minimises."""
+        raise NotImplementedError
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
+        """Fit to inputs `X`, (samples, features), and classes `y`, (samples,).
+
+        The masses in the risk are those of `sample_weight`, by default equal. With `groups`, (samples,), the losses in the risk
+        are the mean losses of the groups, whose masses are the sums of their samples'; `groups=y` has classes as groups. Raises a
+        ValueError for what cannot be fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too small.
+        """
+        samples = Samples.read(self, X, y, sample_weight, groups)
+        check_classification_targets(samples.targets)
+        classes, labels = np.unique(np.asarray(samples.targets), return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: {classes[0]!r}.")
+        fitted = LinearFit.of(self, samples, CrossEntropy.of(labels, len(classes)), self._risk())
+        scores = class_contrasts(len(classes))
+        scores = scores[1:] if len(classes) == 2 else scores
+        self.classes_, self.coef_, self.intercept_ = classes, scores @ fitted.coefficients, scores @ fitted.intercepts
+        self.__dict__.update(fitted.attributes)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """The score of the second of two classes, (samples,), or those of all classes, (samples, classes)."""
+        check_is_fitted(self)
+        scores = validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_.T + self.intercept_
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """The probability of each class, (samples, classes)."""
+        scores = self.decision_function(X)
+        return class_probabilities(np.c_[np.zeros_like(scores), scores] if scores.ndim == 1 else scores)
+
+    def predict_log_proba(self, X: ArrayLike) -> Array:
+        """The logarithm of the probability of each class, (samples, classes)."""
+        scores = self.decision_function(X)
+        scores = np.c_[np.zeros_like(scores), scores] if scores.ndim == 1 else scores
+        return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable class of each row of `X`, (samples,)."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+
+
+class TiltedLinearRegression(LinearRegressor):
+    r"""Linear regression by the tilted risk of the squared errors, TERM [Li23, eq. (7.2)].
+
+    Minimises  (1/t) log sum_i m_i exp(t (y_i - x_i w - b)^2) + (strength / 2) |w|^2  with `tilt` (t) and masses m of sum one.
+    t > 0 lowers the largest errors, t = 0 is least squares (ridge regression), t < 0 plays down outliers, `math.inf` is the
+    smallest largest error. The tilt is in units of one over the loss: with targets in other units it means something else.
+
+    For t < 0 the risk is not convex, and `start` decides which minimum is found: "erm" follows minima from least squares
+    through tilts between zero and t; "zero" begins at t with all coefficients zero, which stands more outliers than good samples
+    where the good targets are near zero.
+
+    After `fit`: `coef_` (features,), `intercept_`, `risk_` (the value of the risk), `weights_` (how much each sample contributes
+    to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
+
+    >>> X, y = np.arange(6.0)[:, None], np.array([0.0, 1.0, 2.0, 30.0, 4.0, 5.0])      # on a line, but for one outlier
+    >>> TiltedLinearRegression(tilt=0.0).fit(X, y).coef_.round(3)
+    array([1.771])
+    >>> TiltedLinearRegression(tilt=-1.0).fit(X, y).coef_.round(3)
+    array([1.])
+    """
+
+    def __init__(self, tilt: float = 1.0, *, strength: float = 0.0, fit_intercept: bool = True, start: str = "erm",
+                 max_iter: int = 200):
+        """Keep the parameters; they are checked in `fit`."""
+        self.tilt = tilt
+        self.strength = strength
+        self.fit_intercept = fit_intercept
+        self.start = start
+        self.max_iter = max_iter
+
+    def _risk(self) -> Risk:
+        """The tilted risk, or the largest loss."""
+        return tilted_risk(self.tilt)
+
+
+class SuperquantileLinearRegression(LinearRegressor):
+    r"""Linear regression by the superquantile of the squared errors: the mean of the worst `tail_fraction` (theta) of them.
+
+    Minimises  S_theta((y_i - x_i w - b)^2) + (strength / 2) |w|^2,  [PLMH23, eq. (6)] over samples. theta = 1 is least squares
+    (ridge regression), theta -> 0 the smallest largest error. Convex, and solved exactly by an interior-point method up to a
+    thousand coefficients; beyond, L-BFGS minimises a smoothed tail.
+
+    After `fit`: `coef_` (features,), `intercept_`, `risk_` (the value of the risk), `weights_` (how much each sample contributes
+    to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
+
+    >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0.0, 1.0, 2.0, 5.0])
+    >>> model = SuperquantileLinearRegression(tail_fraction=0.25).fit(X, y)      # the largest of four errors
+    >>> float(model.coef_[0].round(3)), round(model.risk_, 3)
+    (1.667, 0.444)
+    """
+
+    def __init__(self, tail_fraction: float = 0.5, *, strength: float = 0.0, fit_intercept: bool = True, max_iter: int = 200):
+        """Keep the parameters; they are checked in `fit`."""
+        self.tail_fraction = tail_fraction
+        self.strength = strength
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+
+    def _risk(self) -> Risk:
+        """The superquantile."""
+        return tail_risk(self.tail_fraction)
+
+
+class TiltedLogisticRegression(LogisticClassifier):
+    r"""Logistic regression by the tilted risk of the cross entropies, TERM [Li23, eq. (7.2)].
+
+    Minimises  (1/t) log sum_i m_i exp(t f_i) + (strength / 2) |w|^2,  f_i the negative log-probability of the class of sample i,
+    with `tilt` (t) and masses m that sum to one. t > 0 lowers the largest losses, t = 0 is logistic regression (scikit-learn's C
+    is then 1 / (strength * samples)), t < 0 plays down wrong labels. Without a penalty, separable classes have no minimum.
+
+    For t < 0 the risk is not convex: `start="erm"` follows minima from t = 0 through tilts between zero and t, "zero" begins at t
+    with all coefficients zero.
+
+    After `fit`: `classes_`, `coef_` (1 or classes, features), `intercept_`, `risk_` (the value of the risk), `weights_` (how much
+    each sample contributes to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
+
+    >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "b", "a", "b"])
+    >>> TiltedLogisticRegression(tilt=1.0).fit(X, y).predict([[-1.0], [4.0]]).tolist()
+    ['a', 'b']
+    """
+
+    def __init__(self, tilt: float = 1.0, *, strength: float = 1e-3, fit_intercept: bool = True, start: str = "erm",
+                 max_iter: int = 200):
+        """Keep the parameters; they are checked in `fit`."""
+        self.tilt = tilt
+        self.strength = strength
+        self.fit_intercept = fit_intercept
+        self.start = start
+        self.max_iter = max_iter
+
+    def _risk(self) -> Risk:
+        """The tilted risk, or the largest loss."""
+        return tilted_risk(self.tilt)
+
+
+class SuperquantileLogisticRegression(LogisticClassifier):
+    r"""Logistic regression by the superquantile of the cross entropies: the mean of the worst `tail_fraction` (theta) of them.
+
+    Minimises  S_theta(f) + (strength / 2) |w|^2,  [PLMH23, eq. (6)] over samples, f_i the negative log-probability of the class
+    of sample i. theta = 1 is logistic regression (scikit-learn's C is then 1 / (strength * samples)), theta -> 0 the smallest
+    largest loss. Convex, and solved exactly by an interior-point method up to a thousand coefficients; beyond, L-BFGS minimises a
+    smoothed tail.
+
+    After `fit`: `classes_`, `coef_` (1 or classes, features), `intercept_`, `risk_` (the value of the risk), `weights_` (how much
+    each sample contributes to the gradient, sum one), `n_iter_`, and with groups `groups_` (their labels) and `group_losses_`.
+
+    >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "b", "a", "b"])
+    >>> SuperquantileLogisticRegression(tail_fraction=0.5).fit(X, y).predict([[-1.0], [4.0]]).tolist()
+    ['a', 'b']
+    """
+
+    def __init__(self, tail_fraction: float = 0.5, *, strength: float = 1e-3, fit_intercept: bool = True, max_iter: int = 200):
+        """Keep the parameters; they are checked in `fit`."""
+        self.tail_fraction = tail_fraction
+        self.strength = strength
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+
+    def _risk(self) -> Risk:
+        """The superquantile."""
+        return tail_risk(self.tail_fraction)

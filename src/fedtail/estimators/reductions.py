@@ -1,0 +1,97 @@
+"""Values and weights of the risks that the estimators minimise, on arrays: the numbers of `fedtail.risk`, without its tensors.
+
+A fit asks for them some hundred times, mostly for few losses, where a call of torch costs more than the arithmetic. Losses are
+(units,), masses are positive and sum to one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtail.risk import Mean, Risk, SmoothedSuperquantile, Superquantile, Tilted, Worst
+
+Array = NDArray[np.float64]
+NEGLIGIBLE = 1e-17      # differences of t F below this leave the mean as it is, to rounding
+
+
+def risk_value(risk: Risk, losses: Array, mass: Array) -> float:
+    """The value of a risk; a TypeError for risks that no estimator minimises."""
+    if isinstance(risk, Tilted):
+        return _tilted_value(risk.tilt, losses, mass)
+    weights = risk_weights(risk, losses, mass)
+    value = float(weights @ losses)
+    if isinstance(risk, SmoothedSuperquantile):
+        some = weights > 0
+        value -= risk.smoothing * float(weights[some] @ np.log(weights[some] / mass[some]))
+    return value
+
+
+def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
+    """How much each loss contributes, (units,), sum one; a TypeError for risks that no estimator minimises."""
+    match risk:
+        case Mean():
+            return mass
+        case Tilted():
+            lifted = mass * np.exp(_exponents(risk.tilt, losses))
+            return lifted / lifted.sum()
+        case Worst():
+            tied = mass * (losses == losses.max())
+            return tied / tied.sum()
+        case Superquantile():
+            return _tail_weights(risk.tail_fraction, losses, mass)
+        case SmoothedSuperquantile():
+            return _smoothed_weights(risk, losses, mass)
+        case _:
+            raise TypeError(f"{type(risk).__name__} is not a risk that the estimators minimise.")
+
+
+def _exponents(tilt: float, losses: Array) -> Array:
+    """t (F - the loss that weighs most), at most zero."""
+    return tilt * (losses - (losses.max() if tilt > 0 else losses.min()))
+
+
+def _tilted_value(tilt: float, losses: Array, mass: Array) -> float:
+    """(1/t) log sum m exp(t F), with all digits for tilts near zero too."""
+    exponents = _exponents(tilt, losses)
+    spread = -exponents.min()
+    if spread < NEGLIGIBLE:
+        return float(mass @ losses)
+    log = np.log1p(mass @ np.expm1(exponents)) if spread < 1 else np.log(mass @ np.exp(exponents))
+    return float((losses.max() if tilt > 0 else losses.min()) + log / tilt)
+
+
+def _boundary(tail_fraction: float, losses: Array, mass: Array) -> tuple[NDArray[np.intp], float]:
+    """The order of falling losses, and the smallest loss in the worst `tail_fraction` of the mass."""
+    order = np.argsort(-losses, kind="stable")
+    last = min(int((mass[order].cumsum() < tail_fraction).sum()), len(mass) - 1)
+    return order, float(losses[order[last]])
+
+
+def _tail_weights(tail_fraction: float, losses: Array, mass: Array) -> Array:
+    """Mass over tail fraction above the boundary, what is left of one at it, shared by mass."""
+    _, boundary = _boundary(tail_fraction, losses, mass)
+    above, tied = losses > boundary, losses == boundary
+    rest = np.clip((tail_fraction - mass[above].sum()) / mass[tied].sum(), 0, 1)
+    return mass * (above + rest * tied) / tail_fraction
+
+
+def _smoothed_weights(risk: SmoothedSuperquantile, losses: Array, mass: Array) -> Array:
+    """m min(1/theta, exp((F - c)/nu)), with c such that they sum to one: the largest k are capped, the smallest k that fits."""
+    order, boundary = _boundary(risk.tail_fraction, losses, mass)
+    ranked, heavy = (losses[order] - boundary) / risk.smoothing, mass[order]
+    left = 1 - np.r_[0.0, heavy.cumsum()[:-1]] / risk.tail_fraction                # for all but the largest k, k = 0, 1, ...
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = np.logaddexp.accumulate((np.log(heavy) + ranked)[::-1])[::-1]      # log of their sum of m exp(F / nu)
+        level = below - np.log(left.clip(min=0))                                   # c / nu; infinite where nothing is left
+        fits = (left <= 0) | (ranked - level <= -np.log(risk.tail_fraction))
+    fits[-1] = True                                                                # the last one alone has no more than its cap
+    first = int(fits.argmax())
+    weights = heavy / risk.tail_fraction
+    if left[first] > 0:
+        weights[first:] = heavy[first:] * np.exp(ranked[first:] - level[first])
+    else:
+        weights[first:] = 0.0
+    spread = np.empty_like(weights)
+    spread[order] = weights
+    return spread / spread.sum()
