@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy test-loops fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -26,6 +26,12 @@ faults: $(VENV)/.installed-test
 # A deployment on this machine whose processes are killed, late and lie: about a quarter of an hour.
 test-deploy: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m deploy
+
+# Losses in other people's training loops: torch.compile with a C++ compiler, Lightning, Hugging Face Trainer; a few minutes.
+test-loops: $(VENV)/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops]'
+	$(BIN)/python -m pytest -m "compiled or not compiled" tests/test_reducers.py
+	$(BIN)/python -m pytest tests/test_documentation.py -k "examples_of_a_page and tilted"
 
 # Messages that nobody should send, against both sides of secure sums.
 CASES ?= 1000000

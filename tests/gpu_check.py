@@ -2,7 +2,7 @@
 
 Every recipe gives the same model on the GPU as on the CPU, over plain and integer channels; stacked convolutions are torch's,
 recorded steps the plain ones, and what cannot be recorded is computed without; LSTMs and GRUs are stacked and recorded; clients are
-fine-tuned alike wherever their examples lie. Exits with 1 if something does not agree.
+fine-tuned alike wherever their examples lie; losses of a batch wait for nothing. Exits with 1 if something does not agree.
 """
 
 from __future__ import annotations
@@ -260,6 +260,34 @@ def single_examples_agree(tasks: dict[str, fedtail.Task], flat: fedtail.Populati
     return good
 
 
+def losses_agree() -> bool:
+    """Risks as losses of a batch: as on the CPU, with no wait for the device, and compiled to one graph."""
+    good, random = True, torch.Generator().manual_seed(0)
+    losses, group = torch.rand(500, generator=random), torch.randint(7, (500,), generator=random)
+    tilted = fedtail.Tilted(-1e-6)
+    cases = {"tilted": (fedtail.RiskLoss(tilted), ()), "superquantile": (fedtail.RiskLoss(fedtail.Superquantile(0.3)), ()),
+             "groups": (fedtail.RiskLoss(fedtail.Hierarchical(fedtail.Superquantile(0.5), fedtail.Tilted(2.0))), (group,)),
+             "running": (fedtail.RunningTiltedLoss(2.0), ())}
+    for name, (loss, rest) in cases.items():
+        def found(call, device, rest=rest):
+            given = losses.detach().to(device).requires_grad_()
+            call(given, *(one.to(device) for one in rest)).backward()
+            torch.cuda.synchronize()
+            return given.grad.cpu()
+        here = found(loss, "cpu")
+        loss, there = loss.to("cuda"), losses.cuda().requires_grad_()
+        others = [one.cuda() for one in rest]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss(there, *others)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        gaps = [(found(call, "cuda") - here).abs().max().item() for call in (loss, torch.compile(loss, fullgraph=True))]
+        good = good and max(gaps) < 1e-5
+        print(f"losses   {name:20} {gaps[0]:.1e}, compiled {gaps[1]:.1e}")
+    return good
+
+
 def main() -> int:
     warnings.simplefilter("ignore", fedtail.SmallTailWarning)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}")
@@ -289,10 +317,10 @@ def main() -> int:
     same = [params_of(fedtail.train(RECIPES["delta_fl"], drop, flat, rounds=2, engine=fedtail.Engine(device="cuda"))) for _ in range(2)]
     reports = [fedtail.evaluate(mlp, flat, engine=fedtail.Engine(device=d)).loss.values for d in ("cpu", "cuda")]
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
-    paths = [single_examples_agree({"linear": fedtail.Task(SoftmaxRegression(20, 5)), "mlp": fedtail.Task(mlp)}, flat), convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
+    paths = [losses_agree(), single_examples_agree({"linear": fedtail.Task(SoftmaxRegression(20, 5)), "mlp": fedtail.Task(mlp)}, flat), convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
              recurrences_agree(recurrent, tokens), fine_tuning_agrees(tuned), precisions_differ_little(conv, images),
              *(precisions_differ_little(task, tokens) for task in recurrent.values())]
-    print(f"single examples, convolutions, products, recordings, no recordings, recurrences, fine-tuning, precisions: {paths}")
+    print(f"losses, single examples, convolutions, products, recordings, no recordings, recurrences, fine-tuning, precisions: {paths}")
     good = (all(paths) and worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
             and torch.allclose(*runs, atol=1e-5))
     print("all agree" if good else f"DISAGREEMENT (imported beside torch and numpy: {unwanted})")

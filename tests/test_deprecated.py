@@ -1,5 +1,6 @@
 """Names that have changed: the old ones work and warn, and files that hold them are read."""
 
+import functools
 import importlib
 import inspect
 import json
@@ -7,6 +8,7 @@ import warnings
 from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
 from fedtail.engine import LocalFleet
-from fedtail.evaluation import FederatedEvaluation, MetricRange
+from fedtail.evaluation import ClientHistogram, FederatedEvaluation, MetricRange
 from fedtail.fleet import RoundView
 from fedtail.local import Penalty, Proximal
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
@@ -73,6 +75,7 @@ def test_an_old_name_of_a_module_warns_with_the_new_one_which_it_is(module, old,
         _ = home.never
 
 
+@functools.cache
 def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
@@ -87,6 +90,7 @@ def holders():
             "AllOrNothingClient": AllOrNothingClient(run_of_two, 0), "AllOrNothingRounds": rounds, "AllOrNothingServer": rounds.server,
             "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
             "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(0.1, 0.1),
+            "ClientHistogram": ClientHistogram(Edges.of_equal_width(0.0, 1.0, 2), np.array([1.0, 2.0]), 1.0, 1.0),
             "Edges": Edges.of_equal_width(0.0, 1.0, 4), "Strategy": flat_strategy(4), "MetricRange": MetricRange("error"),
             "FederatedEvaluation": FederatedEvaluation(), "NoisyHistogram": NoisyHistogram(2.0, 8.0, GaussianNoise(1.0), bins=4),
             "RemoteFleet": Sites().fleet(), "SimulatedFleet": fleet, "QuantilePlan": plan_quantiles(100, [0.5], Edges.of_equal_width(0.0, 1.0, 4), epsilon=1.0, delta=1e-5),

@@ -2,15 +2,17 @@
 
 A page's blocks run from top to bottom in one empty folder of its own: `python` here, one namespace for a page; `bash` in a shell that
 stops at the first failure; `toml` whose first line is `# name.toml` is written to that file. `text`, `console` and other `toml` are
-to read.
+to read. A `python` block that begins with the import of a package of the extra `loops` is left out where that is not installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import warnings
 import zlib
 from pathlib import Path
 from statistics import mean
@@ -49,6 +51,12 @@ def file_name(block: Block) -> str | None:
     return found[1] if found and block.language == "toml" else None
 
 
+def loop_package(block: Block) -> str | None:
+    """The package of the extra `loops` that a block begins to import."""
+    found = re.match(r"(?:import|from) (lightning|transformers)\b", block.text)
+    return found[1] if found else None
+
+
 def called(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -61,6 +69,10 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capfd):
     for block in blocks(page):
         if name := file_name(block):
             Path(name).write_text(block.text)
+        elif block.language == "python" and (package := loop_package(block)):
+            if importlib.util.find_spec(package):
+                with warnings.catch_warnings(action="ignore"):      # their advice on loggers and processes
+                    exec(compile(block.text, called(page), "exec", dont_inherit=True), names)
         elif block.language == "python":
             exec(compile(block.text, called(page), "exec", dont_inherit=True), names)
         elif block.language == "bash":

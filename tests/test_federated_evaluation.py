@@ -58,7 +58,7 @@ def test_a_histogram_of_rows_has_the_moments_of_the_values_and_its_percentiles_t
     metric = MetricRange("error", 0.0, 1.0, bins)
     read = metric.histogram_from_sums(metric.rows(tensor(values, dtype=torch.float64)).sum(0))
     counts, inside = expected(np.array(values), metric)
-    assert read.clients == len(values) == len(read)
+    assert read.num_clients == len(values) == len(read)
     assert read.mean() == pytest.approx(inside.mean(), abs=1e-9)
     assert read.std() == pytest.approx(inside.std(), abs=1e-6)
     exact = Distribution(torch.from_numpy(inside), torch.ones(len(values), dtype=torch.float64))
@@ -168,7 +168,7 @@ def test_clients_without_examples_or_with_a_metric_that_is_not_finite_are_in_no_
         run = train(EVERYONE, judged, fleet=fleet, rounds=1, evaluation=evaluation)
     even = sum(int(some.client(k)[1].sum()) % 2 == 0 for k in range(20))
     assert 0 < even < 20
-    assert run.evaluation[0]["odd"].clients == run.evaluation[0].error.clients == 20 - even
+    assert run.evaluation[0]["odd"].num_clients == run.evaluation[0].error.num_clients == 20 - even
     assert run.failed == 0
 
 

@@ -29,7 +29,14 @@ from fedtail.privacy import BudgetSpent, GaussianRelease, NoSampling, PoissonSam
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger_file import LedgerError, LedgerFile
-from fedtail.privacy.statement import SIMULATED, UNTOLD, describe_price_change, price_change, privacy_statement, release_obstacles
+from fedtail.privacy.statement import (
+    SIMULATED,
+    UNTOLD,
+    describe_guarantee_change,
+    guarantee_change,
+    privacy_statement,
+    release_obstacles,
+)
 from fedtail.runs import RunFolder, run
 from fedtail.runs.checkpoint import Checkpoints, ledger_mark
 from fedtail.runs.execution import Interrupted
@@ -371,16 +378,16 @@ def test_a_new_price_is_found_for_the_rounds_that_were_stated(tmp_path):
         a_round(ledger, number, UPDATE)
     stated = privacy_statement(ledger, 3)
     a_round(ledger, 3, UPDATE)                                                  # a crash after charging
-    assert price_change(ledger, stated) is None
-    change = price_change(ledger, {**stated, "epsilon": 9.0})
+    assert guarantee_change(ledger, stated) is None
+    change = guarantee_change(ledger, {**stated, "epsilon": 9.0})
     assert change["epsilon"] == {"was": 9.0, "is": stated["epsilon"]}
-    assert describe_price_change(change).startswith("the first 3 rounds were stated as epsilon 9 at delta 0.001 by fedtail ")
+    assert describe_guarantee_change(change).startswith("the first 3 rounds were stated as epsilon 9 at delta 0.001 by fedtail ")
     old = {name: value for name, value in stated.items() if name not in ("ledger", "fedtail")}
-    assert price_change(ledger, {**old, "epsilon": 9.0}) is None                    # of other rounds, for all it says
-    assert price_change(ledger.copy_of_first_bytes(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
-    assert price_change(ledger, {"private": False}) is None
-    without = price_change(ledger, {**stated, "without_amplification": "infinity"})
-    assert "epsilon without amplification infinity at delta" in describe_price_change(without)
+    assert guarantee_change(ledger, {**old, "epsilon": 9.0}) is None                    # of other rounds, for all it says
+    assert guarantee_change(ledger.copy_of_first_bytes(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
+    assert guarantee_change(ledger, {"private": False}) is None
+    without = guarantee_change(ledger, {**stated, "without_amplification": "infinity"})
+    assert "epsilon without amplification infinity at delta" in describe_guarantee_change(without)
 
 
 def test_a_resumed_run_keeps_the_price_it_had_stated(tmp_path):

@@ -26,7 +26,8 @@ from fedtail import (
     minimise,
     minimise_stochastic,
 )
-from fedtail.solvers import Minimum, _tilted_mean
+from fedtail.risk.tilted import tilted_mean_of_array
+from fedtail.solvers import Minimum
 from fedtail.theory import tilted_step_size
 
 DRAW = np.random.default_rng(0)
@@ -452,7 +453,7 @@ def test_the_tilted_mean_in_numpy_is_the_risk():
         for scale in (1e-6, 1.0, 1e6):
             losses, mass = scale * draw.gamma(1.5, 1.0, 30), draw.random(30)
             expected = [Tilted(tilt).value(torch.tensor(losses), *rest).item() for rest in ((), (torch.tensor(mass),))]
-            assert [_tilted_mean(losses, tilt), _tilted_mean(losses, tilt, mass / mass.sum())] == approx(expected, abs=1e-13 * scale)
+            assert [tilted_mean_of_array(losses, tilt), tilted_mean_of_array(losses, tilt, mass / mass.sum())] == approx(expected, abs=1e-13 * scale)
 
 
 # --- habits ----------------------------------------------------------------------------------------------------------

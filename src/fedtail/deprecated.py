@@ -53,6 +53,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled", "line": "as_dict"},
     "Channel": {"described": "label_for_fleet", "lose_few": "check_enough_answers", "refuse_fleet": "fleet_refusals"},
     "Client": {"asked": "checked_query", "done": "is_done", "masked": "masked_row"},
+    "ClientHistogram": {"clients": "num_clients"},
     "ClientRegistry": {"counts": "clients_per_node", "joined": "with_node", "nodes": "num_nodes", "part": "cohort_at"},
     "Clients": {"draws": "random_bits", "kept": "kept_rows", "one_by_one": "batches_of_one", "remember": "store_rows",
                 "reseed": "seed_torch", "split": "examples_in_split"},

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedtail.errors import FieldError
 from fedtail.risk.base import Risk, check_positive
+from fedtail.risk.tilted import tilted_mean_of_array
 
 BatchLosses = Callable[[Tensor], Tensor]               # params -> (n,) losses
 RowLosses = Callable[[Tensor, Tensor], Tensor]         # params, rows -> (rows,) losses
@@ -27,7 +28,6 @@ Schedule = float | Callable[[int], float]              # a number, or one for ea
 OnStep = Callable[["SolverProgress"], bool | None]
 HALVINGS = 60                                          # of a trial step, before the search gives up: nothing near is lower
 FEW = 1e-15                                            # a relative difference of risks, in float64, that is rounding
-NEGLIGIBLE = 1e-17                                     # differences of t F below this leave the mean as it is, to rounding
 PASS = 8192                                            # rows at once in a pass over all examples
 
 
@@ -343,7 +343,8 @@ class _RunningLosses:
         with torch.no_grad():
             for rows in self.members:
                 parts = [rows[first:first + PASS] for first in range(0, len(rows), PASS)]
-                estimates.append(_tilted_mean(np.concatenate([_as_numpy(self.losses_of(params, part)) for part in parts]), tau))
+                losses = np.concatenate([_as_numpy(self.losses_of(params, part)) for part in parts])
+                estimates.append(tilted_mean_of_array(losses, tau))
         self.estimates = np.array(estimates)
 
     def losses_of(self, params: Tensor, rows: np.ndarray) -> Tensor:
@@ -390,7 +391,7 @@ class _RunningLosses:
                 other = _as_numpy(self.losses_of(leaf, np.concatenate(apart)))
             known = np.split(other, np.cumsum([len(part) for part in apart])[:-1])
         for g, batch in zip(groups, known, strict=True):
-            self.estimates[g] = self._averaged(self.estimates[g], _tilted_mean(batch, tau), tau)
+            self.estimates[g] = self._averaged(self.estimates[g], tilted_mean_of_array(batch, tau), tau)
         logits = self._logits(t)[list(groups)]
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
@@ -402,11 +403,11 @@ class _RunningLosses:
         """The updated estimate: the tau-tilted mean of `old`, with weight 1 - `smoothing`, and `new`, with weight `smoothing`."""
         if self.smoothing == 1:
             return new
-        return _tilted_mean(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
+        return tilted_mean_of_array(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
 
     def value(self, t: float) -> float:
         """The estimate of the whole objective: the t-tilted mean of the groups' estimates, each group weighted by its size."""
-        return _tilted_mean(self.estimates, t, self.sizes / self.sizes.sum())
+        return tilted_mean_of_array(self.estimates, t, self.sizes / self.sizes.sum())
 
     def _logits(self, t: float) -> np.ndarray:
         """log |g| + t R_g for each group, (groups,), with |g| its size and R_g its estimate: the logarithm of its weight.
@@ -414,24 +415,6 @@ class _RunningLosses:
         That is up to a constant, since weights are not normalised here.
         """
         return np.log(self.sizes) + t * self.estimates
-
-
-def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = None) -> float:
-    """The tilted mean (1/t) log(mean of exp(t F)) of some `losses` (F) with `tilt` (t), as a float; the mean where t is 0.
-
-    `shares`, which are positive and sum to one, are the weights of the mean; by default all are equal. No power overflows:
-    exponents are taken relative to the extreme loss. NaN where a loss is not finite.
-    """
-    if not np.isfinite(losses).all():
-        return math.nan
-    extreme = losses.max() if tilt > 0 else losses.min()
-    exponents = tilt * (losses - extreme)               # at most zero
-    mean = np.mean if shares is None else lambda numbers: shares @ numbers
-    spread = -exponents.min()
-    if spread < NEGLIGIBLE:
-        return float(mean(losses))
-    log = math.log1p(mean(np.expm1(exponents))) if spread < 1 else math.log(mean(np.exp(exponents)))
-    return float(extreme + log / tilt)
 
 
 def _as_numpy(losses: Tensor) -> np.ndarray:

@@ -25,7 +25,7 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
     model may not be released: for example a release without noise, a simulated guarantee, or a ledger that cannot be verified.
     Raises LedgerError where the ledger was changed.
     """
-    from fedtail.privacy.statement import price_change, privacy_statement, release_obstacles
+    from fedtail.privacy.statement import guarantee_change, privacy_statement, release_obstacles
     from fedtail.runs import RunFolder
 
     folder = RunFolder.open(run, also_deployed=True)
@@ -33,7 +33,7 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
     doubts = ledger_problems(folder, ledger)
     rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
     found = privacy_statement(ledger, rounds, delta, folder.not_charged_sentences)
-    change = price_change(ledger, folder.privacy)
+    change = guarantee_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
     problems = [*doubts, *release_obstacles(ledger)]
     if for_release and problems:
@@ -90,7 +90,7 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     For a run without privacy, only two lines: why epsilon is infinite, and what the unit of privacy is.
     """
     from fedtail.cli.terminal import show_table
-    from fedtail.privacy.statement import describe_price_change
+    from fedtail.privacy.statement import describe_guarantee_change
 
     if not found["private"]:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
@@ -110,7 +110,7 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])
     for change in found["repriced"]:
-        typer.echo(f"repriced: {describe_price_change(change)}")
+        typer.echo(f"repriced: {describe_guarantee_change(change)}")
     for text in found["not_charged"]:
         typer.echo(f"not charged: {text}")
     for note in found["notes"]:

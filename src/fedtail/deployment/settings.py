@@ -143,7 +143,7 @@ class NodeSettings:
 
         whole = open_any_data(self.folder / self.data, **self.columns)
         if self.test:
-            return whole, match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
+            return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
     def make_node(self, seed: int) -> Node:
@@ -164,7 +164,7 @@ class NodeSettings:
                     test=test, trainings=self.trainings)
 
 
-def match_clients_by_name(test: Population, clients: Population) -> Population:
+def _match_clients_by_name(test: Population, clients: Population) -> Population:
     """The clients of `test` whose names occur in `clients`, in the order of `test`, with the keys that they have in `clients`.
 
     Raises ValueError where either population has no names, or no name occurs in both.

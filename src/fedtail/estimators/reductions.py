@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtail.risk import Mean, Risk, SmoothedSuperquantile, Superquantile, Tilted, Worst
+from fedtail.risk.tilted import tilted_mean_of_array
 
 Array = NDArray[np.float64]
-NEGLIGIBLE = 1e-17      # differences of t F below this leave the mean as it is, to rounding
 
 
 def risk_value(risk: Risk, losses: Array, mass: Array) -> float:
     """The value of a risk; a TypeError for risks that no estimator minimises."""
     if isinstance(risk, Tilted):
-        return _tilted_value(risk.tilt, losses, mass)
+        return tilted_mean_of_array(losses, risk.tilt, mass)
     weights = risk_weights(risk, losses, mass)
     value = float(weights @ losses)
     if isinstance(risk, SmoothedSuperquantile):
@@ -49,16 +49,6 @@ def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
 def _exponents(tilt: float, losses: Array) -> Array:
     """t (F - the loss that weighs most), at most zero."""
     return tilt * (losses - (losses.max() if tilt > 0 else losses.min()))
-
-
-def _tilted_value(tilt: float, losses: Array, mass: Array) -> float:
-    """(1/t) log sum m exp(t F), with all digits for tilts near zero too."""
-    exponents = _exponents(tilt, losses)
-    spread = -exponents.min()
-    if spread < NEGLIGIBLE:
-        return float(mass @ losses)
-    log = np.log1p(mass @ np.expm1(exponents)) if spread < 1 else np.log(mass @ np.exp(exponents))
-    return float((losses.max() if tilt > 0 else losses.min()) + log / tilt)
 
 
 def _boundary(tail_fraction: float, losses: Array, mass: Array) -> tuple[NDArray[np.intp], float]:

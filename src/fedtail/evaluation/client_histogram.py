@@ -9,10 +9,12 @@ from typing import Literal
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.evaluation.distribution import named_statistic
 from fedtail.quantiles.histogram import Edges, quantiles
 
 
+@with_old_names
 @dataclass(frozen=True)
 class ClientHistogram:
     """The distribution of a metric over clients that only its sums and a histogram are known of.
@@ -31,10 +33,10 @@ class ClientHistogram:
 
     def __len__(self) -> int:
         """The number of clients, rounded to a whole number."""
-        return round(self.clients)
+        return round(self.num_clients)
 
     @property
-    def clients(self) -> float:
+    def num_clients(self) -> float:
         """How many clients the histogram counts, the sum of `counts`; with noise it is an estimate and not a whole number."""
         return float(self.counts.sum())
 
@@ -46,7 +48,7 @@ class ClientHistogram:
     def mean(self) -> float:
         """Mean over clients of the metric, each value clipped to the histogram's range; NaN without clients."""
         low, high = self.edges.values[0], self.edges.values[-1]
-        return low + (high - low) * min(max(self.total / self.clients, 0.0), 1.0) if self.clients else math.nan
+        return low + (high - low) * min(max(self.total / self.num_clients, 0.0), 1.0) if self.num_clients else math.nan
 
     def variance(self) -> float:
         """Variance over clients of the metric, each value clipped to the histogram's range.
@@ -54,10 +56,10 @@ class ClientHistogram:
         0 where noise would make it negative; NaN without clients.
         """
         low, high = self.edges.values[0], self.edges.values[-1]
-        if not self.clients:
+        if not self.num_clients:
             return math.nan
-        share = min(max(self.total / self.clients, 0.0), 1.0)
-        return (high - low) ** 2 * max(self.squares / self.clients - share**2, 0.0)
+        share = min(max(self.total / self.num_clients, 0.0), 1.0)
+        return (high - low) ** 2 * max(self.squares / self.num_clients - share**2, 0.0)
 
     def std(self) -> float:
         """Standard deviation over clients, the root of `variance`; NaN without clients."""
@@ -75,7 +77,7 @@ class ClientHistogram:
 
         Clients are taken to be spread evenly within a bin.
         """
-        return float(quantiles(self.counts, self.edges, np.array([percent / 100]))[0]) if self.clients else math.nan
+        return float(quantiles(self.counts, self.edges, np.array([percent / 100]))[0]) if self.num_clients else math.nan
 
     def worst(self, fraction: float) -> float:
         """Mean over the worst `fraction`, in (0, 1], of the clients; NaN without clients.
@@ -107,7 +109,7 @@ class ClientHistogram:
         """
         return {"mean": self.mean(), "std": self.std(), **self.percentiles((10, 50, 90)), "worst10": self.worst(0.1),
                 "worst5": self.worst(0.05), "best10": self.best(0.1), "variance": self.variance(),
-                "clients": self.clients, "resolution": self.resolution, "noise": self.noise}
+                "clients": self.num_clients, "resolution": self.resolution, "noise": self.noise}
 
 
 def tail_mean(counts: np.ndarray, edges: Edges, fraction: float, top: bool = True) -> float:

@@ -310,7 +310,7 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
     """
     known = {field: p for field, p in parameters_by_name(target).items() if field not in skip}
     for field in table:
-        if field not in known and not _takes_any_field(target):
+        if field not in known and not _accepts_any_keyword(target):
             raise source.error_at((*key, field), f"{name} has no field {field!r}. {nearest_hint(field, known)}")
     for field, parameter in known.items():
         if parameter.default is parameter.empty and field not in table:
@@ -414,7 +414,7 @@ def _holds_unimported_plan(value: Any) -> bool:
     return isinstance(value, PartPlan) and value.has_unimported_code
 
 
-def _takes_any_field(target: Callable[..., Any]) -> bool:
+def _accepts_any_keyword(target: Callable[..., Any]) -> bool:
     """Whether a function accepts keyword arguments of any name (**kwargs)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 

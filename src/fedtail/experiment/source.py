@@ -80,9 +80,9 @@ class Source:
     def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
         """Make a source from the text of an experiment file; errors call it `name`, and its relative paths start at `folder`.
 
-        A key `folder` in the text, which files written by a run may have, replaces `folder`. `settings` are changes as with
-        `--set`, and `trust` names whose code may be imported later. Raises ExperimentError where the text is not TOML or a
-        setting is invalid.
+        A key `folder` in the text, which files written by a run may have, is a path from `folder` and is used in
+        its place. `settings` are changes as with `--set`, and `trust` names whose code may be imported later. Raises
+        ExperimentError where the text is not TOML or a setting is invalid.
         """
         try:
             tables = toml_tables(text, name)

@@ -90,7 +90,7 @@ def release_obstacles(ledger: Ledger) -> list[str]:
         ([FLOATING] if floating else [])
 
 
-def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
+def guarantee_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
     """How today's accountants price the rounds of an earlier privacy statement, where that differs from what it said.
 
     `earlier` is the contents of a privacy.json. The result has `rounds`, `delta`, `by` (the version that wrote it), and `epsilon`
@@ -110,10 +110,12 @@ def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | No
             **{name: {"was": was, "is": new} for name, (was, new) in prices.items()}}
 
 
-def describe_price_change(change: dict[str, Any]) -> str:
-    """A dictionary from `price_change` as one sentence, about epsilon, or epsilon without amplification where only that changed.
+def describe_guarantee_change(change: dict[str, Any]) -> str:
+    """One sentence that describes a dictionary from `guarantee_change`.
 
-    >>> describe_price_change({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
+    It is about epsilon, or about epsilon without amplification where only that changed.
+
+    >>> describe_guarantee_change({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
     ...                  "without_amplification": {"was": 7.0, "is": 7.0}})
     'the first 9 rounds were stated as epsilon 5 at delta 1e-05 by fedtail 0.1, and are priced at 6.5 now'
     """

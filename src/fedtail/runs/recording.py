@@ -298,13 +298,13 @@ class Recorder:
 
         Sets `_repriced`, the list of all such changes, which `privacy.json` will hold.
         """
-        from fedtail.privacy.statement import describe_price_change, price_change
+        from fedtail.privacy.statement import describe_guarantee_change, guarantee_change
 
         earlier = RunFolder(self.folder, {}).privacy
-        change = price_change(self.ledger, earlier)
+        change = guarantee_change(self.ledger, earlier)
         self._repriced = [*earlier.get("repriced", []), *([change] if change else [])]
         if change:
-            self.note(f"{describe_price_change(change)}: both are in privacy.json")
+            self.note(f"{describe_guarantee_change(change)}: both are in privacy.json")
 
     def _note_few_clients(self) -> None:
         """Where the budget has a delta, note if there are fewer than 100 clients: a privacy guarantee is useless for so few."""
