@@ -279,7 +279,8 @@ MNIST_ANNOTATORS = Study(
               "[Li23, figure 7.20]",
               lambda results: Finding(Verdict.NOT_TESTABLE, "; ".join(
                   not_tested(_final(results, FIVE, name, "TERM"), f"{name} less TERM,").reason for name in FIVE_METHODS[1:3]))),
-        Claim("With four noisy annotators and an adversary, TERM closely matches training on all images that are labelled right.", "[Li23, figure 7.20]",
+        Claim("With four noisy annotators and an adversary, TERM closely matches training on all images that are labelled right.",
+              "[Li23, figure 7.20]",
               lambda results: not_tested(_final(results, FIVE, "Genie ERM", "TERM"), "Genie ERM less TERM,")),
     ),
 )
@@ -362,6 +363,7 @@ MNIST_COMPOUND = Study(
     claims=(
         Claim("TERM over examples and classes is more accurate on noisy, rare classes than ERM and GCE.", "[Li23, table 7.9]",
               lambda results: Finding(Verdict.NOT_TESTABLE, "; ".join(_rare(results, name).reason for name in ("ERM", "GCE")))),
-        Claim("TERM over examples and classes is less accurate on noisy, rare classes than HAR.", "[Li23, table 7.9]", lambda results: _rare(results, "HAR, our reading")),
+        Claim("TERM over examples and classes is less accurate on noisy, rare classes than HAR.", "[Li23, table 7.9]",
+              lambda results: _rare(results, "HAR, our reading")),
     ),
 )

@@ -314,7 +314,8 @@ FAIR_PCA = Study(
     full=Plan(), quick=Plan(seeds=1, dimensions=(3, 7), steps=500), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
         Claim("TERM with t = 200 recovers the min-max solution.", "[Li23, section 7.7.2.1]", _recovers),
-        Claim("TERM with t = 200 recovers the min-max solution at every dimension, to 5% of its own bound.", "[ours]", _recovers_everywhere),
+        Claim("TERM with t = 200 recovers the min-max solution at every dimension, to 5% of its own bound.", "[ours]",
+              _recovers_everywhere),
         Claim("TERM with t = 200 makes the losses of both groups almost identical.", "[Li23, section 7.7.2.1]", _alike),
         Claim("TERM with t = 10 reduces the gap between groups less aggressively.", "[Li23, section 7.7.2.1]", _between),
         Claim("The larger the tilt, the slower the convergence.", "[Li23, figure 7.11]", _slower),

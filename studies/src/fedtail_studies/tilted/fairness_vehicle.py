@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +62,9 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def methods(plan: Plan) -> dict[str, fedtail.FederatedAlgorithm]:
-    local = {"learning_rate": plan.learning_rate, "batch_size": plan.batch, "weight_decay": plan.weight_decay, "epochs": 1}
-    return {"FedAvg": fedtail.fedavg(plan.cohort, **local), f"q-FFL, q = {plan.power:g}": fedtail.q_ffl(plan.power, plan.cohort,
-                                                                                                        **local),
+    local: dict[str, Any] = {"learning_rate": plan.learning_rate, "batch_size": plan.batch, "weight_decay": plan.weight_decay, "epochs": 1}
+    return {"FedAvg": fedtail.fedavg(plan.cohort, **local),
+            f"q-FFL, q = {plan.power:g}": fedtail.q_ffl(plan.power, plan.cohort, **local),
             **{f"TERM, t = {tilt:g}": fedtail.term(tilt, plan.cohort, **local) for tilt in plan.tilts}}
 
 
@@ -150,6 +151,7 @@ VEHICLE = Study(
         Claim("q-FFL with q = 5 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.",
               "[Li23, table 7.5]",
               lambda results: _fairer(results, "q-FFL, q = 5")),
-        Claim("TERM with t = 5 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.", "[ours, table 7.5]", lambda results: _fairer(results, "TERM, t = 5")),
+        Claim("TERM with t = 5 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.", "[ours, table 7.5]",
+              lambda results: _fairer(results, "TERM, t = 5")),
     ),
 )
