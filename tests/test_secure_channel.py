@@ -598,10 +598,10 @@ def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
 
 @pytest.mark.parametrize(("channel", "fleet", "text"), [
     (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=False), "SimpleNamespace holds clients who cannot mask their own rows. Use IntegerChannel"),
-    (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
-    (replace(CHANNEL, dropout=0.1), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
-    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=1)), "1 node holds all clients, and a sum over one node is that node's."),
-    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=2)), None),
+    (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(num_nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (replace(CHANNEL, dropout=0.1), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(num_nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(num_nodes=1)), "1 node holds all clients, and a sum over one node is that node's."),
+    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(num_nodes=2)), None),
     (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=True), None),
 ])
 def test_fleets_that_cannot_mask_are_refused(channel, fleet, text):
