@@ -1,4 +1,4 @@
-"""One whole deployment: SuperLink, nodes in processes of their own, TLS, node authentication, secure sums. About two minutes."""
+"""One whole deployment: SuperLink, nodes in processes of their own, TLS, node authentication, secure sums. About two minutes (make test-deploy)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from deploy_cases import SAME, Deployment
+
+pytestmark = pytest.mark.deploy
 
 
 def test_nodes_over_flower_train_the_simulators_model(tmp_path):

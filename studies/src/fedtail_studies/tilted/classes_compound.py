@@ -203,17 +203,13 @@ def _stopped_early(results: Results) -> Finding:
 def notes(results: Results) -> list[str]:
     return [
         "The rare class (cleaved) is called Y = 0 in the thesis and stored as label 1. Rare examples are dropped, and labels "
-        "shuffled, "
-        "among the examples to train and to validate on.",
+        "shuffled, among the examples to train and to validate on.",
         "Solved by L-BFGS from zero (CVaR and RobustRegRisk from the minimum of the mean); LearnReweight takes "
         f"{results.plan['reweighting_steps']} gradient steps of {results.plan['step_size']:g} and learns from the validation "
-        "set, "
-        "balanced by weights, with its noise.",
-        "RobustRegRisk's radius and HAR's strength are chosen on the validation set, the latter by the mean accuracy of the two "
-        "classes. "
-        "The thesis gives no formula of HAR: what is run is a reading of it, two passes with a penalty on the loss's gradient "
-        "in the "
-        "features that is larger for rare and noisy classes. Its row is not a test of HAR.",
+        "set, balanced by weights, with its noise.",
+        "RobustRegRisk's radius and HAR's strength are chosen on the validation set, the latter by the mean accuracy of the "
+        "two classes. The thesis gives no formula of HAR: what is run is a reading of it, two passes with a penalty on the "
+        "loss's gradient in the features that is larger for rare and noisy classes. Its row is not a test of HAR.",
         f"Rows \"gradient steps\" are TERM after {results.plan['steps']} steps of {results.plan['step_size']:g}, short of its "
         "minimum; the thesis does not say how many it takes. At 1:20 the minimum fits the few rare examples too closely.",
         f"Where two methods are said to be as good, the margin is {NEAR:g} of accuracy, ours.",

@@ -258,16 +258,12 @@ def notes(results: Results) -> list[str]:
     thresholds = ", ".join(f"{name} {results.mean(name, 'threshold'):.2f}" for name in ("ERM+", "RobustRegRisk+"))
     return [
         "The rare class (cleaved) is called Y = 0 in the thesis and stored as label 1.",
-        "All methods but two are solved by L-BFGS; ERM by gradient steps takes "
-        f"{plan['steps']} of {plan['step_size']:g}, as the released script for regression does, LearnReweight "
-        f"{plan['reweighting_steps']} gradient steps of {plan['step_size']:g}, with the validation set, balanced by weights, as "
-        "the "
-        "set it learns from.",
+        f"All methods but two are solved by L-BFGS; ERM by gradient steps takes {plan['steps']} of {plan['step_size']:g}, as "
+        f"the released script for regression does, LearnReweight {plan['reweighting_steps']} gradient steps of "
+        f"{plan['step_size']:g}, with the validation set, balanced by weights, as the set it learns from.",
         "The thesis prints standard errors of five splits; the page's deviations are these times the root of five.",
-        "Radii of RobustRegRisk are chosen by validation accuracy among "
-        f"{', '.join(f'{radius:g}' for radius in RADII)}; the appendix uses 10. At 10 the ball holds weights on a twentieth of "
-        "the "
-        "examples, and accuracy falls.",
+        f"Radii of RobustRegRisk are chosen by validation accuracy among {', '.join(f'{radius:g}' for radius in RADII)}; the "
+        "appendix uses 10. At 10 the ball holds weights on a twentieth of the examples, and accuracy falls.",
         f"CVaR with tail fraction {plan['tail_fraction']:g} is ERM to rounding: nearly the whole mean loss is in the upper half.",
         f"Thresholds found, mean over seeds: {thresholds}; printed 0.26 and 0.49.",
         "HRM is not run: the thesis states neither its definition nor its settings.",

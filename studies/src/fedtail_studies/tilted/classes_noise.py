@@ -161,10 +161,9 @@ def about_images(results: Results) -> str:
 
 def robust_notes(results: Results) -> list[str]:
     return [about_images(results),
-            "A share of the training labels is drawn uniformly from all ten. TERM is algorithm 14 with t from 0 to -2 linearly "
-            "over the "
-            f"steps. GCE's q is chosen on held-out noisy images; SelfPaced keeps the lower {KEEP:.0%} of a batch's losses; "
-            "RandomRect has "
+            "A share of the training labels is drawn uniformly from all ten. TERM is algorithm 14 with t from 0 to -2 "
+            f"linearly over the steps. GCE's q is chosen on held-out noisy images; SelfPaced keeps the lower {KEEP:.0%} of a "
+            "batch's losses; RandomRect has "
             "weights max(0, N(0, 1)). MentorNet is not run."]
 
 
@@ -259,8 +258,8 @@ def annotator_figures(results: Results, folder: Path) -> list[Figure]:
 def annotator_notes(results: Results) -> list[str]:
     return [about_images(results),
             "TERM tilts over annotators with t = -2 by algorithm 16: an annotator is drawn for each example of a batch in "
-            "proportion to "
-            "|g| exp(t R_g), R_g running with smoothing 0.2 from one pass. Genie ERM keeps only images that are labelled right.",
+            "proportion to |g| exp(t R_g), R_g running with smoothing 0.2 from one pass. Genie ERM keeps only images that are "
+            "labelled right.",
             "All methods take as many gradient steps."]
 
 
@@ -354,11 +353,9 @@ MNIST_COMPOUND = Study(
     notes=lambda results: [
         about_images(results) + f" Here twice as many epochs, with a step of {SMALLER_STEP:g} for all methods.",
         f"Labels of {SWAPPED:.0%} of the images are exchanged between 4 and 9 and between 3 and 5; a tenth of the images of "
-        "these four "
-        "classes are kept. TERM tilts over classes with t from 0 to 3 and inside them with tau from 0 to -2, smoothing 0.2, "
-        "with as many "
-        "images of each class in a batch, weighted. The thesis gives no formula of HAR: its row is of our reading, and no test "
-        "of it. "
+        "these four classes are kept. TERM tilts over classes with t from 0 to 3 and inside them with tau from 0 to -2, "
+        "smoothing 0.2, with as many images of each class in a batch, weighted. The thesis gives no formula of HAR: its row "
+        "is of our reading, and no test of it. "
         "MentorNet and MW-Net are not run."],
     claims=(
         Claim("TERM over examples and classes is more accurate on noisy, rare classes than ERM and GCE.", "[Li23, table 7.9]",

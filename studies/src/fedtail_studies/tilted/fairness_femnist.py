@@ -123,8 +123,7 @@ TERM_FEMNIST = Study(
     ),
     notes=lambda results: [
         f"A linear model; {results.plan['cohort']} writers a round, {results.mean('family', 'rounds'):.0f} rounds, an epoch of "
-        "batches of "
-        "10, step 0.1 falling to zero by a cosine. All tilts see the same cohorts and batches.",
+        "batches of 10, step 0.1 falling to zero by a cosine. All tilts see the same cohorts and batches.",
         "\"Examples tilted\" is hierarchical TERM: a tilt over the examples of a batch inside a writer "
         "(`LocalSGD(example_risk=...)`), and one over writers, or none."],
 )

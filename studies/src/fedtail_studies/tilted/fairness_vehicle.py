@@ -126,15 +126,12 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [
-        f"A linear SVM (hinge loss as a loss of one's own in `fedtail.Task`), features standardised over the training samples; "
+        "A linear SVM (hinge loss as a loss of one's own in `fedtail.Task`), features standardised over the training samples; "
         f"{plan['rounds']} rounds of {plan['cohort']} sensors, an epoch of batches of {plan['batch']} with step "
-        f"{plan['learning_rate']:g}, "
-        f"weight decay {plan['weight_decay']:g}; {plan['held_out']:.0%} of each sensor's samples are tested, which is two to "
-        "160 samples: "
-        "accuracies of the smallest sensors are coarse.",
-        "The average is over samples, worst 10% (two sensors) and deviation over sensors. TERM weighs a round's cohort by their "
-        "losses at "
-        "the model they received; the released code keeps a moving average instead.",
+        f"{plan['learning_rate']:g}, weight decay {plan['weight_decay']:g}; {plan['held_out']:.0%} of each sensor's samples "
+        "are tested, which is two to 160 samples: accuracies of the smallest sensors are coarse.",
+        "The average is over samples, worst 10% (two sensors) and deviation over sensors. TERM weighs a round's cohort by "
+        "their losses at the model they received; the released code keeps a moving average instead.",
         "Five seeds were run first and told little; five more were added.",
         "Mean hinge losses are below one, so that t = 0.1 changes weights by at most a tenth or so; larger tilts are beside it.",
     ]
