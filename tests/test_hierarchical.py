@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,10 +38,13 @@ from fedtail import (
     train,
 )
 from fedtail.client_statistics import ClientStatistics
+from fedtail.experiment import Source
+from fedtail.experiment.experiment import build_experiments
 from fedtail.models import SoftmaxRegression
 from fedtail.risk.base import fit_locally
 
 from remote_cases import Sites, params_of
+from run_cases import BASE
 
 WIDE = torch.float64
 LEVELS = {"mean": Mean(), "tilted up": Tilted(2.0), "tilted down": Tilted(-3.0), "barely": Tilted(1e-7), "largest": Tilted(math.inf),
@@ -142,6 +148,14 @@ def test_three_levels_are_two_nested_ones(seed):
     assert risk.value(losses, mass, torch.stack([group, coarse])).item() == approx(Tilted(3.0).value(middle, by_coarse).item(), rel=1e-12)
     assert risk.weights(losses, mass, torch.stack([group, coarse])).sum().item() == approx(1)
     assert risk.levels == 3
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1], [False, False, True, True, True]])
+def test_groups_are_lists_arrays_or_booleans_too(labels):
+    losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 8.0], dtype=WIDE)
+    for group in (labels, np.array(labels), torch.tensor(labels)):
+        assert Hierarchical(Mean(), Worst()).value(losses, group=group).item() == 5.0
+        assert fedtail.RiskLoss(Hierarchical(Mean(), Worst()))(losses, group=group).item() == 5.0
 
 
 def test_labels_only_say_who_is_together_and_dtypes_are_kept():
@@ -258,6 +272,15 @@ def test_the_recipe_puts_the_levels_together():
     assert fedtail.term(2.0, 12).risk == Tilted(2.0)
     with pytest.raises(ValueError, match=r"group_tilt=3\.0 and groups=None: give both"):
         fedtail.term(2.0, group_tilt=3.0)
+
+
+def test_an_experiment_file_has_the_levels_too():
+    text = Path(__file__).parents[1].joinpath("docs", "experiments.md").read_text()
+    [levels] = [block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "Hierarchical" in block]
+    sample = BASE + '[sample]\ncohort_size = 5\n'
+    [made] = build_experiments(Source.parse(sample + levels, "levels.toml", Path()), "levels")
+    assert made.algorithm.local.example_risk == Tilted(-1.0)
+    assert made.algorithm.risk == Hierarchical(Tilted(1.0), Tilted(5.0), groups=3)
 
 
 def test_on_nodes_and_in_workers_with_mini_batches():

@@ -54,7 +54,7 @@ from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import Present, Risk, fit_locally, normalised_mass
+from fedtail.risk.base import Present, Risk, check_is_number, fit_locally, normalised_mass
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
@@ -1085,6 +1085,8 @@ HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
     (lambda: QuadraticSuperquantile(0.5, -1), "smoothing (nu) must be positive and finite, got -1."),
     (lambda: Tilted(100, loss_bound=8.0), "tilt * loss_bound = 800 underflows exp (limit 80). Lower tilt, or tighten loss_bound=8."),
     (lambda: PowerFair(-1), "power (q) must be at least 0 and finite, got -1. 0 is FedAvg, larger is fairer."),
+    (lambda: check_is_number("tilt (t)", "2"), "tilt (t) must be a number, got '2'. Write it without quotes: 0.5, say."),
+    (lambda: Tilted(1.0).value(torch.tensor(0.5)), "losses are one number, got a tensor of shape ()."),
     (lambda: Tilted(math.nan), "tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best."),
     (lambda: Tilted(1.0, math.nan), "loss_bound must be positive and finite, got nan."),
     (lambda: PowerFair(math.inf), "power (q) must be at least 0 and finite, got inf."),

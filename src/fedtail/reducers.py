@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.risk import Hierarchical, Mean, Risk, Spectral, Superquantile, Tilted, Worst
+from fedtail.risk.base import check_is_number
 
 SMALL, LARGE = 1e-20, 1e20      # tilts below and above, in absolute value, are those of the mean and of the extreme loss
 ROUNDING = 1e-12                # theta * batch size is taken as a whole number where it is off by less, relatively
@@ -38,16 +39,20 @@ class RiskLoss(nn.Module):
     """
 
     def __init__(self, risk: Risk) -> None:
-        """Raise a TypeError where `risk` is not a `Risk`, or is one without a `value`."""
+        """Raise a TypeError where `risk` is not a `Risk`, has no `value`, or learns its weights from round to round."""
         super().__init__()
         if not isinstance(risk, Risk):
             raise TypeError(f"RiskLoss needs a Risk, got {risk!r}. Write RiskLoss(fedtail.Superquantile(0.2)).")
         if type(risk).value is Risk.value:
             raise TypeError(f"RiskLoss needs a risk with a value, which {type(risk).__name__} has not. Define value(losses, "
                             "mass), or use Tilted or Superquantile.")
+        declared = risk.declares
+        if declared.keeps or declared.needs_everyone or (declared.needs_groups and not isinstance(risk, Hierarchical)):
+            raise TypeError(f"{type(risk).__name__} learns the weights of clients from round to round, which a batch has not. "
+                            "Use fedtail.Worst(), or fedtail.Hierarchical(within=fedtail.Mean(), across=fedtail.Worst()).")
         self.risk = risk
 
-    def forward(self, losses: Tensor, group: Tensor | None = None) -> Tensor:
+    def forward(self, losses: Tensor, group: Any = None) -> Tensor:
         """The risk of these losses, (batch,), a scalar in their dtype; computed in float32 where they are narrower.
 
         `group` are the groups of the examples for a `Hierarchical` risk, any integers: (batch,), or (levels - 1, batch) from the
@@ -56,6 +61,7 @@ class RiskLoss(nn.Module):
         TypeError for losses that are not floating-point numbers.
         """
         check_losses(losses)
+        group = None if group is None else torch.as_tensor(group, device=losses.device)
         check_group(self.risk, losses, group)
         return reduce_losses(self.risk, widened(losses), group).to(losses.dtype)
 
@@ -90,6 +96,8 @@ class RunningTiltedLoss(nn.Module):
     def __init__(self, tilt: float, smoothing: float = 0.2) -> None:
         """Raise a ValueError for a tilt that is not finite, and for a smoothing outside (0, 1]."""
         super().__init__()
+        check_is_number("tilt (t)", tilt)
+        check_is_number("smoothing (lambda)", smoothing)
         if not math.isfinite(tilt):
             raise ValueError(f"tilt (t) must be finite, got {tilt:g}. For the largest loss of a batch write "
                              "RiskLoss(fedtail.Worst()).")
@@ -184,7 +192,7 @@ def reduce_groups(risk: Hierarchical, losses: Tensor, group: Tensor) -> Tensor:
     Each loss is replaced by the value of its group. A group then has as many equal losses as members, which is its mass, and the
     risk across groups is one over these.
     """
-    finest = group if group.ndim == 1 else group[0]
+    finest = (group if group.ndim == 1 else group[0]).long()
     slot = torch.searchsorted(finest.sort().values, finest)      # numbers below the batch size, one for each group
     within = risk.within
     if type(within) is Superquantile:
@@ -298,7 +306,8 @@ def check_group(risk: Risk, losses: Tensor, group: Tensor | None) -> None:
     """Raise a ValueError where a `Hierarchical` risk has no integer groups for its levels, or another risk has groups."""
     if not isinstance(risk, Hierarchical):
         if group is not None:
-            raise ValueError(f"{type(risk).__name__} has no groups. Leave group out, or write RiskLoss(fedtail.Hierarchical("
+            raise ValueError(f"{type(risk).__name__} has no groups. RiskLoss takes the losses of single examples, and groups "
+                             "only for a Hierarchical risk. Leave group out, or write RiskLoss(fedtail.Hierarchical("
                              f"within=fedtail.Mean(), across=fedtail.{type(risk).__name__}(...))).")
         return
     shape = (losses.shape[0],) if risk.levels == 2 else (risk.levels - 1, losses.shape[0])

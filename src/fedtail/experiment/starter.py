@@ -31,10 +31,11 @@ batch_size = 10             # "none" is the full gradient
 epochs = 1                  # or local_steps
 # penalty = {{ part = "Proximal", strength = 0.01 }}                         # FedProx
 # schedule = {{ part = "StepDecay", factor = 0.5, every = 100 }}
+# example_risk = {{ part = "Tilted", tilt = -1.0 }}                          # over a client's examples, in place of the mean
 
 # How clients are weighted by their losses: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter,
 # SmoothedSuperquantile, Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample
-# part = "Everyone").
+# part = "Everyone"), Hierarchical (within, across: risks; groups: how many). All are in docs/methods.md.
 [risk]
 part = "Superquantile"
 tail_fraction = 0.5

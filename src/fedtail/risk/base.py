@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -385,7 +386,10 @@ class Present:
         says so. Raises a TypeError for losses that are not floating point, a ValueError without losses and for masses of another
         shape, negative, not finite or all zero.
         """
-        if losses.ndim == 0 or (losses.ndim > 1 and not batched):
+        if losses.ndim == 0:
+            raise ValueError("losses are one number, got a tensor of shape (). A risk reduces the losses of single clients or "
+                             "examples, (n,): leave out their mean, as with reduction='none'.")
+        if losses.ndim > 1 and not batched:
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
                              "along the last axis write Present.from_losses(losses, mass, batched=True).")
         share, wide = _mass_shares(losses, mass), losses.double()
@@ -466,8 +470,15 @@ def client_groups(clients: ClientStatistics, name: str) -> Tensor:
     return clients.group
 
 
+def check_is_number(name: str, value: object) -> None:
+    """Raise a TypeError where `value`, of the setting called `name`, is not a real number: text, a tensor or True, say."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}. Write it without quotes: 0.5, say.")
+
+
 def check_tail_fraction(tail_fraction: float) -> None:
     """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; its text suggests a fraction for a percentage."""
+    check_is_number("tail_fraction (theta)", tail_fraction)
     if not 0 < tail_fraction <= 1:
         hint = tail_fraction / 100 if 1 < tail_fraction <= 100 else 0.2
         raise ValueError(f"tail_fraction (theta) must be in (0, 1], got {tail_fraction:g}. It is a fraction: for the worst "

@@ -161,7 +161,7 @@ class Hierarchical(Risk):
                                not_private=NOT_PRIVATE, not_batched="each loss is in a group",
                                dynamic_range=inner.dynamic_range)
 
-    def value(self, losses: Losses, mass: Mass | None = None, group: Tensor | None = None) -> Tensor:
+    def value(self, losses: Losses, mass: Mass | None = None, group: Any = None) -> Tensor:
         """The risk across groups of the risks within them: a differentiable scalar in the dtype of the losses, (n,).
 
         `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; only which are equal matters.
@@ -172,7 +172,7 @@ class Hierarchical(Risk):
         coarser = () if members.coarser is None else (members.coarser,)
         return self.across.value(values, members.group_mass, *coarser).to(losses.dtype)
 
-    def weights(self, losses: Losses, mass: Mass | None = None, group: Tensor | None = None) -> Weights:
+    def weights(self, losses: Losses, mass: Mass | None = None, group: Any = None) -> Weights:
         """The weight of each loss, (n,), sum one, without a gradient: that of its group times that within it, [Li23, eq. (7.85)].
 
         `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; `mass` defaults to equal masses.
@@ -262,7 +262,7 @@ class _Members(NamedTuple):
     coarser: Tensor | None              # (levels - 2, groups) labels of each group; None for two levels
 
     @classmethod
-    def from_labels(cls, losses: Tensor, mass: Tensor | None, group: Tensor | None, levels: int) -> _Members:
+    def from_labels(cls, losses: Tensor, mass: Tensor | None, group: Any, levels: int) -> _Members:
         """Which of `losses`, (n,), have mass, with their masses and groups; groups are numbered anew from 0 without gaps.
 
         `mass` None means equal masses. `group` holds integer labels, (n,), or (levels - 1, n) from the finest groups to the
@@ -271,6 +271,7 @@ class _Members(NamedTuple):
         """
         if group is None:
             raise ValueError(NEEDS_GROUP)
+        group = torch.as_tensor(group, device=losses.device)
         labels = group[None] if group.ndim == 1 else group
         if losses.ndim != 1 or tuple(labels.shape) != (levels - 1, len(losses)) or labels.is_floating_point():
             raise ValueError(f"losses have shape {tuple(losses.shape)} and group {tuple(group.shape)} ({group.dtype}), for "

@@ -15,7 +15,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk, check_positive
+from fedtail.risk.base import Present, Risk, check_is_number, check_positive
 from fedtail.types import Density, Losses, Mass, Weights
 
 UNDERFLOW = 80.0      # exp(-80) is about the smallest float32
@@ -41,6 +41,7 @@ class Tilted(Risk):
 
         Beyond 80 the exponential underflows in float32.
         """
+        check_is_number("tilt (t)", self.tilt)
         if math.isnan(self.tilt):
             raise ValueError("tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best.")
         if self.loss_bound is not None:
