@@ -119,6 +119,8 @@ def test_levels_of_any_kind_are_the_risk_of_the_risks_and_the_weights_are_its_gr
     value = risk.value(losses, mass, group)
     assert value.item() == approx(written_out(LEVELS[across], LEVELS[within], losses.detach(), mass, group).item(), rel=1e-12)
     weights = risk.weights(losses, mass, group)
+    (slope,) = torch.autograd.grad(written_out(LEVELS[across], LEVELS[within], losses, mass, group), losses)
+    assert torch.allclose(slope, weights, atol=1e-12)
     assert torch.allclose(torch.autograd.grad(value, losses)[0], weights, atol=1e-12)
     assert weights.sum().item() == approx(1)
     assert weights[mass == 0].tolist() == [0.0] * 3
@@ -158,6 +160,40 @@ def test_groups_are_lists_arrays_or_booleans_too(labels):
         assert fedtail.RiskLoss(Hierarchical(Mean(), Worst()))(losses, group=group).item() == 5.0
 
 
+@pytest.mark.parametrize("across", [Worst(), Tilted(math.inf), Tilted(1e3), Superquantile(0.3), Mean()], ids=repr)
+@pytest.mark.parametrize("within", [Worst(), Mean(), Tilted(2.0), Superquantile(0.5)], ids=repr)
+def test_groups_whose_risks_differ_by_rounding_share_by_mass(within, across):
+    """Found by a tester: of several groups with equal losses one took all the weight."""
+    generator = torch.Generator().manual_seed(4)
+    group = torch.randint(0, 5, (40,), generator=generator)
+    losses, mass = torch.full((40,), math.log(10)).to(WIDE), torch.rand(40, generator=generator, dtype=WIDE) + 0.1
+    risk = Hierarchical(within, across, groups=5)
+    assert torch.allclose(risk.weights(losses, mass, group), mass / mass.sum(), rtol=1e-9)
+    clients = ClientStatistics(losses, mass, group)
+    density = risk.density(clients, fit_locally(risk.fit(None), clients))
+    assert torch.allclose(density, density.max().expand(40), rtol=1e-6)
+    assert density.max() > 0
+
+
+@pytest.mark.parametrize("bound", [4.0, 30.0, 40.0, 79.0])
+@pytest.mark.parametrize("across", [Tilted(-5.0), Worst(), Tilted(2.0)], ids=repr)
+def test_a_bound_far_above_the_losses_costs_no_digits(bound, across):
+    """Found by a tester: from a bound of 30 on the values of groups had few digits left, from 40 none."""
+    losses, group = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=WIDE), torch.tensor([0, 0, 1, 1])
+    risk = Hierarchical(Tilted(1.0, bound), across, groups=2)
+    clients = ClientStatistics(losses, torch.ones(4, dtype=WIDE), group)
+    density = risk.density(clients, fit_locally(risk.fit(None), clients))
+    assert torch.allclose(density / density.sum(), risk.weights(losses, group=group), rtol=1e-9)
+
+
+def test_weights_of_risks_that_do_not_move_with_the_losses_are_the_gradient_too():
+    losses, group = torch.tensor([1.0, 2.0, 10.0, 20.0], dtype=WIDE, requires_grad=True), torch.tensor([0, 0, 1, 1])
+    value = sum(0.5 * PowerFair(1.0).value(losses[group == one]) for one in (0, 1))
+    (slope,) = torch.autograd.grad(value, losses)
+    assert torch.allclose(Hierarchical(PowerFair(1.0), Mean()).weights(losses, group=group), slope / slope.sum(), rtol=1e-12)
+    assert Tilted(-math.inf).value(torch.tensor([math.inf, 1.0])).item() == 1.0
+
+
 def test_labels_only_say_who_is_together_and_dtypes_are_kept():
     losses, mass, group = grouped(1)
     risk = Hierarchical(EntropicValueAtRisk(0.5), Superquantile(0.3))      # takes no batches: group by group
@@ -180,6 +216,9 @@ def test_labels_only_say_who_is_together_and_dtypes_are_kept():
     (lambda: Hierarchical(Mean(), Mean()).value(torch.ones(3), group=torch.zeros(2, dtype=torch.int64)), r"group \(2,\)"),
     (lambda: Hierarchical(Mean(), Hierarchical(Mean(), Mean())).value(torch.ones(3), group=torch.tensor([[0, 0, 1], [0, 1, 1]])), "two groups of the level above"),
     (lambda: LocalSGD(example_risk=Hierarchical(Mean(), Mean())), r"cannot be the risk over a client's examples"),
+    (lambda: LocalSGD(example_risk=PowerFair(1.0)), r"PowerFair cannot be the risk over a client's examples: it does not move with the losses"),
+    (lambda: LocalSGD(example_risk=fedtail.TiltedValueAtRisk(0.5)), r"it does not move with the losses"),
+    (lambda: LocalSGD(example_risk=fedtail.Refreshed(Hierarchical(Mean(), Worst()), 3)), r"needs the group of each loss"),
     (lambda: LocalSGD(example_risk=fedtail.GroupAscent(2)), r"cannot be the risk over a client's examples"),
 ])
 def test_what_makes_no_sense_is_refused(make, text):

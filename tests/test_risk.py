@@ -185,10 +185,11 @@ def test_gradients_are_subgradients_where_losses_tie_or_the_tail_is_a_whole_numb
     losses = torch.tensor([float(random.randint(0, 4)) for _ in range(count)], dtype=torch.float64)
     mass = torch.ones(count, dtype=torch.float64)
     value, gradient = value_and_gradient(risk, losses, mass)
+    slack = 1e-7 if isinstance(risk, EntropicValueAtRisk) else 1e-9               # its tilt is searched
     for size in (1e-3, 0.4, 3.0):
         for sign in (1, -1):                                                       # one way each, so that no error cancels
             other = losses + sign * size * torch.tensor([random.random() for _ in range(count)], dtype=torch.float64)
-            assert risk.value(other, mass).item() >= (value + gradient @ (other - losses)).item() - 1e-9
+            assert risk.value(other, mass).item() >= (value + gradient @ (other - losses)).item() - slack
     if not isinstance(risk, (PowerFair, Ascent, GroupAscent)):
         assert gradient.sum().item() == approx(1)
         assert torch.allclose(gradient, risk.weights(losses, mass), atol=1e-9)
@@ -336,7 +337,7 @@ def test_a_risk_that_cannot_weigh_several_sets_of_clients_says_so():
         Eager().weights(losses)
     with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.from_losses\(losses, mass, batched=True\)\."):
         Present.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
-    with pytest.raises(ValueError, match=r"losses of shape \(\) are not those of one set of clients"):
+    with pytest.raises(ValueError, match=r"losses are one number, got a tensor of shape \(\)\."):
         Present.from_losses(torch.tensor(0.5), None, batched=True)
 
 
@@ -1086,7 +1087,6 @@ HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
     (lambda: Tilted(100, loss_bound=8.0), "tilt * loss_bound = 800 underflows exp (limit 80). Lower tilt, or tighten loss_bound=8."),
     (lambda: PowerFair(-1), "power (q) must be at least 0 and finite, got -1. 0 is FedAvg, larger is fairer."),
     (lambda: check_is_number("tilt (t)", "2"), "tilt (t) must be a number, got '2'. Write it without quotes: 0.5, say."),
-    (lambda: Tilted(1.0).value(torch.tensor(0.5)), "losses are one number, got a tensor of shape ()."),
     (lambda: Tilted(math.nan), "tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best."),
     (lambda: Tilted(1.0, math.nan), "loss_bound must be positive and finite, got nan."),
     (lambda: PowerFair(math.inf), "power (q) must be at least 0 and finite, got inf."),

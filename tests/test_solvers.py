@@ -545,6 +545,8 @@ def stochastic(**changes):
     (lambda: stochastic(group=G[:5]), r"group must have one integer for each of 60 examples, got shape \(5,\)"),
     (lambda: stochastic(group=G.double()), "and torch.float64. Pass labels"),
     (lambda: stochastic(losses=lambda w, rows: squares_of_rows(w, rows).mean()), r"one loss for each row, \(60,\), got shape \(\)"),
+    (lambda: minimise(lambda c: c.abs().sqrt(), torch.zeros(2), Mean(), step_size="search"), "the gradient is not finite after 0 steps"),
+    (lambda: minimise(lambda c: c.abs().sqrt(), torch.zeros(2), Mean(), method="lbfgs"), "the gradient is not finite after 0 steps"),
     (lambda: stochastic(step_size=1e5, steps=200), "the steps are too large for these losses. Lower step_size"),
 ])
 def test_errors_say_what_is_needed(call, text):

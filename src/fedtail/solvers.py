@@ -157,12 +157,15 @@ class _Track:
         """Record one more iterate, beginning with the start, and return whether the descent ends with it.
 
         Appends `value`, the risk at `params`, to `values`, sets `params` and `gradient_norm`, and `best` where the risk is the
-        lowest so far. Calls `on_step` except for the start. Raises a ValueError where the risk is not finite.
+        lowest so far. Calls `on_step` except for the start. Raises a ValueError where the risk or its gradient is not finite.
         """
         if not math.isfinite(value):
             raise ValueError(f"the risk is {value:g} " + (
                 f"after {len(self.values)} steps: the steps are too large for these losses. Lower step_size, or write "
                 'step_size="search".' if self.values else "at the start. Begin where every loss is finite."))
+        if not math.isfinite(gradient_norm):
+            raise ValueError(f"the gradient is not finite after {len(self.values)} steps, where the risk is {value:g}: a loss "
+                             "has no slope there. Begin elsewhere, or smooth the loss.")
         if value < self.least:
             self.least, self.best = value, params
         self.params, self.gradient_norm = params, gradient_norm

@@ -12,6 +12,8 @@ from fedtail.clients import Clients, batches_across_clients
 from fedtail.risk.base import Risk
 from fedtail.risk.hierarchical import Hierarchical, values_by_group
 
+MOVED = 1e-4      # how far the value may be from rising by one where all losses do: risks that search are not exact
+
 
 @dataclass(frozen=True)
 class ExampleRisk(Part):
@@ -51,7 +53,7 @@ def check_example_risk(risk: object) -> None:
     """Raise a TypeError if `risk` is not a `Risk`, and a ValueError if it needs more than the losses of one client's examples.
 
     Refused are risks that need groups, every client in every round, or memory between rounds, that have noise, or are
-    `Hierarchical`.
+    `Hierarchical`, and those whose value does not rise by c where all losses rise by c (`PowerFair`, `TiltedValueAtRisk`).
     """
     if not isinstance(risk, Risk):
         raise TypeError(f"example_risk must be a risk, got {risk!r}. Write example_risk=Tilted(-2.0), say; None is the mean.")
@@ -60,3 +62,7 @@ def check_example_risk(risk: object) -> None:
     if needs_more or isinstance(risk, Hierarchical):
         raise ValueError(f"{type(risk).__name__} cannot be the risk over a client's examples: it needs groups, or what is kept "
                          "between rounds, or noise. Use Tilted, Superquantile, or another risk of losses alone.")
+    probe = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    if abs(float(risk.value(probe + 1) - risk.value(probe)) - 1) > MOVED:
+        raise ValueError(f"{type(risk).__name__} cannot be the risk over a client's examples: it does not move with the losses "
+                         "by the same amount, so that its weights are not its gradient. Use Tilted, Superquantile, or Spectral.")

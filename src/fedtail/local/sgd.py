@@ -34,7 +34,8 @@ class LocalSGD(LocalTraining):
     `weight_decay`, g the gradient of the mean loss of the batch, plus that of the penalty, with heavy-ball `momentum`.
     `batch_size=None` is the full gradient. Give `epochs` or `local_steps` (tau), not both; one epoch is the default. With an
     `example_risk` a client minimises that risk over its examples: g is the gradient of the risk of the batch, whose losses take a
-    forward pass of their own, and risks over clients see the risk of all its examples in place of its mean loss.
+    forward pass of their own (with a dropout mask of its own), and risks over clients see the risk of all its examples in place
+    of its mean loss.
     """
 
     sends: ClassVar[tuple[type, ...]] = (ExampleRisk,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from fedtail.types import Density, Losses, Mass, Weights
 
 NEEDS_GROUP = ("Hierarchical needs the group of each loss. Write value(losses, mass, group) with an integer tensor, (n,); for a "
                "third level (2, n), from the finest groups to the coarsest.")
+ROUNDED = 1e-13      # relative: values of groups that are so near are equal, but for the order of addition
+NEARLY = 1e-9        # relative: likewise for values from sums over clients
 NOT_PRIVATE = "it asks for sums of losses by group, to which nothing adds noise"
 
 
@@ -94,7 +97,8 @@ class Hierarchical(Risk):
     group, on the server. There `parents` gives the coarser group of each group where `across` has levels of its own (a tuple,
     or a tuple of tuples from fine to coarse), and `within` is a risk whose value follows from sums: a mean, tilted, a
     superquantile or another mean under weights. Over a channel that hides single clients a group with fewer than
-    `minimum_contributors` clients in the cohort is as if absent.
+    `minimum_contributors` clients in the cohort is as if absent. Inside `Refreshed`, a group that was not sampled when the dual
+    was fitted does not contribute until it is fitted again.
 
     >>> from fedtail import Mean, Worst
     >>> risk = Hierarchical(within=Mean(), across=Worst())
@@ -116,6 +120,10 @@ class Hierarchical(Risk):
         is a `Hierarchical`; where `groups` or `loss_bound` is not positive; and where `parents` does not give, for each
         further level of `across`, one coarser group for each group, each made of whole groups of the level below.
         """
+        if not isinstance(self.parents, tuple):
+            raise TypeError(f"parents must be a tuple, got {self.parents!r}. Write parents=(0, 0, 1), say.")
+        if self.groups is not None and (isinstance(self.groups, bool) or not isinstance(self.groups, Integral)):
+            raise TypeError(f"groups must be a whole number, got {self.groups!r}. It is how many groups population.group has.")
         for name in ("within", "across"):
             level = getattr(self, name)
             if not isinstance(level, Risk):
@@ -168,21 +176,21 @@ class Hierarchical(Risk):
         `mass` defaults to equal masses. Raises a ValueError without groups, and where a group is in two coarser ones.
         """
         members = _Members.from_labels(losses, mass, group, self.levels)
-        values = values_by_group(self.within, losses[members.here].double(), members.mass, members.group)
-        coarser = () if members.coarser is None else (members.coarser,)
-        return self.across.value(values, members.group_mass, *coarser).to(losses.dtype)
+        return self._value_of_members(losses[members.here].double(), members).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None, group: Any = None) -> Weights:
-        """The weight of each loss, (n,), sum one, without a gradient: that of its group times that within it, [Li23, eq. (7.85)].
+        """The weight of each loss, (n,), sum one, without a gradient: the gradient of `value`, scaled, [Li23, eq. (7.85)].
 
-        `group` are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; `mass` defaults to equal masses.
-        Losses without mass have weight zero. Raises a ValueError without groups, and where a group is in two coarser ones.
+        That is the weight of its group times the one within it, for risks that move with the losses by the same amount. `group`
+        are integers, (n,), or (levels - 1, n) from the finest groups to the coarsest; `mass` defaults to equal masses. Losses
+        without mass have weight zero. Raises a ValueError without groups, and where a group is in two coarser ones.
         """
         members = _Members.from_labels(losses, mass, group, self.levels)
-        present = losses.detach()[members.here].double()
-        values = values_by_group(self.within, present, members.mass, members.group)
-        inner = weights_by_group(self.within, present, members.mass, members.group)
-        weights = inner * _group_weights(self.across, values, members.group_mass, members.coarser)[members.group]
+        with torch.enable_grad():
+            present = losses.detach()[members.here].double().requires_grad_()
+            (slope,) = torch.autograd.grad(self._value_of_members(present, members), present)
+        total = slope.sum()
+        weights = members.mass if total == 0 else slope / total
         return losses.new_zeros(losses.shape).masked_scatter(members.here, weights.to(losses.dtype))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -203,7 +211,8 @@ class Hierarchical(Risk):
             values = torch.stack([self.within.value_from_means(duals[g], density[g] / mass[g], terms[g] / mass[g])
                                   for g in ids.tolist()])
             coarser = torch.tensor(self._parent_labels)[:, ids] if self.parents else None
-            factor[ids] = _group_weights(self.across, values, mass[ids], coarser) / density[ids]
+            coarse = () if coarser is None else (coarser,)
+            factor[ids] = self.across.weights(merge_ties(values, NEARLY), mass[ids], *coarse) / density[ids]
             factor = factor / factor.max().clamp(min=1e-300)
         return torch.cat([factor, duals.flatten()])
 
@@ -230,6 +239,12 @@ class Hierarchical(Risk):
             raise ValueError(f"{type(self.within).__name__} cannot be the risk within groups of clients: its value does not "
                              "follow from sums. Use Mean, Tilted, or a superquantile.")
         self.within.check(population, sample)
+
+    def _value_of_members(self, losses: Tensor, members: _Members) -> Tensor:
+        """The risk across groups of the risks within them, a float64 scalar, of the losses of `members`, (present,)."""
+        values = merge_ties(values_by_group(self.within, losses, members.mass, members.group), ROUNDED)
+        coarser = () if members.coarser is None else (members.coarser,)
+        return self.across.value(values, members.group_mass, *coarser)
 
     def _group_count(self) -> int:
         """The field `groups`, the number of groups of clients; raises a ValueError where it is None, as training needs it."""
@@ -276,6 +291,8 @@ class _Members(NamedTuple):
         if losses.ndim != 1 or tuple(labels.shape) != (levels - 1, len(losses)) or labels.is_floating_point():
             raise ValueError(f"losses have shape {tuple(losses.shape)} and group {tuple(group.shape)} ({group.dtype}), for "
                              f"{levels} levels. Pass losses (n,) and integers (n,), or ({levels - 1}, n) from fine to coarse.")
+        if not losses.is_floating_point():
+            raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
         share = normalised_mass(losses.detach().double(), None if mass is None else mass.double())
         here = share > 0
         labels, share = labels[:, here], share[here]
@@ -292,13 +309,16 @@ class _Members(NamedTuple):
         return cls(here, share, own, total, coarser)
 
 
-def _group_weights(across: Risk, values: Tensor, mass: Tensor, coarser: Tensor | None) -> Tensor:
-    """The weight that the risk `across` gives each group, (groups,), sum one, without a gradient.
+def merge_ties(values: Tensor, tolerance: float) -> Tensor:
+    """The values of groups, (groups,), with those equal that differ by rounding only: by `tolerance` of their size, at most.
 
-    `values` and `mass` are the risks and masses of the groups, (groups,). `coarser` are the labels of the groups in the further
-    levels of `across`, from fine to coarse; None where it has none.
+    Else a risk across groups that is not smooth (`Worst`, a superquantile) would choose one of several equal groups. The gradient
+    is that of the values themselves.
     """
-    return across.weights(values, mass) if coarser is None else across.weights(values, mass, coarser)      # type: ignore[call-arg]
+    ranked, order = values.detach().sort()
+    first = torch.cat([torch.ones_like(order[:1], dtype=torch.bool), ~(ranked.diff() <= tolerance * ranked[1:].abs())])
+    merged = torch.empty_like(ranked).scatter(0, order, ranked[first][first.cumsum(0) - 1])
+    return torch.where(merged == values, values, values + (merged - values.detach()))
 
 
 def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
@@ -310,17 +330,6 @@ def values_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> 
     found = [(ids, risk.value(losses[place], mass[place] * filled)) for ids, place, filled in _batches_of_like_size(risk, group)]
     order = torch.cat([ids for ids, _ in found])
     return torch.cat([values.reshape(-1) for _, values in found])[order.argsort()]
-
-
-def weights_by_group(risk: Risk, losses: Tensor, mass: Tensor, group: Tensor) -> Tensor:
-    """The weight of each loss within its group under `risk`, (n,), sum one in every group, without a gradient.
-
-    Losses, masses (positive) and group numbers are (n,); groups are numbered from 0 without gaps.
-    """
-    weights = torch.zeros_like(mass)
-    for _, place, filled in _batches_of_like_size(risk, group):
-        weights[place[filled]] = risk.weights(losses[place], mass[place] * filled)[filled].to(weights.dtype)
-    return weights
 
 
 def _batches_of_like_size(risk: Risk, group: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

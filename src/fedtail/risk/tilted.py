@@ -74,7 +74,8 @@ class Tilted(Risk):
         """
         present = self.present(losses, mass)
         if math.isinf(self.tilt):
-            return (self._extreme_weights(present) * present.losses).sum(-1).to(losses.dtype)
+            weights = self._extreme_weights(present)      # a loss without weight may be infinite
+            return torch.where(weights > 0, weights * present.losses, 0.0).sum(-1).to(losses.dtype)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
         is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
@@ -140,11 +141,15 @@ class Tilted(Risk):
         """Runs on the server: the tilted loss, a scalar, from the means by mass of the densities and of `value_terms`.
 
         It is shift + log1p(t m) / t, with t `tilt`, m the argument `terms` and shift the first number of `dual`, and shift + m
-        for t = 0. For an infinite tilt it is `terms` divided by `density`.
+        for t = 0. Where the losses are far from the shift, that has no digits left, and it is shift + log(`density`) / t. For an
+        infinite tilt it is `terms` divided by `density`.
         """
         if math.isinf(self.tilt):
             return terms / density
-        return dual[0] + ((self.tilt * terms).clamp(min=-1.0).log1p() / self.tilt if self.tilt else terms)
+        if not self.tilt:
+            return dual[0] + terms
+        less = self.tilt * terms
+        return dual[0] + torch.where(less > -0.5, less.clamp(min=-0.5).log1p(), density.log()) / self.tilt
 
     def _extreme_weights(self, present: Present) -> Tensor:
         """A weight of one, shared by mass among the clients with the largest loss, or the smallest for a negative tilt.
