@@ -139,7 +139,8 @@ def digest(run: Callable[[], Any]) -> str:
             return f"refused: {type(reason).__name__}"
     states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
     for state in states:
-        for tensor in (state.params, state.dual, *state.optimizer_state):
+        optimizer = state.optimizer_state if hasattr(state, "optimizer_state") else state.optimizer      # what it was called
+        for tensor in (state.params, state.dual, *optimizer):
             found.update(b"-" if tensor is None else tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     for module in trained.modules:
         for name, tensor in module.state_dict().items():
