@@ -63,7 +63,7 @@ class RiskLoss(nn.Module):
         check_losses(losses)
         group = None if group is None else torch.as_tensor(group, device=losses.device)
         check_group(self.risk, losses, group)
-        return reduce_losses(self.risk, widened(losses), group).to(losses.dtype)
+        return reduce_losses(self.risk, at_least_float32(losses), group).to(losses.dtype)
 
     def extra_repr(self) -> str:
         """The risk, for the printed form of a model."""
@@ -114,7 +114,7 @@ class RunningTiltedLoss(nn.Module):
         Without this the first batch sets it. Raises a ValueError or TypeError for losses that do not fit, as `forward` does.
         """
         check_losses(losses)
-        self.estimate.copy_(tilted_mean(widened(losses), self.tilt))
+        self.estimate.copy_(tilted_mean(at_least_float32(losses), self.tilt))
 
     def forward(self, losses: Tensor) -> Tensor:
         """A scalar in the dtype of `losses`, (batch,), with the gradient of the algorithm; training mode moves the estimate.
@@ -123,10 +123,10 @@ class RunningTiltedLoss(nn.Module):
         not floating-point numbers.
         """
         check_losses(losses)
-        wide = widened(losses)
+        wide = at_least_float32(losses)
         if not self.training:
             return tilted_mean(wide, self.tilt).to(losses.dtype)
-        now = self._averaged(tilted_mean(wide.detach(), self.tilt))
+        now = self._next_estimate(tilted_mean(wide.detach(), self.tilt))
         self.estimate.copy_(now)
         tilt = 0.0 if abs(self.tilt) < SMALL else self.tilt
         step = (tilt * (wide - now)).exp().mean() if tilt else wide.mean()      # has the gradient; at most 1 / lambda
@@ -136,8 +136,12 @@ class RunningTiltedLoss(nn.Module):
         """The two settings, for the printed form of a model."""
         return f"tilt={self.tilt:g}, smoothing={self.smoothing:g}"
 
-    def _averaged(self, batch: Tensor) -> Tensor:
-        """The estimate after a batch with this tilted loss: both scalars in the precision of `batch`, without a gradient."""
+    def _next_estimate(self, batch: Tensor) -> Tensor:
+        """The estimate after a batch whose tilted loss is the scalar `batch`: a scalar of its dtype, without a gradient.
+
+        `self.estimate` is read, not changed. The result is `batch` where there was no estimate (NaN), and the old estimate where
+        `batch` is not finite.
+        """
         before = self.estimate.to(batch.dtype)
         if self.smoothing == 1:
             after = batch
@@ -145,23 +149,24 @@ class RunningTiltedLoss(nn.Module):
             after = torch.lerp(before, batch, self.smoothing)
         else:
             apart = self.tilt * (batch - before)
-            up, less = apart > 0, exp_less_one(-apart.abs())      # of the one that weighs less, relative to the other
+            up, less = apart > 0, exp_minus_one(-apart.abs())      # of the one that weighs less, relative to the other
             log = torch.where(up, (1 - self.smoothing) * less, self.smoothing * less).log1p()
             after = torch.add(torch.where(up, batch, before), log, alpha=1 / self.tilt)
         after = torch.where(before.isnan(), batch, after)
         return torch.where(batch.isfinite(), after, before)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **options: Any) -> RunningTiltedLoss:
-        """What torch calls to move a module: as usual, and the estimate is in float32 again where it became narrower."""
+        """Called by torch to move or convert the module: as usual, but the estimate stays in float32 or wider."""
         super()._apply(fn, *args, **options)
-        self.estimate = widened(self.estimate)
+        self.estimate = at_least_float32(self.estimate)
         return self
 
 
 def reduce_losses(risk: Risk, losses: Tensor, group: Tensor | None = None) -> Tensor:
-    """The risk of losses of equal mass, (batch,), a scalar: by a short form of this module where there is one, else `value`.
+    """The risk of `losses`, (batch,), of equal mass, a scalar: by a short form where there is one, else `risk.value`.
 
-    `group` is as `RiskLoss.forward` takes it.
+    `group` are integers, (batch,) or (levels - 1, batch) from the finest level to the coarsest: used by a `Hierarchical` risk
+    only.
     """
     if isinstance(risk, Hierarchical) and group is not None:
         return reduce_groups(risk, losses, group) if has_short_form(risk) else risk.value(losses, group=group)
@@ -180,17 +185,21 @@ def reduce_losses(risk: Risk, losses: Tensor, group: Tensor | None = None) -> Te
 
 
 def has_short_form(risk: Risk) -> bool:
-    """Whether this module computes the risk by itself: in the precision of the losses, and in one graph."""
+    """Whether `reduce_losses` computes the risk itself, in the precision of the losses and in one graph, and not by `risk.value`.
+
+    Exact types count: a subclass has no short form.
+    """
     if type(risk) is Hierarchical:
         return type(risk.within) in (Mean, Worst, Tilted, Superquantile) and has_short_form(risk.across)
     return type(risk) in (Mean, Worst, Tilted, Superquantile, Spectral)
 
 
 def reduce_groups(risk: Hierarchical, losses: Tensor, group: Tensor) -> Tensor:
-    """A hierarchical risk that has a short form, of losses of equal mass, (batch,): a scalar.
+    """A `Hierarchical` risk of `losses`, (batch,), of equal mass: a scalar. Only for a risk that `has_short_form`.
 
-    Each loss is replaced by the value of its group. A group then has as many equal losses as members, which is its mass, and the
-    risk across groups is one over these.
+    `group` are integers, (batch,) or (levels - 1, batch) from the finest level to the coarsest. Each loss is replaced by the
+    value of its finest group. A group then has as many equal losses as members, which is its mass, and the risk across groups is
+    one over these.
     """
     finest = (group if group.ndim == 1 else group[0]).long()
     slot = torch.searchsorted(finest.sort().values, finest)      # numbers below the batch size, one for each group
@@ -204,9 +213,9 @@ def reduce_groups(risk: Hierarchical, losses: Tensor, group: Tensor) -> Tensor:
 
 
 def tilted_means_by_group(losses: Tensor, slot: Tensor, tilt: float) -> Tensor:
-    """The tilted mean of the group of each loss, (batch,), [Li23, eq. (7.83)], as accurate as `tilted_mean`.
+    """For each loss the tilted mean of all losses of its group, (batch,), [Li23, eq. (7.83)], as accurate as `tilted_mean`.
 
-    `slot` numbers the groups, (batch,), below the batch size.
+    `slot` is the number of each loss's group, (batch,) int64, below the batch size. An infinite `tilt` gives the extreme loss.
     """
     size = sum_by_group(torch.ones_like(losses.detach()), slot)
     if abs(tilt) < SMALL:
@@ -218,13 +227,17 @@ def tilted_means_by_group(losses: Tensor, slot: Tensor, tilt: float) -> Tensor:
         return sum_by_group(tied * losses, slot) / sum_by_group(tied, slot)
     lifted = tilt * (losses - extreme)
     log = sum_by_group(lifted.exp(), slot).log()
-    less = sum_by_group(exp_less_one(lifted.detach()), slot) / size
+    less = sum_by_group(exp_minus_one(lifted.detach()), slot) / size
     value = torch.where(less > -0.5, less.log1p(), log.detach() - size.log())
     return torch.add(extreme, value + (log - log.detach()), alpha=1 / tilt)
 
 
 def tail_means_by_group(losses: Tensor, slot: Tensor, tail_fraction: float) -> Tensor:
-    """The mean of the worst `tail_fraction` (theta) in the group of each loss, (batch,); groups are numbered by `slot`."""
+    """For each loss the mean of the worst `tail_fraction` (theta) of the losses of its group, (batch,); losses have equal mass.
+
+    `slot` is the number of each loss's group, (batch,) int64, below the batch size. Losses tied at the boundary of a tail share
+    what is left of it.
+    """
     known = losses.detach()
     size = tail_fraction * sum_by_group(torch.ones_like(known), slot)      # of the tail, in examples
     order = known.argsort(descending=True)
@@ -237,7 +250,10 @@ def tail_means_by_group(losses: Tensor, slot: Tensor, tail_fraction: float) -> T
 
 
 def sum_by_group(numbers: Tensor, slot: Tensor) -> Tensor:
-    """The sum of the numbers of the group that each one is in, (batch,); groups are numbered by `slot`, (batch,)."""
+    """For each of `numbers`, (batch,), the sum over all that are in its group: (batch,), members of a group have the same.
+
+    `slot` is the number of each one's group, (batch,) int64, below the batch size.
+    """
     return torch.zeros_like(numbers).index_add(0, slot, numbers)[slot]
 
 
@@ -257,7 +273,7 @@ def tilted_mean(losses: Tensor, tilt: float) -> Tensor:
     if losses.shape[0] <= FEW and not torch.compiler.is_compiling():
         return torch.add(extreme, lifted.expm1().mean().log1p(), alpha=1 / tilt)      # half as many operations
     log = lifted.exp().sum().log()                           # has the gradient, the weights; its value cancels near the mean
-    known_log, less = log.detach(), exp_less_one(lifted.detach()).mean()
+    known_log, less = log.detach(), exp_minus_one(lifted.detach()).mean()
     value = torch.where(less > -0.5, less.log1p(), known_log - math.log(losses.shape[0]))
     return torch.add(extreme, value + (log - known_log), alpha=1 / tilt)
 
@@ -275,8 +291,8 @@ def tail_mean(losses: Tensor, tail_fraction: float) -> Tensor:
     return (torch.where(above, 1.0, share * tied) / size).dot(losses)
 
 
-def exp_less_one(exponents: Tensor) -> Tensor:
-    """exp(x) - 1 for x <= 0, in their shape, to all digits near zero, compiled too.
+def exp_minus_one(exponents: Tensor) -> Tensor:
+    """exp(x) - 1 for each x of `exponents`, all at most zero, in their shape: to all digits near zero, in a compiled graph too.
 
     On a CPU `torch.compile` writes `expm1` as exp(x) - 1, which loses all digits of a small x; there it is a hyperbolic tangent.
     """
@@ -286,8 +302,8 @@ def exp_less_one(exponents: Tensor) -> Tensor:
     return 2 * bent / (1 - bent)
 
 
-def widened(losses: Tensor) -> Tensor:
-    """The losses in float32 where they are in a narrower format, else as they are."""
+def at_least_float32(losses: Tensor) -> Tensor:
+    """The losses in float32 where their dtype is narrower (float16, bfloat16), else the tensor itself."""
     return losses.float() if losses.dtype.itemsize < 4 else losses
 
 
@@ -303,7 +319,10 @@ def check_losses(losses: Tensor) -> None:
 
 
 def check_group(risk: Risk, losses: Tensor, group: Tensor | None) -> None:
-    """Raise a ValueError where a `Hierarchical` risk has no integer groups for its levels, or another risk has groups."""
+    """Raise a ValueError unless `group` fits the risk and the losses, (batch,).
+
+    A `Hierarchical` risk of L levels needs integers of shape (batch,) for L = 2, else (L - 1, batch); any other risk needs None.
+    """
     if not isinstance(risk, Hierarchical):
         if group is not None:
             raise ValueError(f"{type(risk).__name__} has no groups. RiskLoss takes the losses of single examples, and groups "

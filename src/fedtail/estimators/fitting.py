@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize as scipy_minimize
 
-from fedtail.estimators.hessians import positive_solver
+from fedtail.estimators.hessians import positive_definite_solver
 from fedtail.estimators.interior_point import minimise_tail
 from fedtail.estimators.problems import Problem
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
@@ -22,7 +22,7 @@ ROUGH = 1e-8              # enough on the way
 NO_GAIN = 1e-16           # below this decrement the value does not change, and slow progress is not worth it
 ROUNDED = 1e-11           # below this decrement the value itself is too rounded to judge a step
 NOTHING = 1e-24           # losses of this part of the scale are rounding errors of zero
-JOLTED = 3                # stages, of which the first are those where a minimum may turn into a saddle point
+PERTURBED_STAGES = 3      # so many stages, the first, are those where a minimum may turn into a saddle point
 
 
 @dataclass(frozen=True)
@@ -33,39 +33,46 @@ class Solution:
     steps: int
     converged: bool
 
-    def after(self, other: Solution) -> Solution:
-        """This solution with the steps of another, from whose point it was reached."""
-        return Solution(self.point, self.steps + other.steps, self.converged)
+    def with_earlier_steps(self, earlier: Solution) -> Solution:
+        """A copy whose `steps` also count those of `earlier`, the solution that this one was started from; the rest stays."""
+        return Solution(self.point, self.steps + earlier.steps, self.converged)
 
 
 def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> Solution:
-    """Minimise a risk of the losses of a problem, plus its penalty, by way of the mean and of easier risks in between.
+    """Minimise `risk` of the losses of a problem, plus the problem's penalty, from the point `start`.
 
-    The risk is `Tilted`, `Superquantile` or `Worst`. At most `max_iter` steps for each risk on the way.
+    `risk` is `Tilted`, `Superquantile` or `Worst`. First the mean is minimised, then easier risks up to `risk` itself, each from
+    the minimum of the one before, in at most `max_iter` Newton steps each (`_minimise_by_lbfgs` has its own limit). For a convex
+    problem of at most `MANY` parameters an interior-point method replaces these for tails. The minimum of the mean is returned
+    where that is `risk`, where it was not reached, and where all losses are equal there. `steps` of the result counts all steps;
+    `converged` is False where `max_iter` was too small.
     """
     solution = minimise_directly(problem, Mean(), start, max_iter)
     losses = problem.losses(solution.point)
     spread = math.sqrt(problem.mass @ (losses - problem.mass @ losses) ** 2)
     is_mean = risk == Tilted(0.0) or (isinstance(risk, Superquantile) and risk.tail_fraction == 1)
-    if is_mean or not solution.converged or spread <= NOTHING * problem.scale:
+    if is_mean or not solution.converged or spread <= NOTHING * problem.loss_scale:
         return solution                                          # losses that are all alike have the same weights in every risk
     many = len(problem.penalty(start)[1]) > MANY
-    if isinstance(risk, Superquantile | Worst) and problem.convex and not many:
+    if isinstance(risk, Superquantile | Worst) and problem.is_convex and not many:
         tail_fraction = risk.tail_fraction if isinstance(risk, Superquantile) else float(problem.mass.min())
         point, steps, converged = minimise_tail(problem, tail_fraction, solution.point, max_iter)
-        return Solution(point, steps, converged).after(solution)
-    stages = list(risks_towards(risk, spread, least_smoothing=1e-5 if many else 1e-7))
+        return Solution(point, steps, converged).with_earlier_steps(solution)
+    stages = list(continuation_risks(risk, spread, least_smoothing=1e-5 if many else 1e-7))
     for count, stage in enumerate(stages, 1):
-        begin = problem.jolted(solution.point) if count <= JOLTED else solution.point
-        solution = minimise_directly(problem, stage, begin, max_iter, PRECISE if stage is stages[-1] else ROUGH).after(solution)
+        begin = problem.perturbed_point(solution.point) if count <= PERTURBED_STAGES else solution.point
+        tolerance = PRECISE if stage is stages[-1] else ROUGH
+        solution = minimise_directly(problem, stage, begin, max_iter, tolerance).with_earlier_steps(solution)
     return solution
 
 
-def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator[Risk]:
-    """Easier risks on the way from the mean to `risk`, for losses that spread so much at the least mean, and the last one itself.
+def continuation_risks(risk: Risk, spread: float, least_smoothing: float) -> Iterator[Risk]:
+    """Yield risks of growing difficulty between the mean and `risk`, to be minimised one after the other.
 
-    Tilts grow by a constant factor. Tails, which are not smooth, are smoothed less and less, to `least_smoothing` of the spread:
-    the last one is this much (times the logarithm of the tail's share) below the tail itself.
+    `spread` is the standard deviation of the losses at the minimum of the mean. For `Tilted` the tilts grow by a constant factor
+    and end with `risk` itself. For `Superquantile` and `Worst`, which are not smooth, smoothed versions are yielded, whose
+    smoothing falls to `least_smoothing` times `spread` (nu). The exact risk is not yielded: the last value is below it by at most
+    nu log(1 / tail), with the tail's mass.
     """
     if isinstance(risk, Tilted):
         factor = 4.0 if risk.tilt > 0 else 1.5                   # below zero there are many minima: follow one closely
@@ -80,37 +87,44 @@ def risks_towards(risk: Risk, spread: float, least_smoothing: float) -> Iterator
 
 
 def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float = PRECISE) -> Solution:
-    """Minimise a smooth risk (`Mean`, `Tilted`, `SmoothedSuperquantile`) from `start`: Newton, or L-BFGS for many parameters."""
+    """Minimise a smooth risk (`Mean`, `Tilted`, `SmoothedSuperquantile`) plus the penalty, all the way from `start`.
+
+    Newton steps; L-BFGS for more than `MANY` parameters; for a negative tilt L-BFGS, then Newton unless `tolerance` is `ROUGH` or
+    more. `tolerance` is relative to the value. Where `max_iter` is too small, the result has `converged` False.
+    """
     if len(problem.penalty(start)[1]) > MANY:
-        return _quasi_newton(problem, risk, start, max_iter, tolerance)
+        return _minimise_by_lbfgs(problem, risk, start, max_iter, tolerance)
     if not (isinstance(risk, Tilted) and risk.tilt < 0):
-        return _newton(problem, risk, start, max_iter, tolerance)
-    near = _quasi_newton(problem, risk, start, max_iter, tolerance)      # far from a minimum the Hessian is mostly not positive
-    return near if tolerance >= ROUGH else _newton(problem, risk, near.point, max_iter, tolerance).after(near)
+        return _minimise_by_newton(problem, risk, start, max_iter, tolerance)
+    near = _minimise_by_lbfgs(problem, risk, start, max_iter, tolerance)      # far off, the Hessian is mostly not positive
+    if tolerance >= ROUGH:
+        return near
+    return _minimise_by_newton(problem, risk, near.point, max_iter, tolerance).with_earlier_steps(near)
 
 
-def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
-    """Newton steps, shortened until the risk falls, with a Hessian that is made positive where it is not.
+def _minimise_by_newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
+    """Minimise by Newton steps, each shortened until risk plus penalty falls, with Hessians made positive definite.
 
-    Ends where the decrement, twice the gain that the quadratic model promises, is `tolerance` of the risk.
+    Converged where the decrement, twice the gain that the quadratic model promises, is at most `tolerance` times the value, or
+    where only rounding errors are left. `converged` is False after `max_iter` steps, or where no step length lowers the value.
     """
     point, before = start, math.inf
-    value = _objective(problem, risk, start)
-    floor = NOTHING * problem.scale
+    value = _objective_value(problem, risk, start)
+    floor = NOTHING * problem.loss_scale
     for step in range(max_iter):
         gradient, solve = _quadratic_model(problem, risk, point)
         direction = -solve(gradient)
         decrement = -float(gradient @ direction)
         if decrement <= tolerance * (abs(value) + floor) or decrement <= floor:
-            return Solution(problem.move(point, direction), step + 1, True)
+            return Solution(problem.moved_point(point, direction), step + 1, True)
         small = decrement <= ROUNDED * abs(value)
         flat = decrement <= NO_GAIN * abs(value) and decrement > before / 2
         if small and (decrement >= before or flat):              # rounding errors, or a minimum at infinity
             return Solution(point, step + 1, True)
         length = 1.0
         while True:
-            moved = problem.move(point, length * direction)
-            after = _objective(problem, risk, moved)
+            moved = problem.moved_point(point, length * direction)
+            after = _objective_value(problem, risk, moved)
             if small or after <= value - 1e-4 * length * decrement:
                 break
             bottom = decrement * length**2 / (2 * (after - value + decrement * length))      # of a parabola through both ends
@@ -121,8 +135,8 @@ def _newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: 
     return Solution(point, max_iter, False)
 
 
-def _objective(problem: Problem, risk: Risk, point: Any) -> float:
-    """The risk of the losses at a point plus the penalty there; infinity where losses are not finite."""
+def _objective_value(problem: Problem, risk: Risk, point: Any) -> float:
+    """The risk of the losses at `point` plus the penalty there, to be minimised; infinity where some loss is not finite."""
     losses = problem.losses(point)
     if not np.isfinite(losses).all():
         return math.inf
@@ -130,27 +144,32 @@ def _objective(problem: Problem, risk: Risk, point: Any) -> float:
 
 
 def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, Any]:
-    """The gradient at a point, (p,), and a function that divides by a positive Hessian there.
+    """The gradient of risk plus penalty at `point`, (p,), and a function that maps v, (p,), to H^-1 v, (p,).
 
-    The Hessian of [Li23, eq. (7.13), (7.14)]: the mean of those of the losses under the weights, plus t times the covariance of
-    their gradients. For t < 0, where it is not positive, the covariance is left out: the risk is concave in the losses, so that
-    this is the Hessian of a bound from above.
+    p is the number of local coordinates of the problem; H is a positive definite Hessian, that of [Li23, eq. (7.13), (7.14)]: the
+    mean of the losses' Hessians under the weights of the risk, plus t times the covariance of their gradients (t is the tilt; one
+    over the smoothing for a smoothed tail). Where t < 0 and H is not positive definite, the covariance is left out: the risk is
+    concave in the losses, so that this is the Hessian of an upper bound.
     """
     losses, jacobian = problem.losses(point), problem.jacobian(point)
     weights = risk_weights(risk, losses, problem.mass)
     _, slope, diagonal = problem.penalty(point)
     mean = problem.hessian(point, weights)
     mean[np.diag_indices_from(mean)] += diagonal
-    rate, moving = _rate_of_weights(risk, weights, problem.mass)
+    rate, moving = _weight_derivative(risk, weights, problem.mass)
     full = mean
     if rate:
         sums = moving @ jacobian
         full = mean + rate * (jacobian.T @ (moving[:, None] * jacobian) - np.outer(sums, sums) / max(moving.sum(), 1e-300))
-    return weights @ jacobian + slope, positive_solver(*((full, mean) if rate < 0 else (full,)))
+    return weights @ jacobian + slope, positive_definite_solver(*((full, mean) if rate < 0 else (full,)))
 
 
-def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Array]:
-    """How weights move with the losses: (rate, moving), for dw/dF = rate (diag(moving) - moving moving^T / sum)."""
+def _weight_derivative(risk: Risk, weights: Array, mass: Array) -> tuple[float, Array]:
+    """How the risk's weights w change with the losses F: (rate, moving), with moving of shape (units,).
+
+    dw/dF = rate (diag(moving) - moving moving^T / sum(moving)). For a smoothed tail `moving` is zero at weights that are at their
+    cap; `rate` is zero for the mean, whose weights are constant.
+    """
     if isinstance(risk, Tilted):
         return risk.tilt, weights
     if isinstance(risk, SmoothedSuperquantile):
@@ -159,18 +178,22 @@ def _rate_of_weights(risk: Risk, weights: Array, mass: Array) -> tuple[float, Ar
     return 0.0, weights
 
 
-def _quasi_newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
-    """scipy's L-BFGS-B on the flat parameters."""
-    def objective(flat: Array) -> tuple[float, Array]:
-        """The risk plus the penalty, and its gradient."""
-        point = problem.unpack(flat)
+def _minimise_by_lbfgs(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
+    """Minimise with scipy's L-BFGS-B, over the flat array of `Problem.flatten_point`; for many parameters.
+
+    At most 10 `max_iter` steps and 20 `max_iter` evaluations. A `tolerance` below `ROUGH` asks for scipy's tight stopping rules,
+    any other for loose ones. A search that stops by rounding, with a small gradient, counts as converged.
+    """
+    def scaled_objective(flat: Array) -> tuple[float, Array]:
+        """(Risk plus penalty, its gradient in `flat`), both divided by `loss_scale`, so that scipy's tolerances fit."""
+        point = problem.point_from_flat(flat)
         losses = problem.losses(point)
         value = risk_value(risk, losses, problem.mass) + problem.penalty(point)[0]
         return value / scale, problem.flat_gradient(flat, risk_weights(risk, losses, problem.mass)) / scale
 
-    scale = problem.scale or 1.0
+    scale = problem.loss_scale or 1.0
     options = {"maxiter": 10 * max_iter, "maxfun": 20 * max_iter, "ftol": 0.01 * ROUNDED if tolerance < ROUGH else ROUGH,
                "gtol": 1e-9 if tolerance < ROUGH else 1e-6, "maxcor": 20}
-    found = scipy_minimize(objective, problem.pack(start), jac=True, method="L-BFGS-B", options=options)
+    found = scipy_minimize(scaled_objective, problem.flatten_point(start), jac=True, method="L-BFGS-B", options=options)
     stalled = found.status == 2 and float(np.abs(found.jac).max()) < 1e-6      # no lower value in sight, by rounding
-    return Solution(problem.unpack(found.x), int(found.nit), found.status == 0 or stalled)
+    return Solution(problem.point_from_flat(found.x), int(found.nit), found.status == 0 or stalled)

@@ -12,8 +12,13 @@ from fedtail.estimators.reductions import Array
 LIFT = 1e-14      # of the largest diagonal entry, added to all: directions in which nothing is known stay where they are
 
 
-def positive_solver(*hessians: Array) -> Callable[[Array], Array]:
-    """A function that divides by the first Hessian that is positive, else by the last, its eigenvalues made positive."""
+def positive_definite_solver(*hessians: Array) -> Callable[[Array], Array]:
+    """A function v -> H^-1 v, from (p,) to (p,), for symmetric (p, p) `hessians` in order of preference, at least one.
+
+    H is the first that is positive definite after a tiny lift of its diagonal. If none is, H is the last with its eigenvalues
+    replaced by their absolute values, at least 1e-10 of the largest. The arguments are not changed; ValueError where one is not
+    finite.
+    """
     for hessian in hessians:
         lifted = hessian.copy()
         lifted[np.diag_indices_from(lifted)] += LIFT * np.abs(np.diag(hessian)).max() + 1e-300

@@ -42,87 +42,101 @@ class LinearFit:
     attributes: dict[str, Any]         # of the estimator, besides those
 
     @classmethod
-    def of(cls, estimator: Any, samples: Samples, loss: PointLoss, risk: Risk) -> LinearFit:
-        """Minimise the risk of a loss with the parameters of an estimator; warns where the minimum was not reached."""
+    def from_samples(cls, estimator: Any, samples: Samples, loss: PointLoss, risk: Risk) -> LinearFit:
+        """Minimise `risk` of `loss` over the samples, with the penalty, intercept and limits that `estimator` asks for.
+
+        These are its strength, fit_intercept, max_iter and (if it has one) start; it is only read. `attributes` has risk_,
+        weights_ (all samples `fit` was given, sum one) and n_iter_, and with groups groups_ and group_losses_. Issues a
+        ConvergenceWarning where the minimum was not reached; raises ValueError for a bad parameter.
+        """
         check_strength(estimator.strength)
         check_max_iter(estimator.max_iter)
-        units = Units.of(samples.mass, samples.groups)
-        design = Design.of(samples.inputs, samples.mass / samples.mass.sum(), estimator.fit_intercept)
+        units = Units.from_masses(samples.mass, samples.groups)
+        design = Design.from_inputs(samples.inputs, samples.mass / samples.mass.sum(), estimator.fit_intercept)
         problem = LinearProblem(design, loss, units, float(estimator.strength))
-        found = _solve(problem, risk, getattr(estimator, "start", "erm"), estimator.max_iter)
+        found = _minimise_from_start(problem, risk, getattr(estimator, "start", "erm"), estimator.max_iter)
         if not found.converged:
             text = NOT_CONVERGED.format(type(estimator).__name__, found.steps, estimator.max_iter)
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         losses = problem.losses(found.point)
-        weights = samples.spread(units.spread(risk_weights(risk, losses, problem.mass)))
+        weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
         known = {"risk_": risk_value(risk, losses, problem.mass), "weights_": weights, "n_iter_": found.steps}
         if units.labels is not None:
             known |= {"groups_": units.labels, "group_losses_": losses}
-        return cls(*design.coefficients(found.point), known)
+        return cls(*design.coefficients_and_intercepts(found.point), known)
 
 
-def _solve(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
-    """The minimum that is reached from this start."""
+def _minimise_from_start(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
+    """Minimise `risk` from `start`: "erm" (by way of the mean) or "zero" (from zero coefficients); else ValueError.
+
+    "zero" differs from "erm" for a negative tilt only: other risks have no second minimum and always go by way of the mean.
+    """
     if start not in ("erm", "zero"):
         raise FieldError("start", "'erm' or 'zero'", start, "It matters for a negative tilt only.")
     if start == "zero" and isinstance(risk, Tilted) and risk.tilt < 0:
-        return minimise_directly(problem, risk, problem.zero(), max_iter)
-    return minimise_risk(problem, risk, problem.zero(), max_iter)
+        return minimise_directly(problem, risk, problem.zero_point(), max_iter)
+    return minimise_risk(problem, risk, problem.zero_point(), max_iter)
 
 
 class LinearRegressor(RegressorMixin, BaseEstimator):
-    """Linear regression under the risk that a subclass gives in `_risk`."""
+    """Linear regression under the risk that a subclass gives in `_risk_to_minimise`."""
 
     coef_: Array
     intercept_: float
 
-    def _risk(self) -> Risk:
-        """The risk of the squared errors that `fit` minimises."""
+    def _risk_to_minimise(self) -> Risk:
+        """The risk of the squared errors that `fit` minimises; a ValueError where a parameter does not fit."""
         raise NotImplementedError
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
-        """Fit to inputs `X`, (samples, features), and targets `y`, (samples,).
+        """Fit to inputs `X`, (samples, features), and targets `y`, (samples,); sets the fitted attributes, returns self.
 
-        The masses in the risk are those of `sample_weight`, by default equal. With `groups`, (samples,), the losses in the risk
-        are the mean losses of the groups, whose masses are the sums of their samples'. Raises a ValueError for what cannot be
-        fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too small.
+        The masses in the risk are those of `sample_weight`, (samples,), by default equal; a sample of weight zero is left out.
+        With `groups`, (samples,), the losses in the risk are the mean losses of the groups, whose masses are the sums of their
+        samples'. Raises a ValueError for what cannot be fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too
+        small.
         """
-        samples = Samples.read(self, X, y, sample_weight, groups, y_numeric=True)
-        fitted = LinearFit.of(self, samples, SquaredError(np.asarray(samples.targets, dtype=np.float64)), self._risk())
+        samples = Samples.from_fit_arguments(self, X, y, sample_weight, groups, y_numeric=True)
+        loss = SquaredError(np.asarray(samples.targets, dtype=np.float64))
+        fitted = LinearFit.from_samples(self, samples, loss, self._risk_to_minimise())
         self.coef_, self.intercept_ = fitted.coefficients[0], float(fitted.intercepts[0])
         self.__dict__.update(fitted.attributes)
         return self
 
     def predict(self, X: ArrayLike) -> Array:
-        """The prediction for each row of `X`, (samples,)."""
+        """The prediction for each row of `X`, (samples,) float64.
+
+        Raises sklearn's NotFittedError before `fit`, and ValueError for another number of features.
+        """
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_ + self.intercept_
 
 
 class LogisticClassifier(ClassifierMixin, BaseEstimator):
-    """Logistic regression, softmax for more than two classes, under the risk that a subclass gives in `_risk`."""
+    """Logistic regression, softmax for more than two classes, under the risk that a subclass gives in `_risk_to_minimise`."""
 
     classes_: NDArray[Any]
     coef_: Array
     intercept_: Array
 
-    def _risk(self) -> Risk:
-        """The risk of the cross entropies that `fit` minimises."""
+    def _risk_to_minimise(self) -> Risk:
+        """The risk of the cross entropies that `fit` minimises; a ValueError where a parameter does not fit."""
         raise NotImplementedError
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
-        """Fit to inputs `X`, (samples, features), and classes `y`, (samples,).
+        """Fit to inputs `X`, (samples, features), and classes `y`, (samples,); sets the fitted attributes, returns self.
 
-        The masses in the risk are those of `sample_weight`, by default equal. With `groups`, (samples,), the losses in the risk
-        are the mean losses of the groups, whose masses are the sums of their samples'; `groups=y` has classes as groups. Raises a
-        ValueError for what cannot be fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too small.
+        The masses in the risk are those of `sample_weight`, (samples,), by default equal; a sample of weight zero is left out.
+        With `groups`, (samples,), the losses in the risk are the mean losses of the groups, whose masses are the sums of their
+        samples'; `groups=y` has classes as groups. Raises a ValueError for what cannot be fitted, such as a single class; a
+        scikit-learn ConvergenceWarning says that `max_iter` was too small.
         """
-        samples = Samples.read(self, X, y, sample_weight, groups)
+        samples = Samples.from_fit_arguments(self, X, y, sample_weight, groups)
         check_classification_targets(samples.targets)
         classes, labels = np.unique(np.asarray(samples.targets), return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: {classes[0]!r}.")
-        fitted = LinearFit.of(self, samples, CrossEntropy.of(labels, len(classes)), self._risk())
+        fitted = LinearFit.from_samples(self, samples, CrossEntropy.from_labels(labels, len(classes)), self._risk_to_minimise())
         scores = class_contrasts(len(classes))
         scores = scores[1:] if len(classes) == 2 else scores
         self.classes_, self.coef_, self.intercept_ = classes, scores @ fitted.coefficients, scores @ fitted.intercepts
@@ -130,24 +144,33 @@ class LogisticClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: ArrayLike) -> Array:
-        """The score of the second of two classes, (samples,), or those of all classes, (samples, classes)."""
+        """Scores of the rows of `X`: (samples, classes) in the order of `classes_`; of two classes the second's, (samples,).
+
+        Scores are log-probabilities up to a constant per row. Raises sklearn's NotFittedError before `fit`.
+        """
         check_is_fitted(self)
         scores = validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The probability of each class, (samples, classes)."""
+        """The probabilities of `classes_`, in their order, for each row of `X`: (samples, classes).
+
+        Raises sklearn's NotFittedError before `fit`.
+        """
         scores = self.decision_function(X)
         return class_probabilities(np.c_[np.zeros_like(scores), scores] if scores.ndim == 1 else scores)
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
-        """The logarithm of the probability of each class, (samples, classes)."""
+        """The log-probabilities of `classes_`, in their order, for each row of `X`: (samples, classes).
+
+        Finite also where the probability underflows. Raises sklearn's NotFittedError before `fit`.
+        """
         scores = self.decision_function(X)
         scores = np.c_[np.zeros_like(scores), scores] if scores.ndim == 1 else scores
         return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable class of each row of `X`, (samples,)."""
+        """The most probable class of each row of `X`, (samples,), one of `classes_`; NotFittedError before `fit`."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
@@ -182,8 +205,8 @@ class TiltedLinearRegression(LinearRegressor):
         self.start = start
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The tilted risk, or the largest loss."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Tilted(tilt)`, or `Worst` for an infinite tilt; a ValueError for a tilt that is no number or minus infinity."""
         return tilted_risk(self.tilt)
 
 
@@ -210,8 +233,8 @@ class SuperquantileLinearRegression(LinearRegressor):
         self.fit_intercept = fit_intercept
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The superquantile."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Superquantile(tail_fraction)`; a ValueError for a tail fraction outside (0, 1]."""
         return tail_risk(self.tail_fraction)
 
 
@@ -242,8 +265,8 @@ class TiltedLogisticRegression(LogisticClassifier):
         self.start = start
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The tilted risk, or the largest loss."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Tilted(tilt)`, or `Worst` for an infinite tilt; a ValueError for a tilt that is no number or minus infinity."""
         return tilted_risk(self.tilt)
 
 
@@ -270,6 +293,6 @@ class SuperquantileLogisticRegression(LogisticClassifier):
         self.fit_intercept = fit_intercept
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The superquantile."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Superquantile(tail_fraction)`; a ValueError for a tail fraction outside (0, 1]."""
         return tail_risk(self.tail_fraction)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
 from fedtail.estimators.fitting import Solution, minimise_risk
-from fedtail.estimators.pca_problem import Subspace, SubspaceProblem, signed
+from fedtail.estimators.pca_problem import Subspace, SubspaceProblem, fix_axis_signs
 from fedtail.estimators.problems import Units
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
 from fedtail.estimators.samples import Samples, check_max_iter, tail_risk, tilted_risk
@@ -26,7 +26,7 @@ NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={
 
 
 class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Principal components under the risk that a subclass gives in `_risk`."""
+    """Principal components under the risk that a subclass gives in `_risk_to_minimise`."""
 
     n_components: int
     fit_mean: bool
@@ -34,49 +34,57 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     components_: Array
     mean_: Array
 
-    def _risk(self) -> Risk:
-        """The risk of the reconstruction errors that `fit` minimises."""
+    def _risk_to_minimise(self) -> Risk:
+        """The risk of the reconstruction errors that `fit` minimises; a ValueError where a parameter does not fit."""
         raise NotImplementedError
 
     def fit(self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
-        """Fit to inputs `X`, (samples, features); `y` is not used.
+        """Fit to inputs `X`, (samples, features), of two samples or more; sets the fitted attributes, returns self.
 
-        The masses in the risk are those of `sample_weight`, by default equal. With `groups`, (samples,), the losses in the risk
-        are how much more each group loses than in a subspace of its own, on average, and masses are the sums of their samples'.
-        Raises a ValueError for what cannot be fitted; a scikit-learn ConvergenceWarning says that `max_iter` was too small.
+        The masses in the risk are those of `sample_weight`, (samples,), by default equal; a sample of weight zero is left out.
+        With `groups`, (samples,), the losses in the risk are how much more each group loses on average than in a subspace of its
+        own, and a group's mass is the sum of its samples'. Raises a ValueError for what cannot be fitted; a scikit-learn
+        ConvergenceWarning says that `max_iter` was too small. `y` is ignored.
         """
-        samples = Samples.read(self, X, None, sample_weight, groups, ensure_min_samples=2)
+        samples = Samples.from_fit_arguments(self, X, None, sample_weight, groups, ensure_min_samples=2)
         check_max_iter(self.max_iter)
         check_components(self.n_components, samples.inputs)
-        units = Units.of(samples.mass, samples.groups)
-        problem = SubspaceProblem.of(samples.inputs, units, int(self.n_components), self.fit_mean)
-        risk = self._risk()
-        found = self._solve(problem, risk)
+        units = Units.from_masses(samples.mass, samples.groups)
+        problem = SubspaceProblem.from_inputs(samples.inputs, units, int(self.n_components), self.fit_mean)
+        risk = self._risk_to_minimise()
+        found = self._find_subspace(problem, risk)
         losses = problem.losses(found.point)
-        weights = samples.spread(units.spread(risk_weights(risk, losses, problem.mass)))
+        weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
         self.risk_, self.weights_ = risk_value(risk, losses, problem.mass), weights
         self.n_iter_ = found.steps
         if units.labels is not None:
             self.groups_, self.group_losses_ = units.labels, losses
-        self._set_axes(found.point, samples.inputs, samples.mass / samples.mass.sum())
+        self._set_components(found.point, samples.inputs, samples.mass / samples.mass.sum())
         return self
 
-    def _solve(self, problem: SubspaceProblem, risk: Risk) -> Solution:
-        """The subspace of least risk near the principal one; warns where it was not reached."""
+    def _find_subspace(self, problem: SubspaceProblem, risk: Risk) -> Solution:
+        """The subspace of least risk near the principal one, as `point` of the result; warns where it was not reached.
+
+        With as many components as features nothing is minimised: every input is in the subspace.
+        """
         if self.n_components == problem.inputs.shape[1]:
-            return Solution(problem.principal(), 1, True)
-        found = minimise_risk(problem, risk, problem.principal(), self.max_iter)
+            return Solution(problem.principal_subspace(), 1, True)
+        found = minimise_risk(problem, risk, problem.principal_subspace(), self.max_iter)
         if not found.converged:
             text = NOT_CONVERGED.format(type(self).__name__, found.steps, self.max_iter)
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         return found
 
-    def _set_axes(self, found: Subspace, inputs: Array, mass: Array) -> None:
-        """Set the components: the principal axes of the data in the subspace, by falling variance."""
+    def _set_components(self, found: Subspace, inputs: Array, mass: Array) -> None:
+        """Set components_, mean_, explained_variance_ and explained_variance_ratio_ from the subspace `found`.
+
+        The components are the principal axes of `inputs`, (samples, features), projected on `found`, by falling variance; `mass`,
+        (samples,), sums to one. mean_ is the mean of the projected inputs.
+        """
         scores = (inputs - found.centre) @ found.axes
         middle = mass @ scores
         variances, turn = eigh((scores - middle).T @ (mass[:, None] * (scores - middle)))
-        self.components_ = signed(found.axes @ turn[:, ::-1]).T
+        self.components_ = fix_axis_signs(found.axes @ turn[:, ::-1]).T
         self.mean_ = found.centre + found.axes @ middle
         self.explained_variance_ = variances[::-1].clip(min=0)
         total = mass @ ((inputs - mass @ inputs) ** 2).sum(1)
@@ -84,34 +92,44 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     @property
     def _n_features_out(self) -> int:
-        """How many columns `transform` gives."""
+        """How many columns `transform` gives; scikit-learn reads it to name them. Only after `fit`."""
         return len(self.components_)
 
     def transform(self, X: ArrayLike) -> Array:
-        """The coordinates of each row of `X` along the components, (samples, n_components)."""
+        """Coordinates along the components, from `mean_`, of each row of `X`: (samples, n_components).
+
+        Raises sklearn's NotFittedError before `fit`.
+        """
         check_is_fitted(self)
         return (validate_data(self, X, reset=False, dtype=np.float64) - self.mean_) @ self.components_.T
 
     def inverse_transform(self, X: ArrayLike) -> Array:
-        """The inputs, (samples, features), of coordinates along the components, (samples, n_components)."""
+        """The points of the subspace, (samples, features), from their coordinates `X`, (samples, n_components).
+
+        The inverse of `transform` for these. Raises sklearn's NotFittedError before `fit`.
+        """
         check_is_fitted(self)
         return np.asarray(X, dtype=np.float64) @ self.components_ + self.mean_
 
     def reconstruction_errors(self, X: ArrayLike) -> Array:
-        """The squared distance of each row of `X` from the subspace, (samples,)."""
+        """The squared distance of each row of `X` from the subspace, (samples,); NotFittedError before `fit`."""
         check_is_fitted(self)
         inputs = validate_data(self, X, reset=False, dtype=np.float64)
         return (Subspace(self.components_.T, self.mean_).residuals(inputs) ** 2).sum(1)
 
     def score(self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None) -> float:
-        """Minus the mean squared distance from the subspace, for grid search: it compares all tilts and tails alike."""
+        """Minus the mean squared distance of the rows of `X` from the subspace, weighted by `sample_weight`, by default equally.
+
+        Higher is better, as grid search wants it. It does not depend on the tilt or tail, so that fits with several are compared
+        alike. `y` is ignored.
+        """
         errors = self.reconstruction_errors(X)
         mass = np.ones(len(errors)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         return -float(np.average(errors, weights=mass))
 
 
 def check_components(n_components: object, inputs: NDArray[np.float64]) -> None:
-    """Raise a ValueError unless the number of components is from 1 to the number of features."""
+    """Raise a ValueError unless `n_components` is an integer from 1 to the number of columns of `inputs`."""
     features = inputs.shape[1]
     if not isinstance(n_components, Integral) or not 1 <= int(n_components) <= features:
         raise FieldError("n_components", f"an integer from 1 to n_features={features}", n_components)
@@ -145,8 +163,8 @@ class TiltedPCA(PrincipalSubspace):
         self.fit_mean = fit_mean
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The tilted risk, or the largest loss."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Tilted(tilt)`, or `Worst` for an infinite tilt; a ValueError for a tilt that is no number or minus infinity."""
         return tilted_risk(self.tilt)
 
 
@@ -176,6 +194,6 @@ class SuperquantilePCA(PrincipalSubspace):
         self.fit_mean = fit_mean
         self.max_iter = max_iter
 
-    def _risk(self) -> Risk:
-        """The superquantile."""
+    def _risk_to_minimise(self) -> Risk:
+        """`Superquantile(tail_fraction)`; a ValueError for a tail fraction outside (0, 1]."""
         return tail_risk(self.tail_fraction)

@@ -11,7 +11,7 @@ from scipy.linalg import eigh
 from fedtail.estimators.problems import Units
 from fedtail.estimators.reductions import Array
 
-JOLT = 1e-3      # how far axes are turned away from a minimum of one risk, which may be a saddle point of the next
+PERTURBATION = 1e-3      # how far axes are turned away from a minimum of one risk, which may be a saddle point of the next
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,24 @@ class Subspace:
     centre: Array       # (features,)
 
     @cached_property
-    def others(self) -> Array:
-        """Orthonormal directions that are orthogonal to the axes, (features, features - r)."""
+    def orthogonal_directions(self) -> Array:
+        """An orthonormal basis of all that is orthogonal to `axes`, (features, features - r); computed at first use and kept."""
         return np.linalg.qr(self.axes, mode="complete")[0][:, self.axes.shape[1]:]
 
     def residuals(self, inputs: Array) -> Array:
-        """What is left of inputs when they are projected, (samples, features)."""
+        """`inputs`, (samples, features), less their projections on the subspace, in the same shape."""
         centred = inputs - self.centre
         return centred - centred @ self.axes @ self.axes.T
 
 
 @dataclass(frozen=True)
 class SubspaceProblem:
-    """The squared distance of each sample, or the mean excess over its least possible of each group; see `Problem`.
+    """Squared distances of samples from a subspace, or each group's mean excess over its least; implements `Problem`.
 
     The loss of a group is  (|X - X U U^T|^2 - |X - X_r|^2) / |X|,  X_r its best approximation of rank r [Li23, section 7.7.2.1];
-    of a sample it is the squared distance. A direction is (features - r, r [+ 1]): it turns axes into directions orthogonal to
-    them and, where the centre is fitted too (`fit_mean`), shifts it along these.
+    of a sample it is the squared distance. A point is a `Subspace` of r = `axes` axes. A direction has the shape (features - r,
+    r), or (features - r, r + 1) with `fit_mean`, flattened to (p,): it turns axes into directions orthogonal to them and, in the
+    last column, shifts the centre along these.
     """
 
     inputs: Array
@@ -48,111 +49,145 @@ class SubspaceProblem:
     fit_mean: bool
 
     @classmethod
-    def of(cls, inputs: Array, units: Units, axes: int, fit_mean: bool) -> SubspaceProblem:
-        """The problem of these inputs; for groups it computes what each would lose in a subspace of its own."""
+    def from_inputs(cls, inputs: Array, units: Units, axes: int, fit_mean: bool) -> SubspaceProblem:
+        """The problem of `inputs`, (samples, features), for subspaces of `axes` axes; `fit_mean` fits the centre too.
+
+        For groups it computes the least loss of each in a subspace of its own (one eigendecomposition per group), which is
+        subtracted.
+        """
         offsets = np.zeros(len(units.mass))
         if units.member is not None:
-            centre = units.spread(units.mass) @ inputs
+            centre = units.sample_weights(units.mass) @ inputs
             for unit in range(len(offsets)):
                 mine = units.member == unit
-                offsets[unit] = least_loss(inputs[mine] - centre, units.share[mine], axes, fit_mean)
+                offsets[unit] = least_reconstruction_error(inputs[mine] - centre, units.share[mine], axes, fit_mean)
         return cls(inputs, units, offsets, axes, fit_mean)
 
     @property
     def mass(self) -> Array:
-        """The mass of each unit, (units,)."""
+        """The mass of each unit (sample or group), (units,), sum one."""
         return self.units.mass
 
     @property
-    def convex(self) -> bool:
-        """Never: a subspace is not a point of a vector space."""
+    def is_convex(self) -> bool:
+        """Always False: subspaces are not the points of a vector space."""
         return False
 
     @cached_property
-    def scale(self) -> float:
-        """The variance of the inputs, summed over features."""
-        weights = self.units.spread(self.mass)
+    def loss_scale(self) -> float:
+        """The variance of the inputs, summed over features: the mean loss of a subspace without axes.
+
+        Samples are weighted by their mass, which sums to one. The solvers take losses of a tiny part of this number as rounding
+        errors.
+        """
+        weights = self.units.sample_weights(self.mass)
         return float(weights @ ((self.inputs - weights @ self.inputs) ** 2).sum(1))
 
-    def principal(self) -> Subspace:
-        """The subspace of least mean loss, by an eigendecomposition; the largest entry of each axis is positive."""
-        weights = self.units.spread(self.mass)
+    def principal_subspace(self) -> Subspace:
+        """The subspace of ordinary PCA, through the mean by mass: the least mean loss, where the solvers begin.
+
+        Axes are in the order of falling variance, with the sign that makes the largest entry of each positive.
+        """
+        weights = self.units.sample_weights(self.mass)
         centre = weights @ self.inputs
         centred = self.inputs - centre
         axes = eigh(centred.T @ (weights[:, None] * centred))[1][:, ::-1][:, :self.axes]
-        return Subspace(signed(axes), centre)
+        return Subspace(fix_axis_signs(axes), centre)
 
-    def jolted(self, point: Subspace) -> Subspace:
-        """The subspace, turned a little in a direction that is always the same."""
+    def perturbed_point(self, point: Subspace) -> Subspace:
+        """A subspace turned from `point` by about `PERTURBATION` (radians), with the same centre; leaves a saddle point.
+
+        The turn is drawn from a generator of seed 0 at each call, so that fits are repeatable.
+        """
         noise = np.random.default_rng(0).standard_normal(point.axes.shape)
-        return Subspace(np.linalg.qr(signed(point.axes) + JOLT * noise)[0], point.centre)
+        return Subspace(np.linalg.qr(fix_axis_signs(point.axes) + PERTURBATION * noise)[0], point.centre)
 
     def losses(self, point: Subspace) -> Array:
-        """The loss of each unit, (units,)."""
-        return self.units.mean((point.residuals(self.inputs) ** 2).sum(1)) - self.offsets
+        """The loss of each unit at the subspace `point`, (units,): squared distance of a sample, or mean excess of a group."""
+        return self.units.unit_means((point.residuals(self.inputs) ** 2).sum(1)) - self.offsets
 
-    def _coordinates(self, point: Subspace) -> tuple[Array, Array]:
-        """Inputs along the axes (and one, where the centre is fitted), and orthogonal to them."""
+    def _coordinates_in_and_across(self, point: Subspace) -> tuple[Array, Array]:
+        """Centred inputs in the basis of `point`: along its axes, (samples, r), and across, in its orthogonal directions.
+
+        The first has a further column of ones with `fit_mean`, for the shift of the centre; the second is (samples, features -
+        r).
+        """
         centred = self.inputs - point.centre
         along = centred @ point.axes
-        return (np.c_[along, np.ones(len(along))] if self.fit_mean else along), centred @ point.others
+        return (np.c_[along, np.ones(len(along))] if self.fit_mean else along), centred @ point.orthogonal_directions
 
     def jacobian(self, point: Subspace) -> Array:
-        """The gradient of each unit's loss, (units, p)."""
-        along, across = self._coordinates(point)
+        """The gradient of each unit's loss in coordinates around `point`: (units, p), p the size of a direction."""
+        along, across = self._coordinates_in_and_across(point)
         rows = -2 * across[:, :, None] * along[:, None, :]
-        return self.units.mean(rows.reshape(len(rows), -1))
+        return self.units.unit_means(rows.reshape(len(rows), -1))
 
     def hessian(self, point: Subspace, weights: Array) -> Array:
-        """The second derivative of the weighted sum of the units' losses, (p, p)."""
-        along, across = self._coordinates(point)
-        each = self.units.spread(weights)[:, None]
+        """The Hessian of sum_u weights_u loss_u at the subspace `point`: (p, p), p the size of a direction.
+
+        `weights` is (units,). In local coordinates around `point`, those of `moved_point`; it may be indefinite.
+        """
+        along, across = self._coordinates_in_and_across(point)
+        each = self.units.sample_weights(weights)[:, None]
         turns = np.ones(along.shape[1])
         turns[self.axes:] = 0.0                                   # a shift of the centre does not turn an axis
         total = np.kron(np.eye(across.shape[1]), along.T @ (each * along)) - np.kron(across.T @ (each * across), np.diag(turns))
         return 2 * total
 
     def penalty(self, point: Subspace) -> tuple[float, Array, Array]:
-        """None: zero."""
+        """(0, zeros, zeros), arrays of shape (p,): nothing is added to the risk. The arrays are one and the same object."""
         zeros = np.zeros((self.inputs.shape[1] - self.axes) * (self.axes + self.fit_mean))
         return 0.0, zeros, zeros
 
-    def move(self, point: Subspace, direction: Array) -> Subspace:
-        """The subspace whose axes are turned, and whose centre is shifted, into orthogonal directions."""
-        turned = direction.reshape(point.others.shape[1], -1)
-        axes = np.linalg.qr(point.axes + point.others @ turned[:, :self.axes])[0]
-        return Subspace(axes, point.centre + point.others @ turned[:, -1] if self.fit_mean else point.centre)
+    def moved_point(self, point: Subspace, direction: Array) -> Subspace:
+        """A new subspace: `point` with axes turned, and with `fit_mean` its centre shifted, by the flat `direction`, (p,).
 
-    def pack(self, point: Subspace) -> Array:
-        """The axes and the centre, flat."""
+        The new axes are orthonormal; `point` stays as it is.
+        """
+        turned = direction.reshape(point.orthogonal_directions.shape[1], -1)
+        axes = np.linalg.qr(point.axes + point.orthogonal_directions @ turned[:, :self.axes])[0]
+        return Subspace(axes, point.centre + point.orthogonal_directions @ turned[:, -1] if self.fit_mean else point.centre)
+
+    def flatten_point(self, point: Subspace) -> Array:
+        """The axes, row by row, then the centre of `point`, as one array: (features * (r + 1),)."""
         return np.r_[point.axes.ravel(), point.centre]
 
-    def unpack(self, flat: Array) -> Subspace:
-        """The subspace of columns that need not be orthonormal."""
-        columns, centre = self._split(flat)
+    def point_from_flat(self, flat: Array) -> Subspace:
+        """The subspace spanned by the columns in `flat`, (features * (r + 1),), which need not be orthonormal."""
+        columns, centre = self._split_flat(flat)
         return Subspace(np.linalg.qr(columns)[0], centre)
 
-    def _split(self, flat: Array) -> tuple[Array, Array]:
-        """The columns, (features, r), and the centre."""
+    def _split_flat(self, flat: Array) -> tuple[Array, Array]:
+        """The columns, (features, r), and the centre, (features,), that `flat` holds; both are views of it."""
         features = self.inputs.shape[1]
         return flat[:-features].reshape(features, self.axes), flat[-features:]
 
     def flat_gradient(self, flat: Array, weights: Array) -> Array:
-        """The gradient of the weighted sum of the units' losses in columns that span the subspace, and in its centre."""
-        columns, centre = self._split(flat)
-        left = self.unpack(flat).residuals(self.inputs) * self.units.spread(weights)[:, None]
+        """The gradient of sum_u weights_u loss_u in `flat`, in its shape; `weights` is (units,).
+
+        The columns in `flat` need not be orthonormal: the loss is that of the subspace they span. Zero for the centre without
+        `fit_mean`.
+        """
+        columns, centre = self._split_flat(flat)
+        left = self.point_from_flat(flat).residuals(self.inputs) * self.units.sample_weights(weights)[:, None]
         inner = np.linalg.solve(columns.T @ columns, columns.T @ (self.inputs - centre).T).T
         return -2 * np.r_[(left.T @ inner).ravel(), left.sum(0) if self.fit_mean else np.zeros(len(centre))]
 
 
-def least_loss(inputs: Array, share: Array, axes: int, fit_mean: bool) -> float:
-    """The least mean squared distance of samples from a subspace of so many axes, of their own mean where that is fitted."""
+def least_reconstruction_error(inputs: Array, share: Array, axes: int, fit_mean: bool) -> float:
+    """The least mean squared distance of `inputs`, (samples, features), from any subspace of `axes` axes, weighted by `share`.
+
+    `share` is (samples,) and sums to one. The subspace goes through their mean with `fit_mean`, else through the origin.
+    """
     centred = inputs - share @ inputs if fit_mean else inputs
     moments = np.linalg.eigvalsh(centred.T @ (share[:, None] * centred))
     return float(moments[: len(moments) - axes].clip(min=0).sum())
 
 
-def signed(axes: Array) -> Array:
-    """Axes, (features, r), with signs that make the largest entry of each positive."""
+def fix_axis_signs(axes: Array) -> Array:
+    """A copy of `axes`, (features, r), each column negated where its entry of largest absolute value is negative.
+
+    So an axis has one sign however it was computed.
+    """
     largest = axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])]
     return axes * np.where(largest < 0, -1.0, 1.0)

@@ -13,50 +13,58 @@ from fedtail.estimators.reductions import Array
 
 
 class Problem(Protocol):
-    """The losses of several units at a point, in local coordinates around it; all a solver needs to know of a model.
+    """The losses of several units (samples or groups) at a point, and their derivatives: all a solver needs to know of a model.
 
-    A point is whatever the problem says; `move` takes it along a direction, (p,). `mass` is that of the units and sums to one;
-    `scale` is a mean loss, that of a model that explains nothing: losses of a tiny part of it are rounding errors.
+    A point is an object of the model's own (an array of coefficients, a `Subspace`), opaque to the solver. Derivatives at a point
+    are in local coordinates around it, p of them at every point; `moved_point` goes along a direction, (p,). The mass of the
+    units sums to one.
     """
 
     @property
     def mass(self) -> Array:
-        """The mass of each unit, (units,), sum one."""
+        """The mass of each unit in the risk, (units,), positive, sum one."""
 
     @property
-    def convex(self) -> bool:
-        """Whether every unit's loss is convex in the point."""
+    def is_convex(self) -> bool:
+        """Whether every unit's loss is convex in the point; the interior-point method is used only then."""
 
     @property
-    def scale(self) -> float:
-        """The mean loss of a model that explains nothing."""
+    def loss_scale(self) -> float:
+        """The mean loss, by mass, of a model that explains nothing: losses of a tiny part of it are taken as rounding errors."""
 
     def losses(self, point: Any) -> Array:
-        """The loss of each unit, (units,)."""
+        """The loss of each unit at `point`, (units,) float64."""
 
     def jacobian(self, point: Any) -> Array:
-        """The gradient of each unit's loss, (units, p)."""
+        """The gradient of each unit's loss in the p local coordinates at `point`: (units, p)."""
 
     def hessian(self, point: Any, weights: Array) -> Array:
-        """The second derivative of the weighted sum of the units' losses, (p, p)."""
+        """The Hessian of sum_u weights_u loss_u in the p local coordinates at `point`: a new (p, p) array, without the penalty.
+
+        `weights` is (units,), non-negative.
+        """
 
     def penalty(self, point: Any) -> tuple[float, Array, Array]:
-        """What is added to the risk: its value, its gradient, (p,), and the diagonal of its second derivative, (p,)."""
+        """What is added to the risk at `point`: its value, its gradient, (p,), and the diagonal of its Hessian, (p,).
 
-    def move(self, point: Any, direction: Array) -> Any:
-        """The point that is reached from `point` along `direction`."""
+        The rest of that Hessian must be zero. The length of the gradient, p, is also how a solver finds out the number of
+        parameters.
+        """
 
-    def jolted(self, point: Any) -> Any:
-        """A point nearby, away from saddle points; the point itself where all losses are convex."""
+    def moved_point(self, point: Any, direction: Array) -> Any:
+        """The point that is reached from `point` along `direction`, (p,); `point` stays as it is."""
 
-    def pack(self, point: Any) -> Array:
-        """The point as one flat array, for a solver without second derivatives."""
+    def perturbed_point(self, point: Any) -> Any:
+        """A repeatable point near `point` that is not a saddle point; `point` itself where all losses are convex."""
 
-    def unpack(self, flat: Array) -> Any:
-        """The point of a flat array; the inverse of `pack`, up to what does not change the losses."""
+    def flatten_point(self, point: Any) -> Array:
+        """`point` as one flat float64 array, for a solver without second derivatives; its length may differ from p."""
+
+    def point_from_flat(self, flat: Array) -> Any:
+        """The point that `flat`, an array such as `flatten_point` gives, stands for: one with the same losses."""
 
     def flat_gradient(self, flat: Array, weights: Array) -> Array:
-        """The gradient in the flat array of the weighted sum of the units' losses, plus that of the penalty."""
+        """The gradient in `flat` of sum_u weights_u loss_u plus the penalty, in the shape of `flat`; `weights` is (units,)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,11 @@ class Units:
     labels: NDArray[Any] | None          # (units,) what the groups are called
 
     @classmethod
-    def of(cls, mass: Array, groups: NDArray[Any] | None) -> Units:
-        """Units from positive masses of samples, (samples,), and the groups they are in, (samples,) or None."""
+    def from_masses(cls, mass: Array, groups: NDArray[Any] | None) -> Units:
+        """Units from samples with positive `mass`, (samples,), which need not sum to one, and `groups`, (samples,).
+
+        Each sample is a unit where `groups` is None; else each group is, ordered by its label.
+        """
         mass = mass / mass.sum()
         if groups is None:
             return cls(mass, np.ones_like(mass), None, None)
@@ -81,13 +92,19 @@ class Units:
         total = np.bincount(member, mass).astype(np.float64)
         return cls(total, mass / total[member], member, labels)
 
-    def mean(self, values: Array) -> Array:
-        """What samples have, (samples,) or (samples, p), as what units have: the mean by mass in each."""
+    def unit_means(self, values: Array) -> Array:
+        """The mean by mass over each unit's samples of `values`, (samples,) or (samples, p): (units,) or (units, p).
+
+        Where each sample is a unit, `values` itself comes back, not a copy.
+        """
         if self.member is None:
             return values
         places = self.member, np.arange(len(self.member))
         return csr_array((self.share, places), shape=(len(self.mass), len(self.member))) @ values
 
-    def spread(self, weights: Array) -> Array:
-        """Weights of units, (units,), as weights of their samples, (samples,), with the same sum."""
+    def sample_weights(self, weights: Array) -> Array:
+        """Weights of samples, (samples,), from `weights` of units, (units,), each shared by mass within its unit.
+
+        The sums of both are the same. Where each sample is a unit, `weights` itself comes back, not a copy.
+        """
         return weights if self.member is None else self.share * weights[self.member]

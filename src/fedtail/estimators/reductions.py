@@ -16,7 +16,10 @@ Array = NDArray[np.float64]
 
 
 def risk_value(risk: Risk, losses: Array, mass: Array) -> float:
-    """The value of a risk; a TypeError for risks that no estimator minimises."""
+    """The value of `risk` of `losses`, (units,), with positive `mass`, (units,), that sums to one.
+
+    Raises TypeError unless the risk is `Mean`, `Tilted`, `Worst`, `Superquantile` or `SmoothedSuperquantile`.
+    """
     if isinstance(risk, Tilted):
         return tilted_mean_of_array(losses, risk.tilt, mass)
     weights = risk_weights(risk, losses, mass)
@@ -28,12 +31,16 @@ def risk_value(risk: Risk, losses: Array, mass: Array) -> float:
 
 
 def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
-    """How much each loss contributes, (units,), sum one; a TypeError for risks that no estimator minimises."""
+    """The derivative of `risk` in each loss, (units,), at least zero and of sum one; tied losses share by `mass`, (units,).
+
+    `losses` is (units,). Raises TypeError unless the risk is `Mean`, `Tilted`, `Worst`, `Superquantile` or
+    `SmoothedSuperquantile`.
+    """
     match risk:
         case Mean():
             return mass
         case Tilted():
-            lifted = mass * np.exp(_exponents(risk.tilt, losses))
+            lifted = mass * np.exp(_shifted_exponents(risk.tilt, losses))
             return lifted / lifted.sum()
         case Worst():
             tied = mass * (losses == losses.max())
@@ -41,34 +48,42 @@ def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
         case Superquantile():
             return _tail_weights(risk.tail_fraction, losses, mass)
         case SmoothedSuperquantile():
-            return _smoothed_weights(risk, losses, mass)
+            return _smoothed_tail_weights(risk, losses, mass)
         case _:
             raise TypeError(f"{type(risk).__name__} is not a risk that the estimators minimise.")
 
 
-def _exponents(tilt: float, losses: Array) -> Array:
-    """t (F - the loss that weighs most), at most zero."""
+def _shifted_exponents(tilt: float, losses: Array) -> Array:
+    """`tilt` times each loss, less the largest of these products, (units,): at most zero, so that no exponential overflows."""
     return tilt * (losses - (losses.max() if tilt > 0 else losses.min()))
 
 
-def _boundary(tail_fraction: float, losses: Array, mass: Array) -> tuple[NDArray[np.intp], float]:
-    """The order of falling losses, and the smallest loss in the worst `tail_fraction` of the mass."""
+def _order_and_boundary(tail_fraction: float, losses: Array, mass: Array) -> tuple[NDArray[np.intp], float]:
+    """Indices by falling loss, (units,), and the smallest loss within the worst `tail_fraction` of the mass."""
     order = np.argsort(-losses, kind="stable")
     last = min(int((mass[order].cumsum() < tail_fraction).sum()), len(mass) - 1)
     return order, float(losses[order[last]])
 
 
 def _tail_weights(tail_fraction: float, losses: Array, mass: Array) -> Array:
-    """Mass over tail fraction above the boundary, what is left of one at it, shared by mass."""
-    _, boundary = _boundary(tail_fraction, losses, mass)
+    """The weights of the superquantile, (units,), sum one.
+
+    A unit is weighted by mass / `tail_fraction` above the smallest loss of the tail; units at that loss share by mass what is
+    left of one; units below have weight zero.
+    """
+    _, boundary = _order_and_boundary(tail_fraction, losses, mass)
     above, tied = losses > boundary, losses == boundary
     rest = np.clip((tail_fraction - mass[above].sum()) / mass[tied].sum(), 0, 1)
     return mass * (above + rest * tied) / tail_fraction
 
 
-def _smoothed_weights(risk: SmoothedSuperquantile, losses: Array, mass: Array) -> Array:
-    """m min(1/theta, exp((F - c)/nu)), with c such that they sum to one: the largest k are capped, the smallest k that fits."""
-    order, boundary = _boundary(risk.tail_fraction, losses, mass)
+def _smoothed_tail_weights(risk: SmoothedSuperquantile, losses: Array, mass: Array) -> Array:
+    """The weights of the smoothed superquantile, (units,), sum one: m min(1 / theta, exp((F - c) / nu)).
+
+    m is `mass`, F the losses, theta and nu the risk's tail fraction and smoothing; c makes the sum one. Units with the k largest
+    losses are at the cap m / theta, where k is the smallest number for which the others stay below theirs.
+    """
+    order, boundary = _order_and_boundary(risk.tail_fraction, losses, mass)
     ranked, heavy = (losses[order] - boundary) / risk.smoothing, mass[order]
     left = 1 - np.r_[0.0, heavy.cumsum()[:-1]] / risk.tail_fraction                # for all but the largest k, k = 0, 1, ...
     with np.errstate(divide="ignore", invalid="ignore"):

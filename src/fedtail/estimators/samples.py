@@ -18,7 +18,7 @@ from fedtail.risk import Risk, Superquantile, Tilted, Worst
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples with a positive weight."""
+    """The arguments of an estimator's `fit`, checked, with only the samples of positive weight."""
 
     inputs: Array                      # (samples, features)
     targets: NDArray[Any] | None       # (samples,)
@@ -27,9 +27,14 @@ class Samples:
     here: NDArray[np.bool_]            # (all,) who has a weight
 
     @classmethod
-    def read(cls, estimator: Any, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None, groups: ArrayLike | None,
-             **checks: Any) -> Samples:
-        """Check what `fit` was given, by scikit-learn's rules (`checks` are those of its `validate_data`)."""
+    def from_fit_arguments(cls, estimator: Any, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None,
+                           groups: ArrayLike | None, **checks: Any) -> Samples:
+        """Check the arguments of `fit` by scikit-learn's rules, and leave out samples of weight zero.
+
+        `estimator` gets n_features_in_ and, from a frame with column names, feature_names_in_; `y` is not read where it needs no
+        targets. A `sample_weight` of None is one for each sample; `checks` are further arguments of scikit-learn's
+        `validate_data`. Raises ValueError for what does not fit, negative weights, and weights that are all zero.
+        """
         supervised = estimator.__sklearn_tags__().target_tags.required
         if supervised:
             inputs, targets = validate_data(estimator, X, y, dtype=np.float64, **checks)
@@ -45,15 +50,15 @@ class Samples:
         return cls(inputs[here], None if targets is None else targets[here], mass[here],
                    None if labels is None else labels[here], here)
 
-    def spread(self, weights: Array) -> Array:
-        """Weights of these samples as weights of all that `fit` was given, zero for those without a weight."""
+    def pad_weights(self, weights: Array) -> Array:
+        """Weights of all samples `fit` was given, (all,), from `weights` of those kept, (samples,): zero if left out."""
         everyone = np.zeros(len(self.here))
         everyone[self.here] = weights
         return everyone
 
 
 def read_groups(groups: ArrayLike, inputs: Array) -> NDArray[Any]:
-    """The label of each sample's group, (samples,); a ValueError for a wrong length and for labels that are missing."""
+    """`groups` as an array with the label of each row of `inputs`, (samples,); ValueError for a wrong length, None or NaN."""
     labels = column_or_1d(groups)
     check_consistent_length(inputs, labels)
     if any(label is None or label != label for label in labels.tolist()):
@@ -63,26 +68,26 @@ def read_groups(groups: ArrayLike, inputs: Array) -> NDArray[Any]:
 
 
 def tilted_risk(tilt: Any) -> Risk:
-    """The risk of an estimator with this tilt; a ValueError for minus infinity, and for what is no number."""
+    """`Tilted(tilt)`, or `Worst()` for a tilt of infinity; a ValueError for minus infinity, NaN, and what is no number."""
     if not isinstance(tilt, Real) or math.isnan(tilt) or tilt == -math.inf:
         raise FieldError("tilt", "a number above minus infinity", tilt, "0 is the mean, math.inf the largest loss.", symbol="t")
     return Worst() if tilt == math.inf else Tilted(float(tilt))
 
 
 def tail_risk(tail_fraction: Any) -> Risk:
-    """The risk of an estimator with this tail; a ValueError outside (0, 1]."""
+    """`Superquantile(tail_fraction)`; a ValueError for what is no number in (0, 1]."""
     if not isinstance(tail_fraction, Real):
         raise FieldError("tail_fraction", "in (0, 1]", tail_fraction, "For the worst 20% of samples write 0.2.", symbol="theta")
     return Superquantile(float(tail_fraction))
 
 
 def check_strength(strength: Any) -> None:
-    """Raise a ValueError for a penalty that is negative or not finite."""
+    """Raise a ValueError unless `strength`, the factor of the penalty, is a finite number of at least 0."""
     if not isinstance(strength, Real) or not 0 <= float(strength) < math.inf:
         raise FieldError("strength", "at least 0 and finite", strength, "It is the factor of the penalty; 0 is none.")
 
 
 def check_max_iter(max_iter: Any) -> None:
-    """Raise a ValueError for fewer than one step."""
+    """Raise a ValueError unless `max_iter` is an integer of at least 1."""
     if not isinstance(max_iter, Integral) or max_iter < 1:
         raise FieldError("max_iter", "a positive integer", max_iter, "It bounds the steps of the solver.")

@@ -22,9 +22,10 @@ class ExampleRisk(Part):
     risk: Risk
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """The value of `risk` over each client's examples, (clients,) float64, under the broadcast model with index `model`.
+        """The value of `risk` over each client's examples, (clients,) float64, under the broadcast model `model`.
 
-        Computed in evaluation mode, in batches that span clients; NaN for a client without examples.
+        `model` is an index. Computed in evaluation mode, in batches that span clients, without gradients; NaN for a client
+        without examples.
         """
         population, params, kernel = clients.shard.population.select(clients.place), clients.params(model), clients.kernel
         owners, losses = [], []

@@ -18,7 +18,8 @@ def chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> fl
     The least over real t of (E exp(t X) - 1) / (exp(t gamma) - 1), with `log_moment(t)` = log E exp(t X) and `threshold` (gamma).
     As t -> 0 this is Markov's bound E X / gamma, as t -> -infinity P[X > 0], and for no t > 0 is it above Chernoff's
     (`classic_chernoff_bound`). Every t gives a bound, so what the search finds is one, as far as `log_moment` is exact; tilts at
-    which that is infinite, overflows, or is zero by rounding are left out. For a sample of losses write
+    which that is infinite, overflows, or is zero by rounding are left out. The result is at most 1. Raises FieldError (a
+    ValueError) unless `threshold` is positive and finite. For a sample of losses write
     log_moment=lambda t: t * Tilted(t).value(losses).item().
 
     >>> def uniform(t):                      # X uniform in [0, 2]
@@ -38,8 +39,8 @@ def chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> fl
 def classic_chernoff_bound(log_moment: Callable[[float], float], threshold: float) -> float:
     """Chernoff's upper bound of P[X >= gamma]: the least over t > 0 of E exp(t X) / exp(t gamma), at most 1.
 
-    `log_moment(t)` is log E exp(t X); `threshold` (gamma) must be positive, else FieldError (a ValueError). The right-hand side
-    of [Li23, eq. (7.60)].
+    `log_moment(t)` is log E exp(t X); `threshold` (gamma) must be positive and finite, else FieldError (a ValueError). The
+    right-hand side of [Li23, eq. (7.60)].
     """
     check_all_positive(threshold=threshold)
     sizes = np.geomspace(FLATTEST, STEEPEST, TILTS) / threshold
@@ -47,26 +48,27 @@ def classic_chernoff_bound(log_moment: Callable[[float], float], threshold: floa
 
 
 def _least_exponential(logarithm: Callable[[float], float], tilts: np.ndarray) -> float:
-    """The least of exp(logarithm(t)): over the increasing `tilts`, then between the neighbours of the best of them.
+    """The least of exp(logarithm(t)) over the increasing `tilts`, then over all t between the neighbours of the best of them.
 
-    Tilts at which the logarithm overflows or is NaN are left out; infinity where all are.
+    Tilts at which the logarithm overflows, is NaN or is -infinity are left out; infinity where all are.
     """
     from scipy.optimize import minimize_scalar
 
-    def at(tilt: float) -> float:
-        """The logarithm at a tilt; infinity where it overflows, is NaN, or is -infinity, all its digits lost."""
+    def logarithm_or_infinity(tilt: float) -> float:
+        """`logarithm` at a tilt; infinity where it overflows, is NaN, or is -infinity (all its digits lost by rounding)."""
         try:
             found = logarithm(float(tilt))
         except OverflowError:
             return math.inf
         return found if found > -math.inf else math.inf
 
-    found = np.array([at(tilt) for tilt in tilts])
+    found = np.array([logarithm_or_infinity(tilt) for tilt in tilts])
     k = int(found.argmin())
     if not np.isfinite(found[k]):
         return math.inf
     between = tilts[max(k - 1, 0)], tilts[min(k + 1, len(tilts) - 1)]
-    finer = minimize_scalar(at, bounds=between, method="bounded", options={"xatol": 1e-10 * abs(between[1] - between[0])})
+    options = {"xatol": 1e-10 * abs(between[1] - between[0])}
+    finer = minimize_scalar(logarithm_or_infinity, bounds=between, method="bounded", options=options)
     return math.exp(min(found[k], finer.fun))
 
 
