@@ -72,7 +72,7 @@ def continuation_risks(risk: Risk, spread: float, least_smoothing: float) -> Ite
     `spread` is the standard deviation of the losses at the minimum of the mean. For `Tilted` the tilts grow by a constant factor
     and end with `risk` itself. For `Superquantile` and `Worst`, which are not smooth, smoothed versions are yielded, whose
     smoothing falls to `least_smoothing` times `spread` (nu). The exact risk is not yielded: the last value is below it by at most
-    nu log(1 / tail), with the tail's mass.
+    nu log(1 / theta), theta the tail fraction, or for `Worst` the mass of the unit with the largest loss.
     """
     if isinstance(risk, Tilted):
         factor = 4.0 if risk.tilt > 0 else 1.5                   # below zero there are many minima: follow one closely
@@ -149,7 +149,8 @@ def _quadratic_model(problem: Problem, risk: Risk, point: Any) -> tuple[Array, A
     p is the number of local coordinates of the problem; H is a positive definite Hessian, that of [Li23, eq. (7.13), (7.14)]: the
     mean of the losses' Hessians under the weights of the risk, plus t times the covariance of their gradients (t is the tilt; one
     over the smoothing for a smoothed tail). Where t < 0 and H is not positive definite, the covariance is left out: the risk is
-    concave in the losses, so that this is the Hessian of an upper bound.
+    concave in the losses, so that this is the Hessian of an upper bound. Where that is not positive definite either, negative
+    eigenvalues are replaced by their absolute values.
     """
     losses, jacobian = problem.losses(point), problem.jacobian(point)
     weights = risk_weights(risk, losses, problem.mass)

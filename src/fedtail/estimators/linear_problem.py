@@ -234,7 +234,7 @@ class LinearProblem:
         return point + direction.reshape(point.shape)
 
     def perturbed_point(self, point: Array) -> Array:
-        """`point` itself, not a copy: convex losses have no saddle points to be pushed from."""
+        """`point` itself, not a copy: fits of linear models need no push away from saddle points."""
         return point
 
     def flatten_point(self, point: Array) -> Array:

@@ -121,7 +121,7 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """Minus the mean squared distance of the rows of `X` from the subspace, weighted by `sample_weight`, by default equally.
 
         Higher is better, as grid search wants it. It does not depend on the tilt or tail, so that fits with several are compared
-        alike. `y` is ignored.
+        alike. `y` is ignored. Raises sklearn's NotFittedError before `fit`.
         """
         errors = self.reconstruction_errors(X)
         mass = np.ones(len(errors)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)

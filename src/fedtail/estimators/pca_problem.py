@@ -75,7 +75,7 @@ class SubspaceProblem:
 
     @cached_property
     def loss_scale(self) -> float:
-        """The variance of the inputs, summed over features: the mean loss of a subspace without axes.
+        """The variance of the inputs, summed over features: their mean squared distance from their mean.
 
         Samples are weighted by their mass, which sums to one. The solvers take losses of a tiny part of this number as rounding
         errors.
@@ -95,9 +95,10 @@ class SubspaceProblem:
         return Subspace(fix_axis_signs(axes), centre)
 
     def perturbed_point(self, point: Subspace) -> Subspace:
-        """A subspace turned from `point` by about `PERTURBATION` (radians), with the same centre; leaves a saddle point.
+        """`point` with slightly turned axes and the same centre, so that a solver can leave a saddle point.
 
-        The turn is drawn from a generator of seed 0 at each call, so that fits are repeatable.
+        Gaussian noise of standard deviation `PERTURBATION` is added to each entry of the axes, from a new generator of seed 0 at
+        each call, so that fits are repeatable; the result is orthonormal.
         """
         noise = np.random.default_rng(0).standard_normal(point.axes.shape)
         return Subspace(np.linalg.qr(fix_axis_signs(point.axes) + PERTURBATION * noise)[0], point.centre)
@@ -106,7 +107,7 @@ class SubspaceProblem:
         """The loss of each unit at the subspace `point`, (units,): squared distance of a sample, or mean excess of a group."""
         return self.units.unit_means((point.residuals(self.inputs) ** 2).sum(1)) - self.offsets
 
-    def _coordinates_in_and_across(self, point: Subspace) -> tuple[Array, Array]:
+    def _coordinates_along_and_across(self, point: Subspace) -> tuple[Array, Array]:
         """Centred inputs in the basis of `point`: along its axes, (samples, r), and across, in its orthogonal directions.
 
         The first has a further column of ones with `fit_mean`, for the shift of the centre; the second is (samples, features -
@@ -118,7 +119,7 @@ class SubspaceProblem:
 
     def jacobian(self, point: Subspace) -> Array:
         """The gradient of each unit's loss in coordinates around `point`: (units, p), p the size of a direction."""
-        along, across = self._coordinates_in_and_across(point)
+        along, across = self._coordinates_along_and_across(point)
         rows = -2 * across[:, :, None] * along[:, None, :]
         return self.units.unit_means(rows.reshape(len(rows), -1))
 
@@ -127,7 +128,7 @@ class SubspaceProblem:
 
         `weights` is (units,). In local coordinates around `point`, those of `moved_point`; it may be indefinite.
         """
-        along, across = self._coordinates_in_and_across(point)
+        along, across = self._coordinates_along_and_across(point)
         each = self.units.sample_weights(weights)[:, None]
         turns = np.ones(along.shape[1])
         turns[self.axes:] = 0.0                                   # a shift of the centre does not turn an axis
@@ -135,14 +136,14 @@ class SubspaceProblem:
         return 2 * total
 
     def penalty(self, point: Subspace) -> tuple[float, Array, Array]:
-        """(0, zeros, zeros), arrays of shape (p,): nothing is added to the risk. The arrays are one and the same object."""
+        """(0, zeros, zeros): nothing is added to the risk. The zeros are one array, (p,), p the size of a direction."""
         zeros = np.zeros((self.inputs.shape[1] - self.axes) * (self.axes + self.fit_mean))
         return 0.0, zeros, zeros
 
     def moved_point(self, point: Subspace, direction: Array) -> Subspace:
         """A new subspace: `point` with axes turned, and with `fit_mean` its centre shifted, by the flat `direction`, (p,).
 
-        The new axes are orthonormal; `point` stays as it is.
+        p is (features - r) * r, with `fit_mean` (features - r) * (r + 1). The new axes are orthonormal; `point` stays as it is.
         """
         turned = direction.reshape(point.orthogonal_directions.shape[1], -1)
         axes = np.linalg.qr(point.axes + point.orthogonal_directions @ turned[:, :self.axes])[0]

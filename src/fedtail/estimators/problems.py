@@ -36,26 +36,27 @@ class Problem(Protocol):
         """The loss of each unit at `point`, (units,) float64."""
 
     def jacobian(self, point: Any) -> Array:
-        """The gradient of each unit's loss in the p local coordinates at `point`: (units, p)."""
+        """The gradient of each unit's loss at `point`: (units, p), p the number of local coordinates of the problem."""
 
     def hessian(self, point: Any, weights: Array) -> Array:
-        """The Hessian of sum_u weights_u loss_u in the p local coordinates at `point`: a new (p, p) array, without the penalty.
+        """The Hessian of sum_u weights_u loss_u at `point`, without the penalty: a new (p, p) array.
 
-        `weights` is (units,), non-negative.
+        `weights` is (units,), non-negative. p is the number of local coordinates around a point, the length of a direction;
+        `point` is an object of the model's own, such as an array of coefficients.
         """
 
     def penalty(self, point: Any) -> tuple[float, Array, Array]:
-        """What is added to the risk at `point`: its value, its gradient, (p,), and the diagonal of its Hessian, (p,).
+        """What is added to the risk at `point`: (value, gradient, diagonal of the Hessian), both arrays (p,).
 
         The rest of that Hessian must be zero. The length of the gradient, p, is also how a solver finds out the number of
         parameters.
         """
 
     def moved_point(self, point: Any, direction: Array) -> Any:
-        """The point that is reached from `point` along `direction`, (p,); `point` stays as it is."""
+        """A new point, reached from `point` along `direction`, an array of all p local coordinates; `point` stays as it is."""
 
     def perturbed_point(self, point: Any) -> Any:
-        """A repeatable point near `point` that is not a saddle point; `point` itself where all losses are convex."""
+        """A point near `point`, always the same, from which a solver can leave a saddle point; `point` if losses are convex."""
 
     def flatten_point(self, point: Any) -> Array:
         """`point` as one flat float64 array, for a solver without second derivatives; its length may differ from p."""

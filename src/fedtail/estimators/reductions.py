@@ -31,10 +31,10 @@ def risk_value(risk: Risk, losses: Array, mass: Array) -> float:
 
 
 def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
-    """The derivative of `risk` in each loss, (units,), at least zero and of sum one; tied losses share by `mass`, (units,).
+    """The derivative of `risk` in each loss, (units,), at least zero and of sum one.
 
-    `losses` is (units,). Raises TypeError unless the risk is `Mean`, `Tilted`, `Worst`, `Superquantile` or
-    `SmoothedSuperquantile`.
+    `losses` and `mass` are (units,). At a kink of the risk (tied losses) it is the subgradient that shares by mass; for `Mean` it
+    is `mass` itself. Raises TypeError unless the risk is `Mean`, `Tilted`, `Worst`, `Superquantile` or `SmoothedSuperquantile`.
     """
     match risk:
         case Mean():
