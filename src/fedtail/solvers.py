@@ -94,7 +94,7 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
         raise FieldError("tolerance", "0 or more", tolerance)
     stages = (*through, risk)
     _check_groups(stages, group)
-    descend = _quasi_newton if method == "lbfgs" else _searched_descent if step_size == "search" else _descent
+    descend = _quasi_newton if method == "lbfgs" else _searched_descent if step_size == "search" else _gradient_descent
     params, path = start.detach().clone(), []
     for stage, one in enumerate(stages):
         track = _Track(stage, steps, tolerance, on_step)
@@ -176,7 +176,7 @@ class _Track:
         return asked or step >= self.steps or gradient_norm <= self.tolerance
 
 
-def _descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
+def _gradient_descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
     """Gradient descent on `objective` from `params` until `track.visit` ends it; all iterates are recorded in `track`.
 
     `step_size` is a number, or a function of the step 0, 1, ... `params` itself is not changed.

@@ -77,7 +77,7 @@ class Task:
         """Set `loss` and `error` to a linear model's own where they are the defaults, and check the module.
 
         Raises ValueError for layers that normalise by the batch or (unless buffers="frozen") keep running statistics, a module
-        without trainable parameters, metrics of equal names, and other values of `buffers`.
+        without trainable parameters, metrics of equal names, and `buffers` other than "refused" or "frozen".
         """
         if self.buffers not in ("refused", "frozen"):
             raise ValueError(f"buffers must be 'refused' or 'frozen', got {self.buffers!r}.")

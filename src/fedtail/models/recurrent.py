@@ -83,10 +83,10 @@ class CharacterGRU(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Scores of the character after the last, (examples, vocabulary), or with `every_position` of that after each position.
+        """Logits of the next character: after the last real one, (examples, vocabulary); with `every_position` after each.
 
-        The latter are (examples, time, vocabulary). `sequence` (examples, time) holds characters as integers, padded at the end;
-        `lengths` (examples,) is how many are real, None all.
+        Those after each position are (examples, time, vocabulary). `sequence` (examples, time) holds characters as integers,
+        padded at the end; `lengths` (examples,) is how many are real, None all.
         """
         states, _ = self.gru(_one_hot(_with_zeroed_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last_states(states, lengths))

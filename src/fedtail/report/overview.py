@@ -26,7 +26,8 @@ JUDGED = ("mean", "p90", "worst10")
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     """The facts in the page's header, by title: Data, Clients, Rounds, Seeds, Privacy, Device and Versions, each as text.
 
-    Where runs differ, their texts are joined by semicolons. Privacy is left out where no run has a guarantee.
+    Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
+    run has a guarantee.
     """
     splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
     sizes = _join_distinct_texts(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)

@@ -97,7 +97,8 @@ class Participant:
 
         `content` is the bundle of one exchange. `row_for(round, ask)`, with the number of the attempt as a third argument for a
         retry, returns the row (a vector of integers) and the context (bytes) for a query; it is called only for queries that
-        may be answered. Raises `Refused` only where `content` is no bundle.
+        may be answered. A message that needs no answer adds nothing to either. Raises `Refused` only where `content` is no
+        bundle.
         """
         answers, refused = [], []
         for message in decode_bundle(content):

@@ -129,7 +129,10 @@ class Loopback:
             time.sleep(0.2)
 
     def kill_process(self, name: str) -> None:
-        """Kill the process called `name` and all that it started by SIGKILL, as a crash would; returns when it has ended."""
+        """Kill the process called `name` and all that it started by SIGKILL, as a crash would; returns when it has ended.
+
+        It is removed from `processes`. Raises KeyError for a name that is not there.
+        """
         process = self.processes.pop(name)
         for pid in [process.pid, *descendant_ids(process.pid)]:
             send_signal(pid, signal.SIGKILL)

@@ -27,8 +27,8 @@ def answer_message(message: Message, context: Context) -> Message:
     settings = NodeSettings.read(str(context.node_config["settings"]))
     site = settings.make_site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
-        site.restore(record_bytes(context.state, "site"))
-    reply = site.handle(record_bytes(message.content, "letter"), began, store_state)
+        site.restore(bytes_from_records(context.state, "site"))
+    reply = site.handle(bytes_from_records(message.content, "letter"), began, store_state)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 
 
@@ -41,8 +41,8 @@ def reply_with_node_info(message: Message, context: Context) -> Message:
     return Message(RecordDict({"fedtail": ConfigRecord({"who": about})}), reply_to=message)
 
 
-def record_bytes(records: RecordDict, name: str) -> bytes:
-    """The bytes called `name` in the config record "fedtail"; TypeError for a value that is not bytes, KeyError without one."""
+def bytes_from_records(records: RecordDict, name: str) -> bytes:
+    """The bytes called `name` in the config record "fedtail"; TypeError if it is not bytes, KeyError if missing."""
     value = records.config_records["fedtail"][name]
     if not isinstance(value, bytes):
         raise TypeError(f"{name} must be bytes, got {type(value).__name__}.")
