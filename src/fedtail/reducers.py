@@ -28,7 +28,7 @@ class RiskLoss(nn.Module):
     """Reduces the losses of the examples in a batch, (batch,), to one number, by a `Risk`: in place of their mean.
 
     `risk` is any risk that has a `value`; each example has the same mass. `Mean`, `Worst`, `Tilted`, `Superquantile`,
-    `Spectral`, and `Hierarchical` of these, have short forms here: a few operations in the precision of the losses, which
+    `Spectral`, and `Hierarchical` of these, are reduced directly: a few operations in the precision of the losses, which
     `torch.compile(fullgraph=True)` takes as one graph and which never wait for the device. All other risks are computed by their
     `value`, in float64. There is no state.
 
@@ -56,7 +56,7 @@ class RiskLoss(nn.Module):
         """The risk of these losses, (batch,), a scalar in their dtype; computed in float32 where they are narrower.
 
         `group` are the groups of the examples for a `Hierarchical` risk, any integers: (batch,), or (levels - 1, batch) from the
-        finest to the coarsest, each group within one of the next level (the short forms do not check that). Raises a ValueError
+        finest to the coarsest, each group within one of the next level (direct reductions do not check that). Raises a ValueError
         for losses that are not of single examples, (batch,), for none, and for groups that do not fit or are not needed; a
         TypeError for losses that are not floating-point numbers.
         """
@@ -163,13 +163,13 @@ class RunningTiltedLoss(nn.Module):
 
 
 def reduce_losses(risk: Risk, losses: Tensor, group: Tensor | None = None) -> Tensor:
-    """The risk of `losses`, (batch,), of equal mass, a scalar: by a short form where there is one, else `risk.value`.
+    """The risk of `losses`, (batch,), of equal mass, a scalar: directly where it can be, else `risk.value`.
 
     `group` are integers, (batch,) or (levels - 1, batch) from the finest level to the coarsest: used by a `Hierarchical` risk
     only.
     """
     if isinstance(risk, Hierarchical) and group is not None:
-        return reduce_groups(risk, losses, group) if has_short_form(risk) else risk.value(losses, group=group)
+        return reduce_groups(risk, losses, group) if has_direct_reduction(risk) else risk.value(losses, group=group)
     if type(risk) is Mean:
         return losses.mean()
     if type(risk) is Worst:
@@ -184,18 +184,18 @@ def reduce_losses(risk: Risk, losses: Tensor, group: Tensor | None = None) -> Te
     return risk.value(losses)
 
 
-def has_short_form(risk: Risk) -> bool:
+def has_direct_reduction(risk: Risk) -> bool:
     """Whether `reduce_losses` computes the risk itself, in the precision of the losses and in one graph, and not by `risk.value`.
 
-    Exact types count: a subclass has no short form.
+    Exact types count: a subclass is not reduced directly.
     """
     if type(risk) is Hierarchical:
-        return type(risk.within) in (Mean, Worst, Tilted, Superquantile) and has_short_form(risk.across)
+        return type(risk.within) in (Mean, Worst, Tilted, Superquantile) and has_direct_reduction(risk.across)
     return type(risk) in (Mean, Worst, Tilted, Superquantile, Spectral)
 
 
 def reduce_groups(risk: Hierarchical, losses: Tensor, group: Tensor) -> Tensor:
-    """A `Hierarchical` risk of `losses`, (batch,), of equal mass: a scalar. Only for a risk that `has_short_form`.
+    """A `Hierarchical` risk of `losses`, (batch,), of equal mass: a scalar. Only for a risk that `has_direct_reduction`.
 
     `group` are integers, (batch,) or (levels - 1, batch) from the finest level to the coarsest. Each loss is replaced by the
     value of its finest group. A group then has as many equal losses as members, which is its mass, and the risk across groups is

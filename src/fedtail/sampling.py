@@ -72,7 +72,7 @@ class Uniform:
         return _unweighted_cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether `cohort_size` is the size of the population."""
+        """Whether every cohort is the whole population: where `cohort_size` is the number of clients in `population`."""
         return self.cohort_size == len(population)
 
     def event(self, population: Population) -> Sampling:
@@ -103,7 +103,7 @@ class Everyone:
         return len(population)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Always true."""
+        """Always true: every cohort is the whole population, whatever `population` is."""
         return True
 
     def event(self, population: Population) -> Sampling:
@@ -142,7 +142,7 @@ class Poisson:
         return self.rate * len(population)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether the rate is 1."""
+        """Whether every cohort is sure to be the whole population: where the sampling `rate` is 1, whatever `population` is."""
         return self.rate == 1
 
     def event(self, population: Population) -> Sampling:
@@ -186,7 +186,7 @@ class ByMass:
         return Cohort(ids, population.key[ids], times / population.mass[ids], bound)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Always false: draws with replacement may miss any client."""
+        """Always false, whatever `population` is: draws with replacement may miss any client."""
         return False
 
     def event(self, population: Population) -> Sampling:

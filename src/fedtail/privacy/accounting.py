@@ -91,12 +91,12 @@ def _format_epsilon(epsilon: float | str) -> str:
 
 def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
               accountant: AccountantName | None = None) -> Guarantee:
-    """The privacy guarantee at `delta` of `rounds`, pairs of a round and how often it was held.
+    """The (epsilon, delta) guarantee of `rounds`, pairs of a round and how often it was held, between neighbouring populations.
 
-    Without `accountant`, integer noise is priced by "zcdp", or by "rdp" where cohorts were sampled; continuous noise by "pld", or
-    by "rdp" for sampled rounds where `delta` is below 1e-12, or below 1000 times the probability that the minimum-cohort rule
-    reveals participation. A ValueError for a `delta` outside (0, 1), for an `accountant` that is not valid here, and where
-    inexact noise alone exceeds `delta`.
+    `adjacency` says which populations are neighbours. `accountant` None chooses: for integer noise "zcdp", or "rdp" if cohorts
+    were sampled; for continuous noise "pld", but "rdp" if cohorts were sampled and `delta` is very small (below 1e-12, or below
+    1000 times the probability that the minimum-cohort rule reveals participation). Raises a ValueError for a
+    `delta` outside (0, 1), for an `accountant` that is not valid here, and where inexact noise alone exceeds `delta`.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
