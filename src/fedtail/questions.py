@@ -537,19 +537,32 @@ def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conver
 
     `model=1` makes all questions about the second broadcast model; `objective=...` sets the part that computes a client's loss.
     """
+    return with_changed_questions(conversation, lambda question: replace(question, **fields))
+
+
+def with_changed_questions(conversation: Conversation[T], change: Callable[[Any], Any]) -> Conversation[T]:
+    """The given conversation with `change(question)` in place of every single question it yields; its result is the same.
+
+    In a joint question all its single questions are changed.
+    """
     reply = None
     try:
         while True:
-            reply = yield replace_fields(conversation.send(reply), **fields)
+            reply = yield change_question(conversation.send(reply), change)
     except StopIteration as end:
         return end.value
 
 
 def replace_fields(question: Any, **fields: Any) -> Any:
     """A copy of a question with these fields replaced; in a joint question, those of all its single questions are."""
+    return change_question(question, lambda one: replace(one, **fields))
+
+
+def change_question(question: Any, change: Callable[[Any], Any]) -> Any:
+    """`change(question)`; a joint question is copied with each of its single questions changed so."""
     if isinstance(question, Joint):
-        return Joint(tuple(replace_fields(one, **fields) for one in question.questions))
-    return replace(question, **fields)
+        return Joint(tuple(change_question(one, change) for one in question.questions))
+    return change(question)
 
 
 def single_questions(question: Any) -> Iterator[Question]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize as scipy_minimize
+from sklearn.exceptions import ConvergenceWarning
 
 from fedtail.estimators.hessians import positive_definite_solver
 from fedtail.estimators.interior_point import minimise_tail
-from fedtail.estimators.problems import Problem
+from fedtail.estimators.problems import Problem, Units
 from fedtail.estimators.reductions import Array, risk_value, risk_weights
+from fedtail.estimators.samples import Samples
 from fedtail.risk import Mean, Risk, SmoothedSuperquantile, Superquantile, Tilted, Worst
 
 MANY = 1000               # parameters from which second derivatives cost more than they save
@@ -36,6 +39,26 @@ class Solution:
     def with_earlier_steps(self, earlier: Solution) -> Solution:
         """A copy whose `steps` also count those of `earlier`, the solution that this one was started from; the rest stays."""
         return Solution(self.point, self.steps + earlier.steps, self.converged)
+
+    def warn_unless_converged(self, estimator: Any, advice: str) -> None:
+        """Issue a scikit-learn ConvergenceWarning, in the name of whoever called `fit`, unless this is a minimum.
+
+        `advice` ends its text. To be called by what `estimator.fit` calls: the warning points three frames up.
+        """
+        if not self.converged:
+            text = (f"{type(estimator).__name__} stopped after {self.steps} steps without having converged; max_iter="
+                    f"{estimator.max_iter} bounds the steps for each risk on the way. {advice}")
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+
+    def risk_attributes(self, problem: Problem, risk: Risk, samples: Samples, units: Units) -> dict[str, Any]:
+        """Fitted attributes by name: risk_, weights_ (all samples `fit` was given, sum one) and n_iter_.
+
+        With groups also groups_ (their labels) and group_losses_.
+        """
+        losses = problem.losses(self.point)
+        weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
+        known = {"risk_": risk_value(risk, losses, problem.mass), "weights_": weights, "n_iter_": self.steps}
+        return known if units.labels is None else known | {"groups_": units.labels, "group_losses_": losses}
 
 
 def minimise_risk(problem: Problem, risk: Risk, start: Any, max_iter: int) -> Solution:

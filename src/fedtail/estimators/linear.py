@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -25,12 +23,9 @@ from fedtail.estimators.linear_problem import (
     class_probabilities,
 )
 from fedtail.estimators.problems import Units
-from fedtail.estimators.reductions import Array, risk_value, risk_weights
+from fedtail.estimators.reductions import Array
 from fedtail.estimators.samples import Samples, check_max_iter, check_strength, tail_risk, tilted_risk
 from fedtail.risk import Risk, Tilted
-
-NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
-                 "Raise max_iter, scale the data, or add a penalty (strength).")
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class LinearFit:
     def from_samples(cls, estimator: Any, samples: Samples, loss: PointLoss, risk: Risk) -> LinearFit:
         """Minimise `risk` of `loss` over the samples, with the penalty, intercept and limits that `estimator` asks for.
 
-        These are its strength, fit_intercept, max_iter and (if it has one) start; it is only read. `attributes` has risk_,
+        These are its strength, fit_intercept, max_iter and start; it is only read. `attributes` has risk_,
         weights_ (all samples `fit` was given, sum one) and n_iter_, and with groups groups_ and group_losses_. Issues a
         ConvergenceWarning where the minimum was not reached; raises ValueError for a bad parameter.
         """
@@ -54,16 +49,10 @@ class LinearFit:
         units = Units.from_masses(samples.mass, samples.groups)
         design = Design.from_inputs(samples.inputs, samples.mass / samples.mass.sum(), estimator.fit_intercept)
         problem = LinearProblem(design, loss, units, float(estimator.strength))
-        found = _minimise_from_start(problem, risk, getattr(estimator, "start", "erm"), estimator.max_iter)
-        if not found.converged:
-            text = NOT_CONVERGED.format(type(estimator).__name__, found.steps, estimator.max_iter)
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
-        losses = problem.losses(found.point)
-        weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
-        known = {"risk_": risk_value(risk, losses, problem.mass), "weights_": weights, "n_iter_": found.steps}
-        if units.labels is not None:
-            known |= {"groups_": units.labels, "group_losses_": losses}
-        return cls(*design.coefficients_and_intercepts(found.point), known)
+        found = _minimise_from_start(problem, risk, estimator.start, estimator.max_iter)
+        found.warn_unless_converged(estimator, "Raise max_iter, scale the data, or add a penalty (strength).")
+        attributes = found.risk_attributes(problem, risk, samples, units)
+        return cls(*design.coefficients_and_intercepts(found.point), attributes)
 
 
 def _minimise_from_start(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
@@ -81,6 +70,7 @@ def _minimise_from_start(problem: LinearProblem, risk: Risk, start: str, max_ite
 class LinearRegressor(RegressorMixin, BaseEstimator):
     """Linear regression under the risk that a subclass gives in `_risk_to_minimise`."""
 
+    start: str = "erm"                 # a parameter of those whose risk may have several minima
     coef_: Array
     intercept_: float
 
@@ -115,6 +105,7 @@ class LinearRegressor(RegressorMixin, BaseEstimator):
 class LogisticClassifier(ClassifierMixin, BaseEstimator):
     """Logistic regression, softmax for more than two classes, under the risk that a subclass gives in `_risk_to_minimise`."""
 
+    start: str = "erm"                 # a parameter of those whose risk may have several minima
     classes_: NDArray[Any]
     coef_: Array
     intercept_: Array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from numbers import Integral
 from typing import Self
 
@@ -10,19 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedtail.errors import FieldError
 from fedtail.estimators.fitting import Solution, minimise_risk
 from fedtail.estimators.pca_problem import Subspace, SubspaceProblem, fix_axis_signs
 from fedtail.estimators.problems import Units
-from fedtail.estimators.reductions import Array, risk_value, risk_weights
+from fedtail.estimators.reductions import Array
 from fedtail.estimators.samples import Samples, check_max_iter, tail_risk, tilted_risk
 from fedtail.risk import Risk
-
-NOT_CONVERGED = ("{} stopped after {} steps without having converged; max_iter={} bounds the steps for each risk on the way. "
-                 "Raise max_iter, or scale the data.")
 
 
 class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -53,12 +48,7 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         problem = SubspaceProblem.from_inputs(samples.inputs, units, int(self.n_components), self.fit_mean)
         risk = self._risk_to_minimise()
         found = self._find_subspace(problem, risk)
-        losses = problem.losses(found.point)
-        weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
-        self.risk_, self.weights_ = risk_value(risk, losses, problem.mass), weights
-        self.n_iter_ = found.steps
-        if units.labels is not None:
-            self.groups_, self.group_losses_ = units.labels, losses
+        self.__dict__.update(found.risk_attributes(problem, risk, samples, units))
         self._set_components(found.point, samples.inputs, samples.mass / samples.mass.sum())
         return self
 
@@ -70,9 +60,7 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if self.n_components == problem.inputs.shape[1]:
             return Solution(problem.principal_subspace(), 1, True)
         found = minimise_risk(problem, risk, problem.principal_subspace(), self.max_iter)
-        if not found.converged:
-            text = NOT_CONVERGED.format(type(self).__name__, found.steps, self.max_iter)
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        found.warn_unless_converged(self, "Raise max_iter, or scale the data.")
         return found
 
     def _set_components(self, found: Subspace, inputs: Array, mass: Array) -> None:

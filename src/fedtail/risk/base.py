@@ -392,7 +392,7 @@ class Present:
         if losses.ndim > 1 and not batched:
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
                              "along the last axis write Present.from_losses(losses, mass, batched=True).")
-        share, wide = _mass_shares(losses, mass), losses.double()
+        share, wide = mass_shares(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):
             return cls(wide, share, None, losses.dtype)
@@ -434,10 +434,10 @@ def normalised_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
     Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,
     negative, not finite or all zero.
     """
-    return _mass_shares(losses, mass).to(losses.dtype)
+    return mass_shares(losses, mass).to(losses.dtype)
 
 
-def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
+def mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
     """Masses that sum to one over the last axis, float64, in the shape of the losses; equal where `mass` is None.
 
     Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, join_conversations
-from fedtail.risk.base import Risk, check_positive, client_groups, normalised_mass
+from fedtail.questions import Conversation, Statistic, StatisticPart, join_conversations, with_changed_questions
+from fedtail.risk.base import Risk, check_positive, client_groups, mass_shares
 from fedtail.types import Density, Losses, Mass, Weights
 
 NEEDS_GROUP = ("Hierarchical needs the group of each loss. Write value(losses, mass, group) with an integer tensor, (n,); for a "
@@ -258,13 +258,7 @@ class Hierarchical(Risk):
 
         It yields the restricted questions, is sent their sums, and returns the dual of `within` for that group.
         """
-        conversation, reply = self.within.fit(None), None
-        while True:
-            try:
-                question = conversation.send(reply)
-            except StopIteration as end:
-                return end.value
-            reply = yield _ask_one_group(question, group)
+        return with_changed_questions(self.within.fit(None), lambda one: replace(one, part=InGroup(one.part, group)))
 
 
 class _Members(NamedTuple):
@@ -291,9 +285,7 @@ class _Members(NamedTuple):
         if losses.ndim != 1 or tuple(labels.shape) != (levels - 1, len(losses)) or labels.is_floating_point():
             raise ValueError(f"losses have shape {tuple(losses.shape)} and group {tuple(group.shape)} ({group.dtype}), for "
                              f"{levels} levels. Pass losses (n,) and integers (n,), or ({levels - 1}, n) from fine to coarse.")
-        if not losses.is_floating_point():
-            raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
-        share = normalised_mass(losses.detach().double(), None if mass is None else mass.double())
+        share = mass_shares(losses, mass)
         here = share > 0
         labels, share = labels[:, here], share[here]
         _, own = labels[0].unique(return_inverse=True)
@@ -361,13 +353,3 @@ def _positions_by_group(group: Tensor, groups: int) -> Iterator[tuple[int, Tenso
     for one in group.unique().tolist():
         if one < groups:
             yield one, (group == one).nonzero().flatten()
-
-
-def _ask_one_group(question: Any, group: int) -> Any:
-    """A copy of `question` to which only the clients of group number `group` contribute: its part is wrapped in `InGroup`.
-
-    Of a `Joint`, which is several questions asked at once, each question is wrapped.
-    """
-    if isinstance(question, Joint):
-        return Joint(tuple(_ask_one_group(one, group) for one in question.questions))
-    return replace(question, part=InGroup(question.part, group))

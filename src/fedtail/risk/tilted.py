@@ -16,6 +16,7 @@ from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_is_number, check_positive
+from fedtail.risk.worst import extreme_weights
 from fedtail.types import Density, Losses, Mass, Weights
 
 UNDERFLOW = 80.0      # exp(-80) is about the smallest float32
@@ -74,7 +75,7 @@ class Tilted(Risk):
         """
         present = self.present(losses, mass)
         if math.isinf(self.tilt):
-            weights = self._extreme_weights(present)      # a loss without weight may be infinite
+            weights = extreme_weights(present, largest=self.tilt > 0)      # a loss without weight may be infinite
             return torch.where(weights > 0, weights * present.losses, 0.0).sum(-1).to(losses.dtype)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
@@ -92,7 +93,7 @@ class Tilted(Risk):
         """
         present = self.present(losses.detach(), mass)
         if math.isinf(self.tilt):
-            return present.weights_of_all(self._extreme_weights(present))
+            return present.weights_of_all(extreme_weights(present, largest=self.tilt > 0))
         return present.weights_of_all((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -150,16 +151,6 @@ class Tilted(Risk):
             return dual[0] + terms
         less = self.tilt * terms
         return dual[0] + torch.where(less > -0.5, less.clamp(min=-0.5).log1p(), density.log()) / self.tilt
-
-    def _extreme_weights(self, present: Present) -> Tensor:
-        """A weight of one, shared by mass among the clients with the largest loss, or the smallest for a negative tilt.
-
-        It is (..., present) float64, zero for the other clients, without a gradient.
-        """
-        losses = present.losses.detach()
-        extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
-        tied = present.mass * (losses == extreme)
-        return tied / tied.sum(-1, keepdim=True)
 
     def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
         """(extreme, exponents): the loss that weighs most, (..., 1), and `tilt` times each loss minus that loss, (..., present).

@@ -37,9 +37,7 @@ class Worst(WeightedMeanRisk):
 
         The weights are (..., present) float64, without a gradient.
         """
-        losses = present.losses.detach()
-        tied = present.mass * (losses == losses.amax(-1, keepdim=True))
-        return tied / tied.sum(-1, keepdim=True)
+        return extreme_weights(present, largest=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Runs on the server: a generator of up to four questions that finds the largest loss of the clients with mass.
@@ -53,3 +51,14 @@ class Worst(WeightedMeanRisk):
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: one for a loss that is at least the dual, the largest loss, zero for others; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
+
+
+def extreme_weights(present: Present, largest: bool) -> Tensor:
+    """A weight of one, shared by mass among the clients with the largest loss, or the smallest; zero for the others.
+
+    The weights are (..., present) float64, without a gradient.
+    """
+    losses = present.losses.detach()
+    extreme = losses.amax(-1, keepdim=True) if largest else losses.amin(-1, keepdim=True)
+    tied = present.mass * (losses == extreme)
+    return tied / tied.sum(-1, keepdim=True)
