@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtail.experiment.source import nearest_hint
 from fedtail_studies.emnist.convnet import EMNIST_CONVNET
 from fedtail_studies.emnist.linear import TABLE2
+from fedtail_studies.fair.synthetic import FAIR_SYNTHETIC
 from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
 from fedtail_studies.private.search import PRIVATE_SEARCH
 from fedtail_studies.private.training import PRIVATE_TRAINING
@@ -74,6 +75,7 @@ STUDIES: tuple[Study, ...] = (
     FIGURES_RISKS,
     FIGURES_NOISE,
     FIGURES_CHERNOFF,
+    FAIR_SYNTHETIC,
 )
 
 
