@@ -642,7 +642,8 @@ def test_what_tells_of_the_cohort_is_refused_where_privacy_relies_on_its_secrecy
     told = replace(method, local=replace(method.local, work=OnlyDrawn(2)))
     with pytest.raises(ValueError, match="LocalSGD sends numbers that depend on who was sampled"):
         train(told, softmax(), people(), rounds=1)
-    train(replace(told, sample=fedtail.Everyone()), softmax(), people(), rounds=1)      # no amplification is claimed
+    everyone = replace(told, sample=fedtail.Everyone(), aggregate=replace(told.aggregate, total=7.0))
+    train(everyone, softmax(), people(), rounds=1)      # no amplification is claimed
 
 
 def test_an_error_of_the_channel_reaches_every_conversation_that_waits():

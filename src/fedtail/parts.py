@@ -31,8 +31,9 @@ from fedtail.server import ServerOptimizer
 
 __all__ = [
     "Aggregated", "Aggregator", "AggregatorDeclaration", "ClientStatistics", "Clients", "Cohort", "Composition", "Conversation",
-    "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared", "PreparedPenalty", "Present",
-    "Quantile", "Risk", "RiskDeclaration", "RiskWrapper", "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
+    "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared",
+    "PreparedPenalty", "Present", "Quantile", "Risk", "RiskDeclaration", "RiskWrapper",
+    "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
     "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients",
     "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
 ]
