@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import ByMass, Sampler
+from fedtail.sampling import ByMass, BySize, Cohort, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -210,10 +210,10 @@ class FederatedEvaluation:
         return EvaluatedRound(method, self, only)
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
-        """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        if isinstance(sample, ByMass):
-            return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
-                    "uniformly, or evaluate on everybody.")
+        """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
+        if isinstance(sample, (ByMass, BySize)):
+            return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be "
+                    "about them. Sample uniformly, or evaluate on everybody.")
         return None
 
 
@@ -261,11 +261,12 @@ class EvaluatedRound:
         same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
-    def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
         """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
         It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of
-        one evaluation per model, or None where too few clients contributed for their sums to be released.
+        one evaluation per model, or None where too few clients contributed for their sums to be released. `seed` and `cohort`
+        (the clients that answer) are for the method.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count
@@ -276,7 +277,7 @@ class EvaluatedRound:
             found = None
         if self.only:
             return state, found
-        return (yield from self.method.conversation(state, seed)), found
+        return (yield from self.method.conversation(state, seed, cohort)), found
 
     def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
         """The state after a round that was skipped for lack of clients, and None in place of the evaluations.
