@@ -36,11 +36,13 @@ if TYPE_CHECKING:
         fedavg_sub,
         fedprox,
         q_ffl,
+        q_ffl_family,
         q_maml,
         term,
     )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
+        AlphaFair,
         Ascent,
         Binned,
         EntropicValueAtRisk,
@@ -81,9 +83,9 @@ _HOME = {
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "q_maml", "term"),
+                "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
-    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
+    "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
              "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),

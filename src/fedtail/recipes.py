@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.iterates import AveragedIterate, Iterate
 from fedtail.local import MAML, LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
@@ -134,18 +135,23 @@ def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, e
     return replace(fedavg(cohort_size, **local, **inside), risk=risk)
 
 
-def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:
+def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, iterate: Iterate = AveragedIterate(),
+        **local: Any) -> FederatedAlgorithm:
     """Agnostic federated learning: weights of the clients, or of groups of clients, are learned by gradient ascent with `step`.
 
     Without `groups` each client has a weight, every client takes part in every round, and a `cohort_size` is refused with a
     ValueError. With `groups`, the number of groups in the population, each group has one, and `cohort_size` (100 by default)
-    clients are sampled uniformly. Other keywords go to `LocalSGD`.
+    clients are sampled uniformly. `iterate` says which model a run returns: by default `AveragedIterate()`, the mean of the
+    initial model and of those after each round, for which the guarantees of descent and ascent hold with convex losses; the last
+    model is `LastIterate()`. Other keywords go to `LocalSGD`: `batch_size=None, local_steps=1` is the method of [Li23, chapter
+    4], whose descent step is `learning_rate` (gamma_w) and ascent step `step` (gamma_lambda).
     """
-    if groups is not None:
-        return replace(fedavg(cohort_size or 100, **local), risk=GroupAscent(groups, step))
-    if cohort_size is not None:
+    if groups is None and cohort_size is not None:
         raise ValueError(f"AFL by client asks everybody, got cohort_size={cohort_size}. Leave it out, or give groups=.")
-    return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
+    base = replace(fedavg(cohort_size or 100, **local), iterate=iterate)
+    if groups is not None:
+        return replace(base, risk=GroupAscent(groups, step))
+    return replace(base, sample=Everyone(), risk=Ascent(step))
 
 
 def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort_size: int = 100,
@@ -226,3 +232,14 @@ def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_si
     `settings` go to `delta_fl`. `fedtail.choose` picks a model for each client.
     """
     return Family(tuple(delta_fl(theta, cohort_size, **settings) for theta in tail_fractions))
+
+
+def q_ffl_family(powers: Sequence[float] = (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0), cohort_size: int = 100,
+                 **settings: Any) -> Family:
+    """A `Family` with one q-FFL method for each of `powers` (q), all on the same cohorts: device-specific q, [Li23, table 4.12].
+
+    All members share one learning rate, and with it the step-size transfer of `q_ffl`, to which `settings` go; the powers are by
+    default those of the thesis. `cohort_size` clients are sampled uniformly each round. Each client then picks its model by its
+    own validation examples: `fedtail.choose`, and `fedtail.evaluate_family` for all of them.
+    """
+    return Family(tuple(q_ffl(power, cohort_size, **settings) for power in powers))
