@@ -29,6 +29,7 @@ from fedtail.quantiles import NoisyHistogram
 from fedtail.questions import Train
 from fedtail.recipes import fedavg
 from fedtail.risk import (
+    AlphaFair,
     Ascent,
     Binned,
     EntropicValueAtRisk,
@@ -104,6 +105,7 @@ def table_rows() -> Iterator[Row]:
         ("`SmoothedSuperquantile`", SmoothedSuperquantile(0.5, 0.1)),
         ("`QuadraticSuperquantile`", QuadraticSuperquantile(0.5, 0.1)),
         ("`Tilted`", Tilted(1.0)), ("`Tilted` with `loss_bound`", Tilted(1.0, 4.0)), ("`PowerFair`", PowerFair(1.0)),
+        ("`AlphaFair`", AlphaFair(1.0, 4.0)),
         ("`Worst`", Worst()), ("`ValueAtRisk`", ValueAtRisk(0.5)), ("`EntropicValueAtRisk`", EntropicValueAtRisk(0.5)),
         ("`TiltedValueAtRisk`", TiltedValueAtRisk(0.5)), ("`InverseSuperquantile`", InverseSuperquantile(0.5)),
         ("`IntervalSuperquantile`", IntervalSuperquantile(0.2, 0.2)), ("`Spectral`", Spectral((1.0, 0.1), (0.5, 0.5))),
