@@ -1,8 +1,8 @@
-"""How chapter 4 of [Li23] trains and what it reports: three parts of a device's samples, a rule that stops, accuracies of devices.
+"""How chapter 4 of [Li23] trains and what it reports: samples in three parts, a rule that stops, accuracies of devices.
 
 "We stop training when the training loss F(w) does not decrease for 10 rounds" (section 4.6.2). With 10 of 100 devices a round the
 loss goes up and down, and a rule that reads it after every round ends runs long before they have learned; so it is read every
-`every` rounds, and `patience` readings in a row without a new lowest value end a run. The loss read is the method's own objective.
+`every` rounds, and `patience` readings in a row without a new lowest value end a run. What is read is the method's objective.
 """
 
 from __future__ import annotations
@@ -40,11 +40,26 @@ def three_parts(population: Population, seed: int, train_share: float = 0.8) -> 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a run ends: after `patience` readings, one every `every` rounds, without a new lowest loss; at the latest at `most`."""
+    """When a run ends: after `patience` readings, one every `every` rounds, without a new lowest loss, or after `most` rounds."""
 
     every: int
     patience: int
     most: int
+
+
+@dataclass
+class Patience:
+    """Counts readings of a loss since its lowest value, and says when there are too many."""
+
+    most: int
+    lowest: float = math.inf
+    stale: int = 0
+
+    def ends(self, loss: float) -> bool:
+        """Read a loss; whether `most` readings in a row, this one too, brought no new lowest value."""
+        self.stale = 0 if loss < self.lowest else self.stale + 1
+        self.lowest = min(loss, self.lowest)
+        return self.stale >= self.most
 
 
 @dataclass
@@ -56,8 +71,11 @@ class Course:
     power: float
     device: str
     seen: dict[str, list[float]] = field(default_factory=dict)
-    lowest: float = math.inf
-    stale: int = 0                                     # readings since the lowest loss
+    ended: bool = False                                # by the rule
+
+    def __post_init__(self) -> None:
+        """Begin to count."""
+        self.patience = Patience(self.rule.patience)
 
     def look(self, progress: Progress) -> bool:
         """Read the run where a reading is due; True ends it."""
@@ -68,9 +86,8 @@ class Course:
         found = accuracy_statistics(accuracy, self.parts.test.size)
         for name, value in {"round": progress.round, "loss": loss, **{key: found[key] for key in COURSE}}.items():
             self.seen.setdefault(name, []).append(float(f"{value:.{DIGITS}g}"))
-        self.stale = 0 if loss < self.lowest else self.stale + 1
-        self.lowest = min(loss, self.lowest)
-        return self.stale >= self.rule.patience
+        self.ended = self.patience.ends(loss)
+        return self.ended
 
 
 def objective(model: Any, population: Population, power: float, device: str = "cpu") -> float:
@@ -97,7 +114,7 @@ def followed(cell: Cell, algorithm: fedtail.FederatedAlgorithm, task: fedtail.Ta
     """Train until the rule ends the run; the run, its rounds, and readings on the way. `power` is that of the objective."""
     course = Course(rule, parts, power, cell.device)
     trained = cell.train(algorithm, task, parts.train, rule.most, course.look)
-    return trained, {"rounds": trained.rounds, "stopped": course.stale >= rule.patience, "course": course.seen}
+    return trained, {"rounds": trained.rounds, "stopped": course.ended, "course": course.seen}
 
 
 def reported(model: Any, parts: Parts, device: str = "cpu", one_by_one: bool = False) -> Numbers:
@@ -116,7 +133,9 @@ def by_size(power: float, cohort: int, **local: Any) -> fedtail.FederatedAlgorit
     return replace(fedtail.q_ffl(power, cohort, **local), sample=fedtail.ByMass(cohort))
 
 
-def equal_masses(parts: Parts) -> Parts:
-    """The same samples where every device has mass one, for the baseline that weights devices equally."""
+def weighted_equally(algorithm: fedtail.FederatedAlgorithm, parts: Parts) -> tuple[fedtail.FederatedAlgorithm, Parts]:
+    """The baseline of uniform weights: cohorts as large, drawn uniformly, and devices that all have mass one."""
     train = parts.train
-    return parts._replace(train=train.with_columns(mass=torch.ones_like(train.mass)))
+    cohort = round(algorithm.sample.expected_size(train))
+    return (replace(algorithm, sample=fedtail.Uniform(cohort)),
+            parts._replace(train=train.with_columns(mass=torch.ones_like(train.mass))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedtail.models import SoftmaxRegression
 from fedtail_studies.fair import fairness
 from fedtail_studies.fair.fairness import Published, lowers, mean_course, row_comes_out
 from fedtail_studies.fair.printed import SYNTHETIC_TEST, SYNTHETIC_TRAIN, TITLES
-from fedtail_studies.fair.protocol import Parts, Rule, by_size, equal_masses, followed, reported, three_parts
+from fedtail_studies.fair.protocol import Parts, Rule, by_size, followed, reported, three_parts, weighted_equally
 from fedtail_studies.judging import all_of, at_most, lower
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study, Verdict
@@ -67,9 +68,9 @@ def measured(cell: Cell, power: float, uniform: bool = False) -> Numbers:
     """Train one objective until the rule ends the run; accuracies of all devices."""
     plan: Plan = cell.plan
     parts = drawn_parts(plan.devices, cell.seed)
-    algorithm = fedtail.fedavg(plan.cohort, **local_settings(plan)) if uniform else by_size(power, plan.cohort,
-                                                                                            **local_settings(plan))
-    parts = equal_masses(parts) if uniform else parts
+    algorithm = by_size(power, plan.cohort, **local_settings(plan))
+    if uniform:
+        algorithm, parts = weighted_equally(algorithm, parts)
     trained, found = followed(cell, algorithm, logistic_task(), parts, Rule(plan.every, plan.patience, plan.most), power)
     return {**found, **reported(trained, parts, cell.device, one_by_one=True)}
 
@@ -111,8 +112,9 @@ def nearest_table(results: Results) -> Table:
         ours = {TITLES[key]: [results.numbers(name, seed)["course"][key][place] for seed in results.seeds] for key in COMPARED}
         made.append(Row(name, {"round": [at], **ours, "distance": [apart]},
                         {TITLES[key]: SYNTHETIC_TEST[name][key] for key in COMPARED}))
-    return Table("The round at which a run is nearest to the printed row", ("round", *(TITLES[key] for key in COMPARED), "distance"),
-                 tuple(made), "[Li23, tables 4.9 and 4.11]", digits=1, head="objective")
+    columns = ("round", *(TITLES[key] for key in COMPARED), "distance")
+    return Table("The round at which a run is nearest to the printed row", columns, tuple(made), "[Li23, tables 4.9 and 4.11]",
+                 digits=1, head="objective")
 
 
 def tables(results: Results) -> list[Table]:
@@ -134,7 +136,7 @@ def larger_is_fairer(results: Results) -> Finding:
     """Variances fall from q to the next larger q, and averages do not rise."""
     names = [name_of(power) for power in results.plan["powers"]]
     return all_of(*(lower(results.difference(larger, smaller, "test.variance"), True, what=f"variance, {larger} less {smaller},")
-                    for smaller, larger in zip(names, names[1:], strict=False)))
+                    for smaller, larger in pairwise(names)))
 
 
 def every_q_is_fairer(results: Results) -> Finding:
@@ -181,17 +183,17 @@ def zero_row_is_early(results: Results) -> Finding:
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
-        f"Every seed draws {plan['devices']} devices anew and splits their samples 80/10/10; sizes are 50 + LogNormal(4.02, 0.80), "
-        "whose mean 127 and deviation 73 are those of table 4.4 (the released generator's own law has mean 406 and deviation "
-        "950). The thesis splits one draw five times, so its deviations do not hold what differs between draws: `fair_draws` "
-        "measures both.",
-        f"{plan['cohort']} devices a round drawn by size with replacement, each draw counted once (scheme A, as Algorithm 4 has it); "
-        "uniform: all devices equally likely, plain mean. One epoch of batches of "
-        f"{plan['batch']}, step {plan['learning_rate']:g}, L one over the step. All objectives see the same cohorts and batches, "
-        "but for uniform, whose cohorts are others.",
-        f"The stopping rule is read every {plan['every']} rounds: {plan['patience']} readings without a new lowest objective end a "
-        f"run, or {plan['most']} rounds. Read after every round it ends runs near round 100 (`fair_draws`). The released code "
-        "runs 20,000 rounds and has no rule.",
+        f"Every seed draws {plan['devices']} devices anew and splits their samples 80/10/10; sizes are 50 + LogNormal(4.02, "
+        "0.80), whose mean 127 and deviation 73 are those of table 4.4 (the released generator's own law has mean 406 and "
+        "deviation 950). The thesis splits one draw five times, so its deviations do not hold what differs between draws: "
+        "`fair_draws` measures both.",
+        f"{plan['cohort']} devices a round drawn by size with replacement, each draw counted once (scheme A, as Algorithm 4 "
+        "has it); uniform: all devices equally likely, plain mean. One epoch of batches of "
+        f"{plan['batch']}, step {plan['learning_rate']:g}, L one over the step. All objectives see the same cohorts and "
+        "batches, but for uniform, whose cohorts are others.",
+        f"The stopping rule is read every {plan['every']} rounds: {plan['patience']} readings without a new lowest objective "
+        f"end a run, or {plan['most']} rounds. Read after every round it ends runs near round 100 (`fair_draws`). The released "
+        "code runs 20,000 rounds and has no rule.",
         "Variances hold the noise of a tenth of a device's samples, 13 on average: near 100 of them are binomial.",
     ]
 
@@ -215,7 +217,7 @@ FAIR_SYNTHETIC = Study(
               lambda results: row_comes_out(results, PUBLISHED, UNIFORM, "test", COMPARED)),
         Claim("The printed row of q = 0 comes out.", "[Li23, table 4.1]",
               lambda results: row_comes_out(results, PUBLISHED, "q = 0", "test", COMPARED)),
-        Claim("The printed row of q = 0 is nearest to a run of half as many rounds as that of q = 1, or fewer.", "[ours, table 4.1]",
-              zero_row_is_early),
+        Claim("The printed row of q = 0 is nearest to a run of half as many rounds as that of q = 1, or fewer.",
+              "[ours, table 4.1]", zero_row_is_early),
     ),
 )
