@@ -6,7 +6,7 @@ percent, `rounds`, and a `course`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +36,22 @@ class Published:
 # tables
 
 
-def accuracy_table(results: Results, part: str, names: Sequence[str], printed: Rows, title: str, source: str) -> Table:
-    """Statistics of the accuracies of devices, one objective a row; the average over devices (table 4.7) where it is printed."""
-    columns = FULL + (("devices",) if part == "test" else ())
-    made = [Row(name, {TITLES[key]: results.values(name, f"{part}.{key}") for key in columns},
-                {TITLES[key]: value for key, value in printed.get(name, {}).items()}) for name in names]
-    return Table(title, tuple(TITLES[key] for key in columns), tuple(made), source, digits=3 if part == "kl" else 2,
-                 head="objective")
+def accuracy_tables(results: Results, part: str, names: Sequence[str], printed: Rows, where: str, source: str,
+                    more: Mapping[str, Mapping[str, Sequence[float]]] | None = None) -> list[Table]:
+    """Two tables of the accuracies of devices, an objective a row: in percent, and the angle and KL divergence to equal ones.
+
+    `more` are rows that are no cells: by name, values by statistic. The average over devices is that of table 4.7.
+    """
+    def row(name: str, keys: Sequence[str]) -> Row:
+        """What an objective has, and what is printed of it."""
+        ours = {key: (more or {})[name][key] if name in (more or {}) else results.values(name, f"{part}.{key}") for key in keys}
+        return Row(name, {TITLES[key]: found for key, found in ours.items()},
+                   {TITLES[key]: value for key, value in printed.get(name, {}).items()})
+
+    percent = (*FULL[:4], *(("devices",) if part == "test" else ()))
+    made = ((f"{where} accuracy over devices, %", percent, 1), (f"How uniform {where.lower()} accuracies are", FULL[4:], 3))
+    return [Table(title, tuple(TITLES[key] for key in keys), tuple(row(name, keys) for name in (*names, *(more or ()))), source,
+                  digits=digits, head="objective") for title, keys, digits in made]
 
 
 def rounds_table(results: Results, names: Sequence[str]) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,11 +68,11 @@ def tables(results: Results) -> list[Table]:
                   head="data and objective")]
 
 
-def more_is_less_uniform(results: Results) -> Finding:
-    """The variance grows from IID to (1, 1) to (2, 2)."""
+def more_is_less_uniform(results: Results, less: str, more: str) -> Finding:
+    """The variance is larger on the more heterogeneous of two sets."""
     return all_of(*(lower(difference(values(results, less, devices, q), values(results, more, devices, q)), True,
                           what=f"{devices} devices, {q}, {less} less {more},")
-                    for less, more in pairwise(SETS) for devices in DEVICES for q in map(name_of, POWERS)))
+                    for devices in DEVICES for q in map(name_of, POWERS)))
 
 
 def fewer_is_more_uniform(results: Results, kinds: Sequence[str]) -> Finding:
@@ -121,6 +120,7 @@ def notes(results: Results) -> Sequence[str]:
         "not the result of q-FedAvg: q-FedAvg takes 5,000 rounds and more to come near (`fair_synthetic`), sixty times over.",
         "Every seed draws the devices anew, sizes 50 + LogNormal(4.02, 0.80), and splits their samples 80/10/10; the thesis "
         "splits one draw of each set. (2, 2) has deviations of 2, as in the released code, not variances.",
+        "The claim that variances grow with heterogeneity was split in two after first results.",
         "The table's caption says that fewer devices give a more uniform distribution within each data set; its IID rows say "
         "the opposite (85 with 100 devices, 107 with 50).",
     ]
@@ -130,8 +130,10 @@ FAIR_HETEROGENEITY = Study(
     name="fair_heterogeneity", paper="Li23", item="table 4.10", title="Heterogeneity, the number of devices and fairness",
     cost=Cost(0, 5), full=Plan(), quick=Plan(seeds=2, steps=100), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
-        Claim("More heterogeneous data give a larger variance of test accuracies: IID, (1, 1), (2, 2).", "[Li23, table 4.10]",
-              more_is_less_uniform),
+        Claim("(1, 1) has a larger variance of test accuracies than IID data.", "[Li23, table 4.10]",
+              partial(more_is_less_uniform, less="IID", more="(1, 1)")),
+        Claim("(2, 2) has a larger variance of test accuracies than (1, 1).", "[Li23, table 4.10]",
+              partial(more_is_less_uniform, less="(1, 1)", more="(2, 2)")),
         Claim("Fewer devices give a smaller variance on (1, 1) and (2, 2).", "[Li23, table 4.10]",
               partial(fewer_is_more_uniform, kinds=SETS[1:])),
         Claim("Fewer devices give a smaller variance on IID data.", "[Li23, table 4.10, caption]",

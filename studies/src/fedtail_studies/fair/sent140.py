@@ -18,10 +18,12 @@ from fedtail_studies.fair.printed import SENT140_TEST, SENT140_TRAIN
 from fedtail_studies.fair.protocol import Parts, Rule, by_size, followed, objective, reported, weighted_equally
 from fedtail_studies.fair.synthetic import UNIFORM, name_of
 from fedtail_studies.results import Results
-from fedtail_studies.study import Cell, Cost, Data, Figure, Measure, Numbers, Study
+from fedtail_studies.study import Cell, Claim, Cost, Data, Figure, Finding, Measure, Numbers, Study, Verdict
 from fedtail_studies.tables import Table
 from fedtail_studies.text.tweets import SENT140, mean_vectors
 
+SHAKESPEARE_IS_NOT_RUN = ("not run: a round of the thesis's network is some 30,000 windows of 80 characters; and with q = 0.001 "
+                          f"the weights of two roles whose losses differ by a factor of four differ by {4**0.001 - 1:.2%}")
 PUBLISHED = Published(SENT140_TEST, SENT140_TRAIN, "q = 1")
 
 
@@ -96,11 +98,9 @@ def names_of(results: Results) -> list[str]:
 
 def tables(results: Results) -> list[Table]:
     names = names_of(results)
-    made = [fairness.accuracy_table(results, "test", names, SENT140_TEST, "Test accuracy over accounts",
-                                    "[Li23, tables 4.1, 4.5, 4.7 and 4.9]"),
-            fairness.accuracy_table(results, "train", names, SENT140_TRAIN, "Training accuracy over accounts",
-                                    "[Li23, tables 4.6 and 4.8]")]
-    return [*made, fairness.rounds_table(results, names)]
+    return [*fairness.accuracy_tables(results, "test", names, SENT140_TEST, "Test", "[Li23, tables 4.1, 4.5, 4.7 and 4.9]"),
+            *fairness.accuracy_tables(results, "train", names, SENT140_TRAIN, "Training", "[Li23, tables 4.6 and 4.8]"),
+            fairness.rounds_table(results, names)]
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
@@ -126,5 +126,9 @@ def notes(results: Results) -> Sequence[str]:
 FAIR_SENT140 = Study(
     name="fair_sent140", paper="Li23", item="tables 4.1, 4.5 to 4.9 (Sent140)", title="q-FFL", cost=Cost(1000, 3), full=Plan(),
     quick=Plan(seeds=2, most=150, tuning_rounds=50), data=SENT140, cells=cells, tables=tables, figures=figures, notes=notes,
-    claims=fairness.common_claims(PUBLISHED),
+    claims=(
+        *fairness.common_claims(PUBLISHED),
+        Claim("On Shakespeare q = 0.001 raises the worst 10% of roles and has a smaller variance than q = 0.",
+              "[Li23, table 4.1]", lambda results: Finding(Verdict.NOT_TESTABLE, SHAKESPEARE_IS_NOT_RUN)),
+    ),
 )

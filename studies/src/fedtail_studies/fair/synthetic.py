@@ -119,10 +119,9 @@ def nearest_table(results: Results) -> Table:
 
 def tables(results: Results) -> list[Table]:
     names = names_of(results)
-    return [fairness.accuracy_table(results, "test", names, SYNTHETIC_TEST, "Test accuracy over devices",
-                                    "[Li23, tables 4.1, 4.5, 4.7, 4.9 and 4.11]"),
-            fairness.accuracy_table(results, "train", names, SYNTHETIC_TRAIN, "Training accuracy over devices",
-                                    "[Li23, tables 4.6 and 4.8]"),
+    return [*fairness.accuracy_tables(results, "test", names, SYNTHETIC_TEST, "Test",
+                                      "[Li23, tables 4.1, 4.5, 4.7, 4.9 and 4.11]"),
+            *fairness.accuracy_tables(results, "train", names, SYNTHETIC_TRAIN, "Training", "[Li23, tables 4.6 and 4.8]"),
             fairness.rounds_table(results, names), nearest_table(results)]
 
 

@@ -18,7 +18,7 @@ from fedtail.training import Progress
 from fedtail_studies.drawing import COLOURS, drawn
 from fedtail_studies.fair import fairness
 from fedtail_studies.fair.fairness import Published
-from fedtail_studies.fair.printed import FULL, TITLES, VEHICLE_TEST, VEHICLE_TRAIN
+from fedtail_studies.fair.printed import TITLES, VEHICLE_TEST, VEHICLE_TRAIN
 from fedtail_studies.fair.protocol import (
     Parts,
     Rule,
@@ -34,7 +34,7 @@ from fedtail_studies.fair.synthetic import UNIFORM, name_of
 from fedtail_studies.judging import all_of, difference, interval, lower, not_above
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Data, Figure, Finding, Measure, Needs, Numbers, Study
-from fedtail_studies.tables import Row, Table
+from fedtail_studies.tables import Table
 from fedtail_studies.tilted.fairness_vehicle import ADVICE, read_vehicle
 
 PUBLISHED = Published(VEHICLE_TEST, VEHICLE_TRAIN, "q = 5")
@@ -130,13 +130,12 @@ def several_values(results: Results, key: str) -> list[float]:
 
 def tables(results: Results) -> list[Table]:
     names = [*(name_of(power) for power in results.plan["powers"]), UNIFORM]
-    test = fairness.accuracy_table(results, "test", names, VEHICLE_TEST, "Test accuracy over sensors",
-                                   "[Li23, tables 4.1, 4.5, 4.7, 4.9 and 4.12]")
-    own = Row(SEVERAL, {TITLES[key]: several_values(results, key) for key in (*FULL, "devices")},
-              {TITLES[key]: printed for key, printed in VEHICLE_TEST[SEVERAL].items()})
-    train = fairness.accuracy_table(results, "train", ["q = 0", "q = 5", UNIFORM], VEHICLE_TRAIN,
-                                    "Training accuracy over sensors", "[Li23, tables 4.6 and 4.8]")
-    return [replace(test, rows=(*test.rows, own)), train, fairness.rounds_table(results, names)]
+    own = {SEVERAL: {key: several_values(results, key) for key in TITLES}}
+    return [*fairness.accuracy_tables(results, "test", names, VEHICLE_TEST, "Test",
+                                      "[Li23, tables 4.1, 4.5, 4.7, 4.9 and 4.12]", own),
+            *fairness.accuracy_tables(results, "train", ["q = 0", "q = 5", UNIFORM], VEHICLE_TRAIN, "Training",
+                                      "[Li23, tables 4.6 and 4.8]"),
+            fairness.rounds_table(results, names)]
 
 
 def several_helps(results: Results) -> Finding:
