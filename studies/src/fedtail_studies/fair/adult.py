@@ -34,6 +34,8 @@ EQUAL = ", equal weights"
 
 @dataclass(frozen=True)
 class Plan:
+    """The settings of section 4.6.2, and rounds as the released code has them."""
+
     seeds: int = 3
     rounds: int = 600                                  # of the released code
     learning_rate: float = 0.1                         # gamma_w of AFL, and the step of q-FFL
@@ -95,6 +97,7 @@ def measured(cell: Cell, method: str) -> Numbers:
     course: dict[str, list[float]] = {"round": [], "PhD": []}
 
     def look(progress: Progress) -> None:
+        """Read the accuracy of the worse device where a reading is due."""
         if progress.round % cell.plan.every == 0:
             course["round"].append(progress.round)
             course["PhD"].append(round(float(accuracies(progress.trained, test, cell.device)[0]), 3))
@@ -107,6 +110,7 @@ def measured(cell: Cell, method: str) -> Numbers:
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """Every objective."""
     return {name: partial(measured, method=name) for name in methods(plan)}
 
 
@@ -114,6 +118,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def tables(results: Results) -> list[Table]:
+    """Test accuracies of both devices beside those printed."""
     names = list(results.cells[results.seeds[0]])
     rows = [Row(name, {key: results.values(name, key) for key in COLUMNS}, ADULT.get(name.removesuffix(EQUAL), {}))
             for name in names]
@@ -144,6 +149,7 @@ def weights_not_power(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """The worse device by round."""
     shown = ("q = 0", "AFL", "q = 2", f"q = 0{EQUAL}", f"q = 2{EQUAL}")
     with drawn(folder / "rounds.png") as axis:
         for name, colour in zip(shown, COLOURS, strict=False):
@@ -155,6 +161,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """Data, weights, and what is not at hand."""
     plan = results.plan
     return [
         "Adult's published split; the eight categorical columns as 99 zeros and ones, as in the released code; logistic "

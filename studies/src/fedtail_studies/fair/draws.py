@@ -36,7 +36,9 @@ ALIKE = 3.0                                            # points of average accur
 
 @dataclass(frozen=True)
 class Plan:
-    seeds: int = 5
+    """How much is run; settings as in `fair_synthetic`."""
+
+    seeds: int = 3
     devices: int = 100
     cohort: int = 10
     learning_rate: float = 0.1
@@ -85,6 +87,7 @@ def minimum(cell: Cell, power: float, sizes: Sizes = "moderate", same_draw: bool
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """What is changed, for q = 0 and q = 1."""
     made: dict[str, Measure] = {}
     for power in POWERS:
         q = name_of(power)
@@ -100,6 +103,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def tables(results: Results) -> list[Table]:
+    """Test and training accuracies, a variation a row."""
     names = list(results.cells[results.seeds[0]])
     return [_table(results, part, title, names) for part, title in (("test", "Test accuracy"), ("train", "Training accuracy"))]
 
@@ -162,6 +166,7 @@ def draws_differ(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """The variance of test accuracies by variation."""
     names = [name for name in results.cells[results.seeds[0]] if name.startswith("q = ")]
     with drawn(folder / "variations.png", width=7.6, height=4.4) as axis:
         for name in names:
@@ -179,6 +184,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """What was changed, and what follows."""
     plan = results.plan
     late = results.mean("q = 1, steps as long as FedAvg's", "train.average") - results.mean("q = 1, scheme A", "train.average")
     return [
@@ -200,7 +206,7 @@ def notes(results: Results) -> Sequence[str]:
 
 FAIR_DRAWS = Study(
     name="fair_draws", paper="", item="why one draw of Synthetic(1, 1) is not table 4.1 of [Li23]",
-    title="Stopping, draws, steps and sampling of q-FFL", cost=Cost(500, 6), full=Plan(),
+    title="Stopping, draws, steps and sampling of q-FFL", cost=Cost(500, 3), full=Plan(),
     quick=Plan(seeds=2, most=150, steps=100), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
         Claim(f"The stopping rule, read after every round, ends q = 0 within {EARLY} rounds, with an average accuracy below "

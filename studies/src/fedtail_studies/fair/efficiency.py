@@ -37,16 +37,18 @@ SIMILAR = 1.1                                          # times the objective: si
 
 @dataclass(frozen=True)
 class Plan:
-    seeds: int = 5
+    """How much is run, and which steps are tried."""
+
+    seeds: int = 3
     devices: int = 100
     power: float = 1.0
     cohort: int = 10
     learning_rate: float = 0.1                         # of q-FedAvg, as printed
     batch: int = 10
-    rounds: int = 400
+    rounds: int = 300
     every: int = 20
     steps: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)    # tried for q-FedSGD at q = 0, and for FedSGD at q
-    tuning_rounds: int = 200
+    tuning_rounds: int = 100
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def tuned(cell: Cell, kind: str, method: str, power: float) -> Numbers:
 
 
 def _key(step: float) -> str:
+    """A step as a name in results, which may hold no dot."""
     return f"{step:g}".replace(".", "_")
 
 
@@ -106,6 +109,7 @@ def solved(cell: Cell, kind: str, method: str) -> Numbers:
     values: list[float] = []
 
     def look(progress: Progress) -> None:
+        """Read the objective where a reading is due."""
         if progress.round % plan.every == 0:
             rounds.append(progress.round)
             values.append(objective(progress.trained, parts.train, plan.power, cell.device))
@@ -129,6 +133,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def tables(results: Results) -> list[Table]:
+    """The objective in the end by solver, and what each step tried came to."""
     plan, columns = results.plan, {"objective in the end": "last", "step": "step"}
     rows = [Row(f"{kind}, {method}", {title: results.values(f"{kind}, {method}", key) for title, key in columns.items()})
             for kind in SETS for method in METHODS]
@@ -179,6 +184,7 @@ def heterogeneity_hurts(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """The objective by round, a panel for each data set."""
     with drawn(folder / "solvers.png", columns=len(SETS), width=4.2) as axes:
         for axis, kind in zip(axes, SETS, strict=True):
             for method, colour in zip(METHODS, COLOURS, strict=False):
@@ -193,6 +199,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """What the solvers are."""
     plan = results.plan
     return [
         f"q = {plan['power']:g}, {plan['cohort']} of {plan['devices']} devices a round, drawn by size; q-FedAvg takes an epoch "
@@ -205,7 +212,7 @@ def notes(results: Results) -> Sequence[str]:
 
 
 FAIR_EFFICIENCY = Study(
-    name="fair_efficiency", paper="Li23", item="figures 4.4 and 4.10", title="How fast q-FFL is solved", cost=Cost(400, 5),
+    name="fair_efficiency", paper="Li23", item="figures 4.4 and 4.10", title="How fast q-FFL is solved", cost=Cost(300, 3),
     full=Plan(),
     quick=Plan(seeds=2, rounds=100, tuning_rounds=40, steps=(0.3, 1.0)), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(

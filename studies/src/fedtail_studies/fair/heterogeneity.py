@@ -29,6 +29,8 @@ SAME = 10.0                                            # of the variance: what q
 
 @dataclass(frozen=True)
 class Plan:
+    """How much is run: draws of each data set, and steps of L-BFGS."""
+
     seeds: int = 10
     steps: int = 300                                   # of L-BFGS
 
@@ -48,10 +50,12 @@ def measured(cell: Cell, kind: str, devices: int) -> Numbers:
 
 
 def set_name(kind: str, devices: int) -> str:
+    """The name of a cell: a data set and its number of devices."""
     return f"{kind}, {devices} devices"
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """Every data set and number of devices."""
     return {set_name(kind, devices): partial(measured, kind=kind, devices=devices) for kind in SETS for devices in DEVICES}
 
 
@@ -61,6 +65,7 @@ def values(results: Results, kind: str, devices: int, q: str, key: str = "varian
 
 
 def tables(results: Results) -> list[Table]:
+    """Test accuracies beside those printed."""
     made = [Row(f"{set_name(kind, devices)}, {q}", {TITLES[key]: values(results, kind, devices, q, key) for key in SHOWN},
                 {TITLES[key]: printed for key, printed in HETEROGENEITY[kind, devices][q].items()})
             for kind in SETS for devices in DEVICES for q in map(name_of, POWERS)]
@@ -100,6 +105,7 @@ def nothing_on_iid(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """Variances by data set, with the printed ones as crosses."""
     with drawn(folder / "variance.png") as axis:
         place = np.arange(len(SETS))
         for k, (devices, q) in enumerate((d, q) for d in DEVICES for q in map(name_of, POWERS)):
@@ -115,6 +121,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """How models were found, and what the table says of itself."""
     return [
         f"Models are the minimisers of the objectives on training samples, by at most {results.plan['steps']} steps of L-BFGS, "
         "not the result of q-FedAvg: q-FedAvg takes 5,000 rounds and more to come near (`fair_synthetic`), sixty times over.",

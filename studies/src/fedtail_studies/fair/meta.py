@@ -39,6 +39,8 @@ SINE_TITLES = {"mean": "mean", "worst": "worst 10%", "best": "best 10%", "varian
 
 @dataclass(frozen=True)
 class Plan:
+    """How much is run; what the thesis states is in section 4.3.5, the rest is ours."""
+
     seeds: int = 5
     powers: tuple[float, ...] = (0.0, 0.1, 1.0)
     cohort: int = 10                                   # tasks a round
@@ -81,6 +83,7 @@ def sine_tasks(train: int, test: int, seed: int) -> tuple[Population, Population
     random = np.random.default_rng([seed, 44])
 
     def wave(points: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs (points, 1) and values (points,) of a new sine wave."""
         x = random.uniform(-RANGE, RANGE, (points, 1)).astype(np.float32)
         return x, (random.uniform(0.1, 5.0) * np.sin(x[:, 0] + random.uniform(0, math.pi))).astype(np.float32)
 
@@ -126,6 +129,7 @@ def sines(cell: Cell, power: float) -> Numbers:
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """Every power on drawn characters, then on sine waves."""
     return {**{f"{CHARACTERS}, {name_of(power)}": partial(characters, power=power) for power in plan.powers},
             **{f"{SINES}, {name_of(power)}": partial(sines, power=power) for power in plan.powers}}
 
@@ -134,6 +138,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def tables(results: Results) -> list[Table]:
+    """Accuracies on characters beside those printed for Omniglot, and errors on sine waves."""
     names = [name_of(power) for power in results.plan["powers"]]
     shown = ("average", "worst", "best", "variance")
     drawn_rows = [Row(q, {TITLES[key]: results.values(f"{CHARACTERS}, {q}", key) for key in shown},
@@ -166,6 +171,7 @@ def average_kept(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """Test tasks in increasing order, characters beside sine waves."""
     with drawn(folder / "tasks.png", columns=2) as axes:
         for axis, kind, label in zip(axes, (CHARACTERS, SINES), ("accuracy, %", "squared error"), strict=True):
             for power, colour in zip(results.plan["powers"], COLOURS, strict=False):
@@ -178,6 +184,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """What stands in for Omniglot, and the settings."""
     plan = results.plan
     return [
         f"Omniglot's layout: {plan['train_tasks']} tasks to learn from and {plan['test_tasks']} to be tested on, of five "

@@ -18,6 +18,7 @@ def device_losses(train: Population, classes: int) -> fedtail.solvers.BatchLosse
     width = inputs.shape[1]
 
     def losses(params: Tensor) -> Tensor:
+        """Mean cross entropies (devices,) of flat parameters."""
         scores = inputs @ params[: classes * width].view(classes, width).T + params[classes * width :]
         each = scores.logsumexp(1) - scores.gather(1, targets[:, None])[:, 0]
         return torch.zeros(len(train), dtype=each.dtype).index_add(0, owner, each) / train.size

@@ -29,6 +29,8 @@ PUBLISHED = Published(SENT140_TEST, SENT140_TRAIN, "q = 1")
 
 @dataclass(frozen=True)
 class Plan:
+    """How much is run; cohort and batch as in section 4.6.2."""
+
     seeds: int = 5
     powers: tuple[float, ...] = (0.0, 1.0)
     cohort: int = 10
@@ -49,10 +51,12 @@ def account_parts(data: Data, seed: int, train_share: float) -> Parts:
 
 
 def settings(plan: Plan, rate: float) -> dict[str, Any]:
+    """One epoch of mini-batches with this learning rate."""
     return {"learning_rate": rate, "batch_size": plan.batch, "epochs": 1}
 
 
 def linear_task(parts: Parts) -> fedtail.Task:
+    """Logistic regression from zero on the mean word vector."""
     return fedtail.Task(LogisticRegression(torch.as_tensor(parts.train.inputs).shape[1]))
 
 
@@ -93,10 +97,12 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def names_of(results: Results) -> list[str]:
+    """The objectives of these results, uniform weights last."""
     return [*(name_of(power) for power in results.plan["powers"]), UNIFORM]
 
 
 def tables(results: Results) -> list[Table]:
+    """Test and training accuracies beside those printed, and rounds."""
     names = names_of(results)
     return [*fairness.accuracy_tables(results, "test", names, SENT140_TEST, "Test", "[Li23, tables 4.1, 4.5, 4.7 and 4.9]"),
             *fairness.accuracy_tables(results, "train", names, SENT140_TRAIN, "Training", "[Li23, tables 4.6 and 4.8]"),
@@ -104,10 +110,12 @@ def tables(results: Results) -> list[Table]:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """The course of accuracies."""
     return [fairness.draw_course(results, folder / "rounds.png", names_of(results))]
 
 
 def notes(results: Results) -> Sequence[str]:
+    """What was reduced, and the learning rate."""
     plan = results.plan
     found = {rate: results.numbers(f"learning rate {rate:g}", 0)["loss"] for rate in plan["learning_rates"]}
     tried = ", ".join(f"{rate:g} ({loss:.4f})" for rate, loss in found.items())

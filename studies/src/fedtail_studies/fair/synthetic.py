@@ -33,7 +33,7 @@ COMPARED = ("average", "worst", "variance")            # of a printed row
 class Plan:
     """The settings of section 4.6.2, but for `every` and `most`: `fair.protocol` says how the rule is read."""
 
-    seeds: int = 5
+    seeds: int = 3
     devices: int = 100
     powers: tuple[float, ...] = (0.0, 0.1, 1.0, 2.0, 5.0)
     cohort: int = 10
@@ -61,6 +61,7 @@ def local_settings(plan: Any) -> dict[str, Any]:
 
 
 def name_of(power: float) -> str:
+    """An objective by its power: "q = 1"."""
     return f"q = {power:g}"
 
 
@@ -76,6 +77,7 @@ def measured(cell: Cell, power: float, uniform: bool = False) -> Numbers:
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """Every power, and uniform weights."""
     return {**{name_of(power): partial(measured, power=power) for power in plan.powers},
             UNIFORM: partial(measured, power=0.0, uniform=True)}
 
@@ -84,6 +86,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 
 def names_of(results: Results) -> list[str]:
+    """The objectives of these results, uniform weights last."""
     return [*(name_of(power) for power in results.plan["powers"]), UNIFORM]
 
 
@@ -118,6 +121,7 @@ def nearest_table(results: Results) -> Table:
 
 
 def tables(results: Results) -> list[Table]:
+    """Test and training accuracies beside those printed, rounds, and which round a printed row is nearest to."""
     names = names_of(results)
     return [*fairness.accuracy_tables(results, "test", names, SYNTHETIC_TEST, "Test",
                                       "[Li23, tables 4.1, 4.5, 4.7, 4.9 and 4.11]"),
@@ -126,6 +130,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """Accuracies in increasing order, and their course."""
     shown = ["q = 0", PUBLISHED.chosen, UNIFORM]
     return [fairness.draw_distributions(results, folder / "accuracies.png", shown),
             fairness.draw_course(results, folder / "rounds.png", names_of(results))]
@@ -180,6 +185,7 @@ def zero_row_is_early(results: Results) -> Finding:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """Data, sampling and the rule."""
     plan = results.plan
     return [
         f"Every seed draws {plan['devices']} devices anew and splits their samples 80/10/10; sizes are 50 + LogNormal(4.02, "
@@ -199,7 +205,7 @@ def notes(results: Results) -> Sequence[str]:
 
 FAIR_SYNTHETIC = Study(
     name="fair_synthetic", paper="Li23", item="tables 4.1, 4.5 to 4.9, 4.11, figures 4.2, 4.3, 4.6 to 4.8 (Synthetic)",
-    title="q-FFL on Synthetic(1, 1)", cost=Cost(5000, 15), full=Plan(), quick=Plan(seeds=2, most=500, every=50), cells=cells,
+    title="q-FFL on Synthetic(1, 1)", cost=Cost(5000, 10), full=Plan(), quick=Plan(seeds=2, most=500, every=50), cells=cells,
     tables=tables, figures=figures, notes=notes,
     claims=(
         *fairness.common_claims(PUBLISHED),

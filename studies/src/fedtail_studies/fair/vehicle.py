@@ -44,6 +44,8 @@ FULL_GRADIENT = {"AFL": "AFL, full gradients", "q-FFL": "q-FedSGD, all sensors"}
 
 @dataclass(frozen=True)
 class Plan:
+    """The settings of section 4.6.2, but for the shares of samples and the rule: the notes of the page say why."""
+
     seeds: int = 5
     powers: tuple[float, ...] = (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0)
     cohort: int = 10
@@ -98,6 +100,7 @@ def full_gradients(cell: Cell, method: str) -> Numbers:
     course: dict[str, list[float]] = {"round": [], "worst": []}
 
     def look(progress: Progress) -> None:
+        """Read the worst sensor where a reading is due."""
         if progress.round % plan.every == 0:
             course["round"].append(progress.round)
             course["worst"].append(float(accuracies(progress.trained, parts.train, cell.device).min()))
@@ -107,6 +110,7 @@ def full_gradients(cell: Cell, method: str) -> Numbers:
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
+    """Every power, uniform weights, and the two methods of figure 4.9."""
     return {**{name_of(power): partial(measured, power=power) for power in plan.powers},
             UNIFORM: partial(measured, power=0.0, uniform=True),
             **{name: partial(full_gradients, method=method) for method, name in FULL_GRADIENT.items()}}
@@ -125,10 +129,12 @@ def several(results: Results, seed: int) -> Numbers:
 
 
 def several_values(results: Results, key: str) -> list[float]:
+    """A statistic of test accuracies where every sensor has a q of its own, one number for each seed."""
     return [several(results, seed)[key] for seed in results.seeds]
 
 
 def tables(results: Results) -> list[Table]:
+    """Test and training accuracies beside those printed, a q for every sensor among them, and rounds."""
     names = [*(name_of(power) for power in results.plan["powers"]), UNIFORM]
     own = {SEVERAL: {key: several_values(results, key) for key in TITLES}}
     return [*fairness.accuracy_tables(results, "test", names, VEHICLE_TEST, "Test",
@@ -164,6 +170,7 @@ def faster_than_afl(results: Results) -> Finding:
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
+    """Accuracies in increasing order, their course, and the worst sensor under AFL and q-FFL."""
     made = [fairness.draw_distributions(results, folder / "accuracies.png", ["q = 0", "q = 5", UNIFORM]),
             fairness.draw_course(results, folder / "rounds.png", ["q = 0", "q = 1", "q = 5", UNIFORM])]
     with drawn(folder / "afl.png") as axis:
@@ -176,6 +183,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 def notes(results: Results) -> Sequence[str]:
+    """What differs from the thesis."""
     plan = results.plan
     return [
         f"A linear SVM on standardised features, {plan['cohort']} sensors a round drawn by size, an epoch of batches of "
