@@ -162,7 +162,7 @@ def draw_course(results: Results, path: Path, names: Sequence[str]) -> Figure:
                 rounds, found = mean_course(results, name, key)
                 axis.plot(rounds, found, color=colour, label=name)
         axes[0].set(xlabel="rounds", ylabel="test accuracy, %")
-        axes[1].set(xlabel="rounds", ylabel="variance of test accuracies over devices", yscale="log")
+        axes[1].set(xlabel="rounds", ylabel="variance of test accuracies over devices")
         axes[0].legend()
     return Figure(path.name, "Test accuracy, and its variance over devices, round by round, as figure 4.8: mean over the seeds "
                              "that have not stopped.")

@@ -33,7 +33,7 @@ COMPARED = ("average", "worst", "variance")            # of a printed row
 class Plan:
     """The settings of section 4.6.2, but for `every` and `most`: `fair.protocol` says how the rule is read."""
 
-    seeds: int = 3
+    seeds: int = 5
     devices: int = 100
     powers: tuple[float, ...] = (0.0, 0.1, 1.0, 2.0, 5.0)
     cohort: int = 10
