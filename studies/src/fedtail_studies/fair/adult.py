@@ -20,7 +20,7 @@ from fedtail.training import Progress
 from fedtail_studies.drawing import COLOURS, drawn
 from fedtail_studies.fair.printed import ADULT
 from fedtail_studies.fair.protocol import accuracies
-from fedtail_studies.judging import all_of, interval, lower, within
+from fedtail_studies.judging import all_of, interval, lower, not_above, within
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Data, Figure, Finding, Measure, Needs, Numbers, Study, Verdict
 from fedtail_studies.tables import Row, Table
@@ -30,13 +30,14 @@ ADVICE = "Write --data DIR, a folder with adult.npz (arrays x_cat, y, split, cat
 PEOPLE, FEATURES = 48_842, 99
 COLUMNS = ("average", "PhD", "non-PhD")
 EQUAL = ", equal weights"
+SMALL = 1.0                                            # points: a quarter of the printed gain of q = 0.01
 
 
 @dataclass(frozen=True)
 class Plan:
     """The settings of section 4.6.2, and rounds as the released code has them."""
 
-    seeds: int = 3
+    seeds: int = 5
     rounds: int = 600                                  # of the released code
     learning_rate: float = 0.1                         # gamma_w of AFL, and the step of q-FFL
     ascent: float = 0.1                                # gamma_lambda
@@ -132,6 +133,13 @@ def _better_for_doctors(results: Results, method: str, other: str) -> Finding:
     return lower(results.difference(other, method, "PhD"), results.papers_data, printed, f"PhD, {other} less {method},")
 
 
+def _gains_as_printed(results: Results, method: str) -> Finding:
+    """Whether a method has a higher accuracy than q = 0 on the worse device, by the printed gain less two deviations at least."""
+    printed = ADULT["q = 0"]["PhD"].less(ADULT[method]["PhD"])
+    return not_above(results.difference("q = 0", method, "PhD"), printed.mean + 2 * (printed.std or 0.0), results.papers_data,
+                     f"PhD, q = 0 less {method},")
+
+
 def _row(results: Results, method: str) -> Finding:
     """Whether our means are within two printed deviations of the printed row."""
     printed = ADULT[method.removesuffix(EQUAL)]
@@ -141,8 +149,8 @@ def _row(results: Results, method: str) -> Finding:
 
 
 def weights_not_power(results: Results) -> Finding:
-    """With sizes as weights q = 0.01 is q = 0, to half a point; with equal weights it is as much above it as printed."""
-    return all_of(within(results.difference("q = 0.01", "q = 0", "PhD"), 0.5, results.papers_data,
+    """With sizes as weights q = 0.01 is q = 0, to a quarter of the printed gain; equal weights alone, with q = 0, have a gain."""
+    return all_of(within(results.difference("q = 0.01", "q = 0", "PhD"), SMALL, results.papers_data,
                          "PhD, by size, q = 0.01 less q = 0,"),
                   lower(results.difference("q = 0", f"q = 0{EQUAL}", "PhD"), results.papers_data,
                         what="PhD, q = 0 by size less q = 0 with equal weights,"))
@@ -169,6 +177,8 @@ def notes(results: Results) -> Sequence[str]:
         f"{plan['rounds']} rounds as the released code suggests. AFL's model is the average over rounds.",
         "The objective weights devices by size, 413 doctorates of 32,561 people to train on; the released server adds both "
         "devices' steps unweighted: rows of equal weights.",
+        "The first two claims, on gains as large as printed, were on any gain at first, and the sixth had half a point for its "
+        "one; three starts were run first.",
         "Fashion MNIST, the other half of the table, is not at hand: its three classes as devices are not testable here.",
     ]
 
@@ -178,10 +188,10 @@ FAIR_ADULT = Study(
     quick=Plan(seeds=2, rounds=100), data=Needs("Adult", read_adult, ADVICE), cells=cells, tables=tables, figures=figures,
     notes=notes,
     claims=(
-        Claim("q = 0.01 raises the accuracy of the worse device over q = 0, by 4 points, with devices weighted by size.",
-              "[Li23, table 4.2]", lambda results: _better_for_doctors(results, "q = 0.01", "q = 0")),
-        Claim("q = 2 raises it over q = 0 too, with devices weighted by size.", "[Li23, table 4.2]",
-              lambda results: _better_for_doctors(results, "q = 2", "q = 0")),
+        Claim("q = 0.01 raises the accuracy of the worse device over q = 0 by 4.2 points, to two deviations, with devices "
+              "weighted by size.", "[Li23, table 4.2]", lambda results: _gains_as_printed(results, "q = 0.01")),
+        Claim("q = 2 raises it by 4.5 points, to two deviations, with devices weighted by size.", "[Li23, table 4.2]",
+              lambda results: _gains_as_printed(results, "q = 2")),
         Claim("AFL raises it over q = 0.", "[Li23, table 4.2]", lambda results: _better_for_doctors(results, "AFL", "q = 0")),
         Claim("q = 2 has a higher accuracy of the worse device than AFL, with devices weighted by size.", "[Li23, table 4.2]",
               lambda results: _better_for_doctors(results, "q = 2", "AFL")),

@@ -55,7 +55,7 @@ class Plan:
     train_share: float = 0.6                           # 0.8 is printed
     every: int = 20
     patience: int = 10
-    most: int = 400
+    most: int = 1000
     full_step: float = 0.1                             # gamma_w of AFL and 1 / L of q-FedSGD, full gradients
     ascent: float = 0.1                                # gamma_lambda
     full_rounds: int = 300
@@ -201,7 +201,7 @@ def notes(results: Results) -> Sequence[str]:
 
 FAIR_VEHICLE = Study(
     name="fair_vehicle", paper="Li23", item="tables 4.1, 4.5 to 4.9, 4.12, figures 4.2, 4.9 (Vehicle)", title="q-FFL",
-    cost=Cost(400, 4), full=Plan(), quick=Plan(seeds=2, most=60, full_rounds=40), data=Needs("Vehicle", read_vehicle, ADVICE),
+    cost=Cost(1000, 5), full=Plan(), quick=Plan(seeds=2, most=60, full_rounds=40), data=Needs("Vehicle", read_vehicle, ADVICE),
     cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
         *fairness.common_claims(PUBLISHED),
