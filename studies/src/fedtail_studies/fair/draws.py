@@ -38,7 +38,7 @@ ALIKE = 3.0                                            # points of average accur
 class Plan:
     """How much is run; settings as in `fair_synthetic`."""
 
-    seeds: int = 5
+    seeds: int = 3
     devices: int = 100
     cohort: int = 10
     learning_rate: float = 0.1

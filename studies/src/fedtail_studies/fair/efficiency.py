@@ -41,7 +41,7 @@ SIMILAR = 1.1                                          # times the objective: si
 class Plan:
     """How much is run, and which steps are tried."""
 
-    seeds: int = 5
+    seeds: int = 3
     devices: int = 100
     power: float = 1.0
     cohort: int = 10

@@ -41,7 +41,7 @@ SINE_TITLES = {"mean": "mean", "worst": "worst 10%", "best": "best 10%", "varian
 class Plan:
     """How much is run; what the thesis states is in section 4.3.5, the rest is ours."""
 
-    seeds: int = 5
+    seeds: int = 3
     powers: tuple[float, ...] = (0.0, 0.1, 1.0)
     cohort: int = 10                                   # tasks a round
     train_tasks: int = 300
