@@ -189,8 +189,9 @@ def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
         f"Every seed draws {plan['devices']} devices anew and splits their samples 80/10/10; sizes are 50 + LogNormal(4.02, "
-        "0.80), whose mean 127 and deviation 73 are those of table 4.4, which the released generator's own law does not have. The "
-        "thesis splits one draw five times, so its deviations do not hold what differs between draws: `fair_draws` measures both.",
+        "0.80), whose mean 127 and deviation 73 are those of table 4.4, which the released generator's own law does not have. "
+        "The thesis splits one draw five times, so its deviations do not hold what differs between draws: `fair_draws` "
+        "measures both.",
         f"{plan['cohort']} devices a round drawn by size with replacement, each draw counted once (scheme A, as Algorithm 4 "
         "has it); uniform: all devices equally likely, plain mean. One epoch of batches of "
         f"{plan['batch']}, step {plan['learning_rate']:g}, L one over the step. All objectives see the same cohorts and "
@@ -203,8 +204,9 @@ def notes(results: Results) -> Sequence[str]:
         f"{_spread(results, 'q = 1')}; and it falls for thousands of rounds more, q = 1 behind q = 0 (the figure), so that a "
         "number of rounds for both favours q = 0. `fair_draws` changes the stopping rule, the draw, the steps and the sampling "
         "one by one.",
-        "Claims on printed rows were first judged by printed deviations, which say nothing of draws; changed after first results. A "
-        "claim that the row of q = 0 is that of a shorter run was left out: the first draw suggests it, the others do not.",
+        "Claims on printed rows were first judged by printed deviations, which say nothing of draws; changed after first "
+        "results. A claim that the row of q = 0 is that of a shorter run was left out: the first draw suggests it, the others "
+        "do not.",
         "Variances hold the noise of a tenth of a device's samples, 13 on average.",
     ]
 
