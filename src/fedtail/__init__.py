@@ -21,9 +21,20 @@ if TYPE_CHECKING:
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
     from fedtail.engine import Engine
-    from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.evaluation import (
+        Distribution,
+        Evaluation,
+        FederatedEvaluation,
+        choose,
+        evaluate,
+        evaluate_family,
+        evaluate_personal,
+        finetune,
+        personal_module,
+    )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
+    from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
@@ -63,9 +74,11 @@ _HOME = {
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family",
+                   "evaluate_personal", "finetune", "personal_module"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
+    "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",

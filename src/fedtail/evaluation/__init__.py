@@ -7,8 +7,10 @@ from fedtail.evaluation.evaluate import Evaluation, evaluate
 from fedtail.evaluation.family import Choice, FamilyEvaluation, choose, evaluate_family
 from fedtail.evaluation.federated import FederatedEvaluation, MetricRange
 from fedtail.evaluation.finetune import FineTuned, finetune
+from fedtail.evaluation.personal import PersonalEvaluation, evaluate_personal, personal_module
 
 __all__ = ["Choice", "ClientHistogram", "Distribution", "Evaluation", "FamilyEvaluation", "FederatedEvaluation", "FineTuned",
-           "MetricRange", "choose", "evaluate", "evaluate_family", "finetune", "text_table"]
+           "MetricRange", "PersonalEvaluation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
+           "personal_module", "text_table"]
 
 __getattr__ = old_names(__name__)
