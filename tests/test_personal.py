@@ -299,3 +299,72 @@ def test_what_does_not_fit_is_refused_in_words(make, text):
     with pytest.raises(ValueError) as refused:
         make()
     assert str(refused.value) == text
+
+
+# mixtures
+
+def test_apfl_is_its_algorithm():
+    population = people()
+    method = replace(fedtail.fedavg(6), local=STEPS, personal=fedtail.personal.APFL(0.3, STEPS))
+    trained = train(method, softmax(), population, rounds=3)
+    w, own = softmax().params(), {}
+    for _ in range(3):
+        received, updates = w, []
+        for k in range(6):
+            x, y = population.client(k)
+            v, local = own.get(k, received), received
+            for _ in range(4):
+                local = local - 0.1 * gradient(local, x, y)
+                v = v - 0.1 * 0.3 * gradient(0.3 * v + 0.7 * local, x, y)
+            own[k] = v
+            updates.append(len(y) * (local - received))
+        w = received + torch.stack(updates).sum(0) / population.num_examples
+    assert torch.allclose(trained.state.params, w, rtol=0, atol=1e-10)
+    assert_same_models(personal_rows(trained, population), own)
+    found = evaluate_personal(trained, population)
+    for k in range(6):
+        x, y = population.client(k)
+        mixed = 0.3 * own[k] + 0.7 * w
+        expected = torch.nn.functional.cross_entropy(x @ mixed[:12].reshape(3, 4).T + mixed[12:], y)
+        assert float(found.personal.loss.values[k]) == pytest.approx(float(expected), abs=1e-9)
+
+
+def test_mapper_keeps_the_mix_with_the_smallest_training_loss():
+    population, mixes = people(seed=4), (0.0, 0.3, 0.9)
+    method = replace(fedtail.fedavg(6), local=STEPS, personal=fedtail.personal.Mapper(mixes, STEPS))
+    trained = train(method, softmax(), population, rounds=2)
+    own = {}
+    for rounds in range(2):
+        received = softmax().params() if rounds == 0 else train(method, softmax(), population, rounds=1).state.params
+        for k in range(6):
+            x, y = population.client(k)
+            tried = []
+            for mix in mixes:
+                v = own[k][0] if k in own else received
+                for _ in range(4):
+                    v = v - 0.1 * mix * gradient(mix * v + (1 - mix) * received, x, y)
+                mixed = mix * v + (1 - mix) * received
+                tried.append((float(torch.nn.functional.cross_entropy(x @ mixed[:12].reshape(3, 4).T + mixed[12:], y)), v, mix))
+            own[k] = min(tried, key=lambda one: one[0])[1:]
+    rows = personal_rows(trained, population)
+    assert_same_models({k: row[:-1] for k, row in rows.items()}, {k: v for k, (v, _) in own.items()})
+    assert [float(rows[k][-1]) for k in range(6)] == [own[k][1] for k in range(6)]
+
+
+@pytest.mark.parametrize("part", [Ditto(0.5, LocalSGD(0.1, 3, epochs=2)), fedtail.personal.APFL(0.4, LocalSGD(0.1, 3, epochs=2)),
+                                  fedtail.personal.Mapper(local=LocalSGD(0.1, 3, epochs=2)), ValidatedDitto(local=LocalSGD(0.1, 3, epochs=2))],
+                         ids=lambda part: type(part).__name__)
+def test_the_same_bits_whatever_the_workers_and_who_else_is_there(part):
+    population = people(clients=40)
+    method = replace(fedtail.fedavg(30, learning_rate=0.1, batch_size=3, epochs=2), personal=part)
+    one, two = (personal_rows(train(method, softmax(), population, rounds=2, engine=Engine(workers=workers)), population) for workers in (1, 2))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    every = replace(method, sample=fedtail.Everyone(), local=LocalSGD(0.1, 3, epochs=2, work=fedtail.Stragglers(1.0, drop=True)))
+    with pytest.warns(fedtail.NoContributionWarning):
+        alone = train(every, softmax(), population, rounds=1)      # the shared model stays: what is kept is of one model received
+    few = population.select(torch.arange(0, 40, 7))
+    with pytest.warns(fedtail.NoContributionWarning):
+        some = personal_rows(train(every, softmax(), few, rounds=1), few)
+    for place, k in enumerate(range(0, 40, 7)):
+        assert torch.allclose(some[place], personal_rows(alone, population)[k], rtol=1e-9, atol=1e-12)

@@ -21,7 +21,6 @@ from fedtail.evaluation.evaluate import (
     client_values_in_blocks,
     evaluation_from_values,
 )
-from fedtail.personal.base import memory_name
 from fedtail.rows import Recalled, RowReferences, Rows
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
@@ -106,7 +105,7 @@ def kept_personal_rows(trained: Trained, keys: Tensor, model: int = 0) -> RowRef
     memory = trained.memory
     if memory.nodes is not None:
         raise ValueError("the personal models of this run are on its nodes, which evaluate them there. Use FederatedEvaluation.")
-    kept = memory.kept.get(memory_name(model))
+    kept = memory.kept.get(trained.algorithm.members[model].personal.memory_name(model))
     if isinstance(kept, Rows):
         return kept.row_references(keys)
     if kept is None:

@@ -2,5 +2,6 @@
 
 from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.personal.ditto import Ditto, ValidatedDitto
+from fedtail.personal.mixtures import APFL, Mapper
 
-__all__ = ["Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"]
+__all__ = ["APFL", "Ditto", "Mapper", "NoPersonalModels", "PersonalModels", "ValidatedDitto"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedtail.base_part import Part
@@ -31,9 +32,9 @@ class PersonalModels(Part):
         return PersonalDeclaration(Keeps(STARTS_AGAIN))
 
     def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
-        """Runs on the client: the row that each client keeps after this round, (clients, dim).
+        """Runs on the client: the row that each client keeps after this round, (clients, width); the width is dim as a rule.
 
-        `received` (dim,) is the shared model of this round; `start` (clients, dim) are the rows kept so far, `received` for a
+        `received` (dim,) is the shared model of this round; `start` (clients, width) are the rows kept so far, `first_rows` for a
         client that has none, and may be changed. Subclasses define it; here it raises NotImplementedError.
         """
         raise NotImplementedError
@@ -41,17 +42,40 @@ class PersonalModels(Part):
     def models(self, kept: Tensor, received: Tensor) -> Tensor:
         """Runs on the client: the model by which each client predicts, (clients, dim), from the rows that they keep.
 
-        `kept` is (clients, dim) and `received` (dim,) the shared model. By default the rows themselves.
+        `kept` is (clients, width) and `received` (dim,) the shared model. By default the rows themselves.
         """
         return kept
 
     def train_and_keep(self, clients: Clients, model: int) -> None:
         """Runs on the client: train the personal models beside the broadcast model with index `model`, and keep them.
 
-        They can be read from the next round on. A row that is not finite is not kept; the client's earlier one stays.
+        They can be read from the next round on. A row that is not finite is not kept; the client's earlier one stays. At most
+        `kernel.stack` clients train at once, each by its own stream where the kernel draws (dropout).
         """
-        mine, received = clients.with_memory(memory_name(model)), clients.params(model)
-        mine.keep(self.train(mine, received, start_rows(mine, received)))
+        mine, received = clients.with_memory(self.memory_name(model)), clients.params(model)
+        for few in torch.arange(len(clients)).split(clients.kernel.stack):
+            some = mine.take(few)
+            some.seed_torch("personal")
+            some.keep(self.train(some, received, self._start_rows(some, received)))
+
+    def memory_name(self, model: int) -> str:
+        """The name under which clients keep the rows that belong to the broadcast model with index `model`."""
+        return f"personal {model}"
+
+    def first_rows(self, received: Tensor, clients: int) -> Tensor:
+        """The rows that clients without one begin with, (clients, width), as a new tensor.
+
+        By default they are the model `received` (dim,), once for each of so many clients.
+        """
+        return received.repeat(clients, 1)
+
+    def _start_rows(self, clients: Clients, received: Tensor) -> Tensor:
+        """The rows that clients have kept, (clients, width), and `first_rows` for those that keep none; a new tensor.
+
+        It has the dtype and device of `received`, (dim,). `clients` come from `Clients.with_memory`.
+        """
+        first, kept = self.first_rows(received, len(clients)), clients.kept_rows()
+        return first if kept is None else kept.rows.to(first).where(kept.has[:, None], first)
 
 
 @dataclass(frozen=True)
@@ -72,19 +96,3 @@ class NoPersonalModels(PersonalModels):
     def models(self, kept: Tensor, received: Tensor) -> Tensor:
         """The shared model `received` (dim,) for every client, as (clients, dim); of `kept` only its length is used."""
         return received.expand(len(kept), -1)
-
-
-def memory_name(model: int) -> str:
-    """The name under which clients keep their personal models beside the broadcast model with index `model`."""
-    return f"personal {model}"
-
-
-def start_rows(clients: Clients, received: Tensor) -> Tensor:
-    """The rows that clients have kept, (clients, dim), in the dtype and on the device of `received`; a new tensor.
-
-    For a client that keeps none the row is `received`, (dim,). `clients` come from `Clients.with_memory`.
-    """
-    kept = clients.kept_rows()
-    if kept is None:
-        return received.repeat(len(clients), 1)
-    return kept.rows.to(received).where(kept.has[:, None], received)
