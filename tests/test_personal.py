@@ -368,3 +368,34 @@ def test_the_same_bits_whatever_the_workers_and_who_else_is_there(part):
         some = personal_rows(train(every, softmax(), few, rounds=1), few)
     for place, k in enumerate(range(0, 40, 7)):
         assert torch.allclose(some[place], personal_rows(alone, population)[k], rtol=1e-9, atol=1e-12)
+
+
+# fine-tuning
+
+def test_ewc_holds_by_the_mean_square_of_single_gradients():
+    population = people()
+    local = LocalSGD(0.1, batch_size=None, local_steps=5, penalty=fedtail.local.EWC(3.0, examples=4))
+    trained = train(replace(fedtail.fedavg(6), local=STEPS, personal=fedtail.personal.FineTuning(local)), softmax(), population, rounds=2)
+    received = train(replace(fedtail.fedavg(6), local=STEPS), softmax(), population, rounds=1).state.params
+    for k, row in personal_rows(trained, population).items():
+        x, y = population.client(k)
+        fisher = torch.stack([gradient(received, x[i: i + 1], y[i: i + 1]).square() for i in range(4)]).mean(0)
+        v = received
+        for _ in range(5):
+            v = v - 0.1 * (gradient(v, x, y) + 3.0 * fisher * (v - received))
+        assert torch.allclose(row, v, rtol=0, atol=1e-10)
+
+
+def test_only_the_named_parameters_are_tuned():
+    torch.manual_seed(0)
+    network = Task(torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double())
+    tuned = LocalSGD(0.1, batch_size=None, local_steps=5, penalty=fedtail.local.TrainOnly(("2.",)))
+    population = people()
+    trained = train(replace(fedtail.fedavg(6), local=STEPS, personal=fedtail.personal.FineTuning(tuned)), network, population, rounds=1)
+    start = network.params()
+    for row in personal_rows(trained, population).values():
+        assert torch.equal(row[:25], start[:25])
+        assert not torch.equal(row[25:], start[25:])
+    wrong = replace(tuned, penalty=fedtail.local.TrainOnly(("3.",)))
+    with pytest.raises(ValueError, match=r"no parameter begins with 3\.\. There are 0\.weight, 0\.bias, 2\.weight, 2\.bias\."):
+        train(replace(fedtail.fedavg(6), local=wrong), network, population, rounds=1)

@@ -75,6 +75,20 @@ class ValidatedDitto(PersonalModels):
         return tried[best, torch.arange(len(clients), device=best.device)]
 
 
+@dataclass(frozen=True)
+class FineTuning(PersonalModels):
+    """Each client fine-tunes the shared model it has received last, by the steps of `local`; nothing of its former model is used.
+
+    `LocalSGD(penalty=EWC(1.0))`, `Proximal` and `TrainOnly` hold it near that model, or most of its layers fixed.
+    """
+
+    local: LocalSGD = LocalSGD()
+
+    def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
+        """The models after the steps of `local` from `received` (dim,), (clients, dim); `start` is not used."""
+        return self.local.models(clients, received, received)
+
+
 def check_pull(strength: float, local: LocalSGD) -> None:
     """Raise ValueError where the strength (lambda) is negative or not finite, or `local` has a penalty of its own.
 
