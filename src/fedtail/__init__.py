@@ -37,7 +37,19 @@ if TYPE_CHECKING:
     from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
-    from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
+    from fedtail.recipes import (
+        afl,
+        delta_fl,
+        delta_fl_family,
+        ditto,
+        dp_delta_fl,
+        dp_fedavg,
+        fedavg,
+        fedavg_sub,
+        fedprox,
+        q_ffl,
+        term,
+    )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
         Ascent,
@@ -81,8 +93,8 @@ _HOME = {
     "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox",
+                "q_ffl", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
+from fedtail.personal import Ditto
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -61,6 +62,16 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
     keywords go to `LocalSGD`.
     """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
+
+
+def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+    """Ditto: FedAvg, and beside it a model of each client's own, pulled towards the shared one by `strength` (lambda).
+
+    Both are trained by the same steps, whose settings are keywords of `LocalSGD`. `cohort_size` clients are sampled uniformly
+    each round. `fedtail.evaluate_personal` judges the personal models, which stay on the clients.
+    """
+    shared = fedavg(cohort_size, **local)
+    return replace(shared, personal=Ditto(strength, _local_sgd(local)))
 
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
