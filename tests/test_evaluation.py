@@ -41,6 +41,7 @@ from fedtail.evaluation import text_table
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.losses import cross_entropy, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
+from fedtail.runs.measurements import metrics_line
 from fedtail.training import Trained
 
 numbers = st.floats(-50, 50, allow_subnormal=False)
@@ -526,6 +527,7 @@ def test_errors_are_reachable_by_client_and_by_example_whatever_weights_were_ask
     assert result.by_example.error.worst(0.5) == pytest.approx(worst.mean(), abs=1e-12)
     last = [line.split()[-1] for line in result.table().splitlines()]
     assert last == ["mean_by_example", f"{result.by_example.loss.mean():.4f}", f"{wrong.mean():.4f}"]
+    assert metrics_line(3, [{"test": result}])["members"][0]["test"]["error"]["mean_by_example"] == pytest.approx(wrong.mean(), abs=1e-12)
     with pytest.raises(ValueError, match=r"^this Distribution does not know how many examples each client has\. Give it sizes=population.size, or take one from fedtail.evaluate\.$"):
         distribution(each).by_example()
 
