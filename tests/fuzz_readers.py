@@ -673,7 +673,7 @@ def read_reply(place: Path) -> None:
 
 
 def read_numbers(place: Path) -> None:
-    from fedtail.cli.quantile import read_values
+    from fedtail.cli.value_file import read_values
     from fedtail.quantiles.private import checked_values
 
     path = next(place.iterdir(), place / "gone.npy")

@@ -22,7 +22,7 @@ from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.execution import checkpoint_to_resume
-from fedtail.runs.files import Lines, RunError, hold_folder_lock, refuse_foreign_folder
+from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.runs.recording import Recorder, append_to_log, redirect_warnings
 from fedtail.runs.run_folder import DEPLOYED, LEDGER
@@ -119,10 +119,10 @@ class DeploymentRecords:
                 "data": f"at {self.fleet.population.num_nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> None:
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> None:
         """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet."""
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Write the round's reports to answers.jsonl and a line to the log; returns (the run before this round, its evaluations).
 
         The cohort of a round evaluates the models that it received, those before the round: one dict by split for each model.

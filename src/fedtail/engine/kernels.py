@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
-from fedtail.engine.gpu.convolutions import Flat
+from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.modules import (
     call_module,
@@ -178,7 +178,8 @@ class ModuleKernel:
         Leaves the parameters of the copy in evaluation mode as views of `params`.
         """
         self._bind_parameters(self.evaluated, params)
-        with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
+        operations = FlatOperations() if self.device.type == "cuda" else nullcontext()
+        with torch.no_grad(), use_precision(self.precision, self.device), operations:
             return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
@@ -276,10 +277,11 @@ class ModuleKernel:
             parameter.data = part.view(shape)
 
 
-def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+def training_uses_random_numbers(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
     """Whether a training step of the task's module draws from torch's random generators, as dropout does.
 
-    Found out by one gradient on two examples of `population`; True where that raises. The generators are restored afterwards.
+    Found out by one gradient on two examples of `population`, computed on `device` in `dtype`; True where that raises. The
+    generators are restored afterwards.
     """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with lock_and_restore_generators(device), suppress(Exception):

@@ -178,13 +178,13 @@ def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
     else:                                  # torch's softmax is slow over a short innermost axis
         likely = (scores - scores.amax(1, keepdim=True)).exp_()
         likely.div_(likely.sum(1, keepdim=True))
-    return _subtract_targets(likely, targets)
+    return _subtract_one_at_targets(likely, targets)
 
 
-def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
+def _subtract_one_at_targets(likely: Tensor, targets: Tensor) -> Tensor:
     """Subtract one from `likely` (clients, classes, batch) at the target classes `targets` (clients, batch), in place.
 
-    Returns `likely`.
+    `likely` are class probabilities, so that the result is the derivative of cross entropy in the scores. Returns `likely`.
     """
     return likely.scatter_add_(1, targets[:, None], likely.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
 
@@ -219,7 +219,7 @@ def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tens
     likely = (scores - largest).exp_()
     total = likely.sum(1, keepdim=True)
     losses = (total.log() + largest - scores.gather(1, targets[:, None]))[:, 0]
-    return losses, _subtract_targets(likely.div_(total), targets)
+    return losses, _subtract_one_at_targets(likely.div_(total), targets)
 
 
 def _logistic_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

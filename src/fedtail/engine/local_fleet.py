@@ -70,7 +70,7 @@ class AnswerJob:
     memo: Memo = field(default_factory=dict)
 
 
-class Answered(NamedTuple):
+class BlockAnswer(NamedTuple):
     """The result of an `AnswerJob`: a block's sum or rows, or where its sum lies in shared memory, and a report on its clients.
 
     The report is None where the block was computed in the process that holds the round.
@@ -233,11 +233,11 @@ class LocalFleet(SimulatedFleet):
             found, report = answered
             yield self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found, report
 
-    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
+    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | BlockAnswer:
         """Compute block number `block` of a job, in this process or in a worker process.
 
-        Returns losses (clients,) for a LossJob, and `Answered` for an AnswerJob. In a worker process, the round is opened first
-        if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
+        Returns losses (clients,) for a LossJob, and a `BlockAnswer` for an AnswerJob. In a worker process, the round is opened
+        first if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
         """
         in_worker, opening = self._home != os.getpid(), job.opening
         if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
@@ -252,9 +252,9 @@ class LocalFleet(SimulatedFleet):
             shard.memo.update(job.memo)
             found = self._answer_clients(job.question, job.encoding, low, high)
         if not in_worker or self._shared is None:
-            return Answered(found, None)
+            return BlockAnswer(found, None)
         stored = found if job.question.gather else self._shared.put_sum(block, found)
-        return Answered(stored, shard.report(torch.arange(low, high)))
+        return BlockAnswer(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedtail.data.population import Population
-from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
@@ -129,7 +129,7 @@ class StackedGradients:
         def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
             """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name."""
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-            with use_precision(precision, device), Stacked():
+            with use_precision(precision, device), StackedOperations():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
@@ -208,7 +208,7 @@ def make_output_function(module: nn.Module, precision: Precision, device: torch.
         for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
-        with torch.no_grad(), use_precision(precision, device), Flat():
+        with torch.no_grad(), use_precision(precision, device), FlatOperations():
             return call_module(module, given).to(params.dtype)[None]
 
     return outputs

@@ -16,7 +16,7 @@ from typing import Any
 from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
-from fedtail.experiment.trust import Unread, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
+from fedtail.experiment.trust import UnimportedName, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
 from fedtail.experiment.values import NONE, convert_value, type_hints_by_name
 from fedtail.reading import short_text
 
@@ -179,7 +179,7 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
     """
     if ":" in name:
         own = import_object(source, key, name)
-        if isinstance(own, Unread):
+        if isinstance(own, UnimportedName):
             return plan_target(own)
         if not isinstance(own, type) and not (slot is SLOTS["module"] and callable(own)):
             raise source.error_at(key, f"{name} is not a class, and {key[-2]} needs one with a method "
@@ -201,20 +201,20 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
 def import_function(source: Source, key: Key, name: str) -> Any:
     """Import and return the user's own function, whose `name` is "module:function".
 
-    Where the trust of `source` says that names are not imported, `Unread(name)` is returned. Raises ExperimentError about `key`
-    where it cannot be imported, cannot be called, or is defined in code that is not trusted.
+    Where the trust of `source` says that names are not imported, `UnimportedName(name)` is returned. Raises ExperimentError about
+    `key` where it cannot be imported, cannot be called, or is defined in code that is not trusted.
     """
     found = import_object(source, key, name)
-    return found if isinstance(found, Unread) else _checked_own_function(source, key, name, found)
+    return found if isinstance(found, UnimportedName) else _checked_own_function(source, key, name, found)
 
 
 def import_object(source: Source, key: Key, name: str) -> Any:
     """Import what "module:name" names, from a file in the experiment's folder or else from an installed package; returns it.
 
     Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not imported,
-    `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this import
-    only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted, or
-    cannot be imported.
+    `UnimportedName(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this
+    import only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted,
+    or cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
@@ -223,7 +223,7 @@ def import_object(source: Source, key: Key, name: str) -> Any:
     beside = None if is_fedtail_module(module) else module_file_in_folder(source.folder, module)
     if not is_fedtail_module(module):
         if source.trust.as_written:
-            return Unread(name)
+            return UnimportedName(name)
         _refuse_untrusted_code(source, key, name, beside)
     try:
         with _folder_on_import_path(source.folder) if beside else nullcontext():
@@ -343,7 +343,7 @@ def toml_value(value: Any) -> Any:
         return [toml_value(entry) for entry in value]
     if callable(value) and hasattr(value, "__qualname__"):
         return name_in_file(value)
-    plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, Unread)
+    plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, UnimportedName)
     return value if plain else str(value)
 
 
@@ -396,8 +396,8 @@ def _example_part(slot: Slot) -> str:
 
 
 def plan_target(found: Any) -> Callable[..., Any]:
-    """The callable for a plan: `found` itself or, where it is an `Unread` name, a stand-in that takes any fields."""
-    return _unimported_part if isinstance(found, Unread) else found
+    """The callable for a plan: `found` itself or, where it is an `UnimportedName` name, a stand-in that takes any fields."""
+    return _unimported_part if isinstance(found, UnimportedName) else found
 
 
 def _unimported_part(**fields: Any) -> Any:

@@ -17,6 +17,7 @@ from itertools import count as counting
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.randomness import Randomness, uniform_integers, uniform_wide_integer
 
 DIGITS = 100                      # of the arithmetic for single probabilities
@@ -153,6 +154,7 @@ def _draw_bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: R
     return k % 2 == 1
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class DiscreteGaussianTable:
     """The first 63 bits of the distribution function.
@@ -167,7 +169,7 @@ class DiscreteGaussianTable:
     leading: np.ndarray = field(repr=False)          # (2 reach + 1,) uint64: floor(2^63 P(X <= x))
 
     @classmethod
-    def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
+    def from_variance(cls, variance: float | Fraction) -> DiscreteGaussianTable:
         """The table for a variance, cached; a float is rounded up by `variance_as_fraction`.
 
         A ValueError where the table would be too long (variance above 10^10) or the variance is not positive.

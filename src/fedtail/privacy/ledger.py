@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from fedtail.deprecated import with_old_names
 from fedtail.privacy.events import Adjacency, NonPrivateRelease, Release, RoundEvent
 from fedtail.privacy.history import UNRECORDED, EarlierHistory, join_histories
-from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, Record
+from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, LedgerRecord
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
@@ -77,7 +77,7 @@ class Ledger:
         """
         self.budget = budget
         self._file = LedgerFile(path) if path else None
-        self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
+        self._record = self._file.read(unrecorded=unrecorded) if self._file else LedgerRecord()
         self._planned: RoundEvent | None = None
         self._asked: tuple[Release, ...] = ()
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget

@@ -209,7 +209,7 @@ def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: boo
         raise ValueError(f"rows of whole numbers need a whole scale, got {scale:g}.")
     sensitivity = (scale * clip_norm + slack) * (1 + 1e-12)         # norms are computed in float64
     shares = NoiseShares.from_total_deviation(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
-    return Grid(scale, sensitivity, shares, DiscreteGaussianTable.of(shares.variance))
+    return Grid(scale, sensitivity, shares, DiscreteGaussianTable.from_variance(shares.variance))
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:

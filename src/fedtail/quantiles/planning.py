@@ -30,7 +30,7 @@ WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays with
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class QuantilePlan:
-    """Strategy, noise, modulus and expected error of one release over `clients` clients; `release` carries it out."""
+    """Strategy, noise, modulus and expected error of one release over `clients` clients; `release_quantiles` carries it out."""
 
     clients: int
     levels: tuple[float, ...]
@@ -52,7 +52,7 @@ class QuantilePlan:
     @cached_property
     def noise_table(self) -> DiscreteGaussianTable:
         """The table from which one client's share of the noise is drawn, with exact probabilities. Cached."""
-        return DiscreteGaussianTable.of(self.shares.variance)
+        return DiscreteGaussianTable.from_variance(self.shares.variance)
 
     @cached_property
     def event(self) -> LatticeRelease:
@@ -71,7 +71,7 @@ class QuantilePlan:
         return tuple(expected_error(self.strategy, self.deviation, self.clients, level, self.public_total)
                      for level in self.levels)
 
-    def epsilon_of(self, releases: int) -> float:
+    def epsilon_of_releases(self, releases: int) -> float:
         """Epsilon, at the plan's delta, of `releases` such releases about the same clients, composed by zCDP."""
         return epsilon_from_rho(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 

@@ -91,8 +91,8 @@ class Risk(StatisticPart):
         weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
         return present.weights_of_all(weights / weights.sum())
 
-    def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """A `Present`: the losses and masses of the clients with positive mass, in float64, for `value` and `weights`.
+    def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> PresentClients:
+        """A `PresentClients`: the losses and masses of the clients with positive mass, in float64, for `value` and `weights`.
 
         In a batch, (..., clients), clients without mass stay in their places with mass zero. Raises a ValueError for a batch
         where this risk takes one set of clients; `not_batched` (the reason, empty where a batch is fine) overrides the declared
@@ -104,7 +104,7 @@ class Risk(StatisticPart):
             if reason:
                 raise ValueError(f"{type(self).__name__} takes the losses of one set of clients, (clients,), got shape "
                                  f"{tuple(losses.shape)}: {reason}. Call it for each set.")
-        return Present.from_losses(losses, mass, batched=True)
+        return PresentClients.from_losses(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Runs on the server: a generator that yields questions about the losses, is sent their sums, and returns the dual.
@@ -207,10 +207,10 @@ class Risk(StatisticPart):
 class WeightedMeanRisk(Risk):
     """A risk that is the mean loss under weights of its own, which do not change with a small change of the losses.
 
-    A subclass writes `weights_of`; `value` and `weights` follow from it.
+    A subclass writes `present_weights`; `value` and `weights` follow from it.
     """
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
 
         Every subclass defines its own; here it raises NotImplementedError.
@@ -223,7 +223,7 @@ class WeightedMeanRisk(Risk):
         Its gradient is `weights`. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return (self.weights_of(present) * present.losses).sum(-1).to(losses.dtype)
+        return (self.present_weights(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss contributes, in the shape and dtype of the losses: sum one over the last axis, zero without mass.
@@ -231,7 +231,7 @@ class WeightedMeanRisk(Risk):
         Without a gradient. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return present.weights_of_all(self.weights_of(present))
+        return present.weights_of_all(self.present_weights(present))
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
         """Runs on the client: density times loss, (clients,), whose mean by mass over clients `value_from_means` needs."""
@@ -365,7 +365,7 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
 
 
 @dataclass(frozen=True)
-class Present:
+class PresentClients:
     """Losses and masses of those who have mass, in float64: what `value` and `weights` of a risk compute with.
 
     In a batch, several sets of clients side by side, whoever is absent stays in its place, with mass zero and the smallest loss
@@ -378,7 +378,7 @@ class Present:
     dtype: torch.dtype                  # of the losses as they came
 
     @classmethod
-    def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
+    def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> PresentClients:
         """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
         Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay, with the smallest loss
@@ -391,7 +391,7 @@ class Present:
                              "examples, (n,): leave out their mean, as with reduction='none'.")
         if losses.ndim > 1 and not batched:
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
-                             "along the last axis write Present.from_losses(losses, mass, batched=True).")
+                             "along the last axis write PresentClients.from_losses(losses, mass, batched=True).")
         share, wide = mass_shares(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.risk.base import Present, WeightedMeanRisk, normalised_mass
+from fedtail.risk.base import PresentClients, WeightedMeanRisk, normalised_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -33,7 +33,7 @@ class Mean(WeightedMeanRisk):
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """The masses of the clients present, (..., present) float64, which sum to one over the last axis."""
         return present.mass
 

@@ -60,7 +60,7 @@ def to_json_values(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Lines:
+class JsonLinesFile:
     """A JSON-lines file that is only appended to, with a running digest of its content."""
 
     def __init__(self, path: Path, kept: Sequence[Any] = (0, "")):

@@ -11,7 +11,7 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.files import Lines, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
+from fedtail.runs.files import JsonLinesFile, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
 from fedtail.runs.measurements import (
     Populations,
     SplitEvaluations,
@@ -76,7 +76,7 @@ class SimulationRecords:
                 raise RunRefused(f"{what} not what {self.folder} began with. Undo the change, or start again in another folder "
                                  "with --out.")
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
         `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
@@ -87,7 +87,7 @@ class SimulationRecords:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
         return self._evaluate_splits(start, self._shown_splits())
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
         `progress` is about the round, `lines` has the open files by name. Returns the state and, for each model, the evaluations

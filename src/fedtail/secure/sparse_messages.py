@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, decode, encode
-from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Lists, Session, Unmask
+from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Session, SurvivorLists, Unmask
 from fedtail.secure.primitives import digest
 from fedtail.secure.sparse_graph import (
     check_disclosure_probability,
@@ -130,7 +130,7 @@ class SparseSession(Session):
         if isinstance(message, SparseAsk):
             return Ask(message.query, members_from_bits(self, message.members), message.width, message.modulus_bits)
         if isinstance(message, SparseUnmask):
-            lists = Lists(message.query, members_from_bits(self, message.alive), members_from_bits(self, message.dropped))
+            lists = SurvivorLists(message.query, members_from_bits(self, message.alive), members_from_bits(self, message.dropped))
             return Unmask(message.to, lists, message.boxes)
         if isinstance(message, Neighbours):
             return NeighbourKeys(tuple(decode(Keys, one) for one in message.keys), message.heard)

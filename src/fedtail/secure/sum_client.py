@@ -31,11 +31,11 @@ from fedtail.secure.messages import (
     Confirm,
     KeyList,
     Keys,
-    Lists,
     Masked,
     Session,
     Shares,
     Signed,
+    SurvivorLists,
     Unmask,
     Unmasked,
 )
@@ -55,7 +55,7 @@ class Secrets:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuery:
     """A query that this client sent a row for, and what it did since."""
 
     query: U16
@@ -74,7 +74,7 @@ class ClientState:
     secrets: tuple[Secrets, ...]
     key_list: KeyList = KeyList(())
     members: tuple[U64, ...] = ()
-    answered: tuple[Answered, ...] = ()
+    answered: tuple[AnsweredQuery, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Client:
             raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
         bound = mask_context(state.session, state.key_list, ask, context)
         add_masks(values, *self._mask_keys(bound, ask))
-        self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, bound.digest)))
+        self.state = replace(state, members=ask.members, answered=(*state.answered, AnsweredQuery(ask.query, bound.digest)))
         return self._encode_frame(Masked(state.me, ask.query, bound.digest, row_to_bytes(values, ask.modulus_bits)))
 
     def _check_query(self, ask: Ask) -> None:
@@ -317,7 +317,7 @@ class Client:
         self._replace_query_record(replace(answered, confirmed=text))
         return self._encode_frame(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
-    def _record_to_unmask(self, lists: Lists) -> Answered:
+    def _record_to_unmask(self, lists: SurvivorLists) -> AnsweredQuery:
         """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
 
         It must have answered the query and not unmasked it yet, and `lists` must have it among the survivors and name exactly
@@ -350,7 +350,7 @@ class Client:
         self._replace_query_record(replace(answered, unmasked=1))
         return self._encode_frame(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
-    def _check_signatures(self, request: Unmask, answered: Answered) -> None:
+    def _check_signatures(self, request: Unmask, answered: AnsweredQuery) -> None:
         """In a signed session, raise `Refused` unless this client signed the lists in `request` and all signatures are valid.
 
         `answered` is this client's record of the query. Raises `TooFew` where there are fewer signatures than the threshold.
@@ -385,7 +385,7 @@ class Client:
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
         return held
 
-    def _replace_query_record(self, changed: Answered) -> None:
+    def _replace_query_record(self, changed: AnsweredQuery) -> None:
         """Put `changed` into `state.answered` in place of the record with the same query number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)

@@ -31,11 +31,11 @@ from fedtail.secure.messages import (
     Confirm,
     KeyList,
     Keys,
-    Lists,
     Masked,
     Session,
     Shares,
     Signed,
+    SurvivorLists,
     Unmask,
     Unmasked,
 )
@@ -78,10 +78,10 @@ class Query:
     shares: dict[int, list[bytes]] = field(default_factory=dict)   # from a client, for each member
 
     @cached_property
-    def lists(self) -> Lists:
+    def lists(self) -> SurvivorLists:
         """Whose rows arrived and whose did not; fixed at the first read, so that later rows do not change it."""
         alive = tuple(sorted(self.alive))
-        return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
+        return SurvivorLists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
     @cached_property
     def lists_digest(self) -> bytes:

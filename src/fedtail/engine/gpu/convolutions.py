@@ -5,7 +5,7 @@ matrix product whose rows are the windows, and so are its gradients. On a GPU ke
 lie; elsewhere, and in float64, they are laid out as rows (im2col). Images are kept with their channels innermost, which makes a
 window a few runs of contiguous numbers.
 
-Under `Stacked()` calls of `conv2d` and `max_pool2d` are replaced where this is possible; all others stay as they are.
+Under `StackedOperations()` calls of `conv2d` and `max_pool2d` are replaced where this is possible; all others stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Window:
         return one, two
 
 
-class Stacked(TorchFunctionMode):
+class StackedOperations(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -117,7 +117,7 @@ class Stacked(TorchFunctionMode):
         return cell(*args, **kwargs)
 
 
-class Flat(Stacked):
+class FlatOperations(StackedOperations):
     """Within it, convolutions and max-pooling of one model on many examples, without gradients, are computed by Triton kernels.
 
     LSTMs, GRUs, and all of it on a CPU, are left to PyTorch.

@@ -19,7 +19,7 @@ from fedtail.data.population import Population
 from fedtail.engine.blocks import cut_into_blocks
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, ray_was_started_here
-from fedtail.engine.ray.shard_actor import Reply, RoundMessage, ShardActor, positions_in_shard
+from fedtail.engine.ray.shard_actor import RoundMessage, ShardActor, ShardReply, positions_in_shard
 from fedtail.engine.ray.shards import bytes_to_send, make_shard_data, to_array, to_tensor
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import usable_cores
@@ -120,7 +120,7 @@ class RayFleet(SimulatedFleet):
         return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
 
-    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
+    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[ShardReply]:
         """The replies of the shards in `called`, in order; it holds pairs of an actor and its clients' positions in the cohort.
 
         `packed_questions` are the pickled questions and encoding. An actor that cannot read the files of large rows is called
