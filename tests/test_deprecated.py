@@ -198,7 +198,7 @@ def test_an_experiment_with_an_old_field_warns_and_is_the_same():
     new = experiment("delta_fl", more=SECURE)
     with pytest.warns(DeprecationWarning, match="hides_among of SecureChannel is now minimum_contributors"):
         old = experiment("delta_fl", more=SECURE.replace("minimum_contributors", "hides_among"))
-    assert (old.channel, old.table(0)) == (new.channel, new.table(0))
+    assert (old.channel, old.as_table(0)) == (new.channel, new.as_table(0))
 
 
 def aged(folder):

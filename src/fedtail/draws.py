@@ -40,12 +40,15 @@ def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
 
 
 def uniform_numbers(bits: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1), float64, one for each element of `bits`, from the upper 53 of its bits."""
+    """Uniform numbers in [0, 1), float64 in the shape of `bits`, from the upper 53 bits of each of these 64-bit integers."""
     return _logical_shift_right(bits, 11).double() * 2.0**-53
 
 
 def uniform_integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
-    """Uniform integers in [low, high), int64, one for each element of `bits`; their bias is below 2^-53 times the range."""
+    """Uniform integers in [low, high), int64 in the shape of `bits`; their bias is below 2^-53 times the range.
+
+    `bits` are random 64-bit integers; `high` may be a tensor that broadcasts.
+    """
     return (uniform_numbers(bits) * (high - low)).long() + low
 
 
@@ -74,7 +77,7 @@ def _to_signed_64_bits(bits: int) -> int:
 
 
 def _logical_shift_right(bits: Tensor, by: int) -> Tensor:
-    """A new tensor with int64 `bits` shifted right by 1 to 63 places, zeros coming in from the left, whatever the sign."""
+    """A new tensor with int64 `bits` shifted right by `by`, 1 to 63 places; zeros come in from the left, whatever the sign."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

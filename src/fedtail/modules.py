@@ -55,7 +55,7 @@ def training_copy(module: nn.Module) -> nn.Module:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether the layer itself has a running mean, as batch norm does; layers inside it are not checked."""
+    """Whether the layer `module` itself has a running mean, as batch norm does; layers inside it are not checked."""
     return getattr(module, "running_mean", None) is not None
 
 

@@ -132,7 +132,7 @@ class _Objective:
         return leaf, self.risk.value(losses, self.mass, **groups)
 
     def value_and_gradient(self, params: Tensor) -> tuple[float, Tensor]:
-        """The risk at these flat parameters, as a float, and its gradient in them, (dim,).
+        """The risk at the flat `params`, (dim,), as a float, and its gradient in them, (dim,).
 
         Raises a ValueError where `losses` does not return one differentiable loss for each example.
         """
@@ -141,10 +141,10 @@ class _Objective:
 
 
 class _DescentRecord:
-    """Values and iterates of one descent, and whether it ends."""
+    """The record of one descent: values and iterates, and whether it ends."""
 
     def __init__(self, stage: int, steps: int, tolerance: float, on_step: OnStep | None):
-        """Begin the record of a descent: `values` is empty; the first `visit` sets `params`, `best` and `gradient_norm`.
+        """Begin the record of a descent: `values` is empty; the first `record_iterate` sets `params`, `best` and `gradient_norm`.
 
         The descent ends after `steps` steps, at a gradient norm of at most `tolerance`, or where `on_step` returns True. `stage`
         is the position of the risk among those minimised one after another; it is only passed on to `on_step`.
@@ -153,7 +153,7 @@ class _DescentRecord:
         self.values: list[float] = []
         self.least = math.inf
 
-    def visit(self, params: Tensor, value: float, gradient_norm: float) -> bool:
+    def record_iterate(self, params: Tensor, value: float, gradient_norm: float) -> bool:
         """Record one more iterate, beginning with the start, and return whether the descent ends with it.
 
         Appends `value`, the risk at `params`, to `values`, sets `params` and `gradient_norm`, and `best` where the risk is the
@@ -177,28 +177,28 @@ class _DescentRecord:
 
 
 def _gradient_descent(objective: _Objective, params: Tensor, track: _DescentRecord, step_size: Any) -> None:
-    """Gradient descent on `objective` from `params` until `track.visit` ends it; all iterates are recorded in `track`.
+    """Gradient descent on `objective` from `params` until `track.record_iterate` ends it; all iterates are recorded in `track`.
 
     `step_size` is a number, or a function of the step 0, 1, ... `params` itself is not changed.
     """
     while True:
         value, gradient = objective.value_and_gradient(params)
-        if track.visit(params, value, float(gradient.norm())):
+        if track.record_iterate(params, value, float(gradient.norm())):
             return
         params = params - _value_at_step(step_size, len(track.values) - 1) * gradient
 
 
 def _backtracking_descent(objective: _Objective, params: Tensor, track: _DescentRecord, _: Any) -> None:
-    """Gradient descent from `params` by backtracking until `track.visit` ends it; all iterates are recorded in `track`.
+    """Gradient descent on `objective` from `params` by backtracking until `track.record_iterate` ends it.
 
-    The first step size tried is 1, later ones twice the last that was taken. It is halved until the risk falls by at least half
-    of the step size times the squared norm of the gradient. Where the risk changes by no more than rounding, a step is taken if
-    the gradients at its two ends have a non-negative inner product. Ends too where no step is found in `HALVINGS` halvings, as at
-    a kink. The last argument is not used.
+    All iterates are recorded in `track`. The first step size tried is 1, later ones twice the last that was taken. It is halved
+    until the risk falls by at least half of the step size times the squared norm of the gradient. Where the risk changes by no
+    more than rounding, a step is taken if the gradients at its two ends have a non-negative inner product. Ends too where no step
+    is found in `HALVINGS` halvings, as at a kink. The last argument is not used.
     """
     value, gradient = objective.value_and_gradient(params)
     size = 1.0
-    while not track.visit(params, value, float(gradient.norm())):
+    while not track.record_iterate(params, value, float(gradient.norm())):
         rounding = max(FEW, torch.finfo(params.dtype).eps) * 4 * abs(value)
         for _ in range(HALVINGS):
             trial = params - size * gradient
@@ -219,7 +219,7 @@ def _backtracking_descent(objective: _Objective, params: Tensor, track: _Descent
 def _lbfgs_descent(objective: _Objective, params: Tensor, track: _DescentRecord, _: Any) -> None:
     """Minimise `objective` by scipy's L-BFGS-B, without bounds, from `params`; all iterates are recorded in `track`.
 
-    Ends where `track.visit` says so or scipy finds no lower risk. The last argument is not used.
+    Ends where `track.record_iterate` says so or scipy finds no lower risk. The last argument is not used.
     """
     from scipy.optimize import minimize
 
@@ -232,20 +232,20 @@ def _lbfgs_descent(objective: _Objective, params: Tensor, track: _DescentRecord,
         last.update(point=point.copy(), params=here, value=value, norm=float(gradient.norm()))
         return value, gradient.double().cpu().numpy()
 
-    def visit(intermediate_result: Any) -> None:
-        """Record an iterate in the track; raises StopIteration, at which scipy stops, where the descent ends.
+    def record_iterate(intermediate_result: Any) -> None:
+        """Record the iterate in scipy's `intermediate_result`; raises StopIteration, at which scipy stops, at the descent's end.
 
         Evaluates the risk again if the iterate is not the point that was evaluated last.
         """
         if not np.array_equal(last["point"], intermediate_result.x):
             evaluate(intermediate_result.x)
-        if track.visit(last["params"], last["value"], last["norm"]):
+        if track.record_iterate(last["params"], last["value"], last["norm"]):
             raise StopIteration
 
     first = params.double().cpu().numpy()
     evaluate(first)
-    if not track.visit(params, last["value"], last["norm"]):
-        minimize(evaluate, first, jac=True, method="L-BFGS-B", callback=visit,
+    if not track.record_iterate(params, last["value"], last["norm"]):
+        minimize(evaluate, first, jac=True, method="L-BFGS-B", callback=record_iterate,
                  options={"maxiter": track.steps, "maxfun": 50 * track.steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20})
 
 
@@ -371,9 +371,9 @@ class _RunningLosses:
         return 0 if len(self.sizes) == 1 else int((self._log_group_weights(t) + draw.gumbel(size=len(self.sizes))).argmax())
 
     def draw_rows(self, g: int, count: int, draw: np.random.Generator) -> np.ndarray:
-        """`count` rows of the group at position `g`, drawn without replacement; all its rows, in order, where it has no more.
+        """`count` rows of the group at position `g`, (count,) int64, drawn without replacement from `draw`.
 
-        `draw` is the generator that is drawn from.
+        All its rows, in order, where it has no more.
         """
         rows = self.members[g]
         return rows if count >= len(rows) else rows[draw.choice(len(rows), count, replace=False)]
@@ -422,7 +422,7 @@ class _RunningLosses:
 
 
 def _as_numpy(losses: Tensor) -> np.ndarray:
-    """The losses as a float64 numpy array on the CPU, detached from autograd."""
+    """`losses` as a float64 numpy array of their shape on the CPU, detached from autograd."""
     return losses.detach().double().cpu().numpy()
 
 

@@ -132,9 +132,10 @@ def _label_shares(random: np.random.Generator, clients: int, labels: int, concen
 
 
 def _fill_small_clients(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """A copy of the client ids, one for each example, in which each of `clients` clients has at least `at_least` examples.
+    """A copy of `client`, the client id of each example, (examples,), in which each client has at least `at_least` examples.
 
-    The missing ones are taken from the largest clients, at random by `random`; all other examples stay with their client.
+    There are `clients` clients. The missing examples are taken from the largest clients, at random by `random`; all others stay
+    with their client.
     """
     count = np.bincount(client, minlength=clients)
     missing = np.maximum(at_least - count, 0)

@@ -45,10 +45,11 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
 
 def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,
                       precision: Precision = "full") -> Kernel:
-    """A kernel for evaluation only (its method `outputs`): LinearKernel for linear models with their own loss, else ModuleKernel.
+    """A kernel to evaluate `task` with on `device`, in `dtype`: a LinearKernel for linear models with their own loss.
 
-    Unlike `kernel_for` it computes no gradients to find out which kernel fits; of `population` it reads only shapes and dtypes.
-    Raises ValueError for an unknown `precision` where the model is not linear.
+    For any other it is a ModuleKernel. Only its method `outputs` is for use. Unlike `kernel_for` it computes no gradients to find
+    out which kernel fits; of `population` it reads only shapes and dtypes. Raises ValueError for an unknown `precision` where the
+    model is not linear.
     """
     residual = residual_function(task, population)
     return LinearKernel(task, residual, device) if residual else ModuleKernel(task, device, dtype, precision)

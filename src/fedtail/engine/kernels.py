@@ -35,7 +35,7 @@ RESIDENT = 2**28     # on a GPU in its memory
 
 
 def stack_size(dim: int, device: torch.device) -> int:
-    """How many clients with `dim` parameters each to compute side by side, at least 1.
+    """How many clients with `dim` parameters each to compute side by side on `device`, at least 1.
 
     It is 2^20 // dim on a CPU, so that all parameters stay in cache, and 2^28 // dim on a GPU, to bound its memory.
     """
@@ -135,7 +135,7 @@ class Kernel(Protocol):
 def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """A context in which no other thread uses torch's random generators, and at whose end their states are restored.
 
-    It does nothing for a kernel that draws no random numbers.
+    These are the CPU's and, where `device` is a GPU, its own. Nothing is done for a `kernel` that draws no random numbers.
     """
     return lock_and_restore_generators(device) if kernel.draws else nullcontext()
 
@@ -173,9 +173,10 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """The outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
+        """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in its dtype.
 
-        Leaves the parameters of the copy in evaluation mode as views of `params`.
+        They are computed in evaluation mode and without gradients. Leaves the parameters of the copy in evaluation mode as views
+        of `params`.
         """
         self._bind_parameters(self.evaluated, params)
         operations = FlatOperations() if self.device.type == "cuda" else nullcontext()
@@ -245,8 +246,8 @@ class ModuleKernel:
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
 
-        The tensors are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
-        `params` is (dim,).
+        `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,). The gradients are dense. If the
+        weighted sum is not finite, the first of them is all NaN, so that the client is left out.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():

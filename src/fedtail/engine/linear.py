@@ -106,7 +106,7 @@ class LinearKernel:
         return (losses * weight).sum(1, dtype=torch.float64), self._flat_gradients(residual.mul_(weight[:, None]), inputs)
 
     def reseed(self, bits: int) -> None:
-        """Do nothing: linear models draw no random numbers."""
+        """Do nothing with `bits`: linear models draw no random numbers."""
 
     def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Gradients (clients, dim), those of the weights before those of the bias.
@@ -159,7 +159,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def _has_flat_examples(population: Population) -> bool:
-    """Whether each example is one vector with one target: inputs are a tensor (examples, features), targets (examples,)."""
+    """Whether each example of `population` is a vector with one target: inputs are (examples, features), targets (examples,)."""
     return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
 

@@ -100,10 +100,10 @@ class LocalFleet(SimulatedFleet):
                  test: Population | None = None):
         """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
-        `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
-        processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
-        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
-        compute the task.
+        `population` holds the clients and `task` what they train. `dtype` is by default that of the task's parameters; `chunk` is
+        the most clients computed at once, `workers` the number of processes (None: one per usable core), `precision` how a GPU
+        multiplies, `folder` for files of large rows, and `test` held-out examples of the same clients, found by their keys.
+        Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
@@ -138,7 +138,7 @@ class LocalFleet(SimulatedFleet):
 
     def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
                          places: RowPlaces | None) -> None:
-        """Begin a round as `open_round` does, but with the clients' memory given by the caller instead of what is stored here.
+        """Begin a round for `cohort` under `broadcast`, with the clients' memory given by the caller instead of that stored here.
 
         `memory` holds small rows, (clients, ...) by name; `large` holds large rows, or where to read them, by name. New large
         rows are written to `places`, or to this fleet's own folder if that is None. All are in the order of the cohort. Where
@@ -155,8 +155,8 @@ class LocalFleet(SimulatedFleet):
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Rows are in cohort order. Losses that the questions need are computed once in a round. Raises RuntimeError if no round is
-        open.
+        Rows are encoded by `encoding`, and in cohort order. Losses that the questions need are computed once in a round. Raises
+        RuntimeError if no round is open.
         """
         return [self._collect_question(question, encoding) for question in questions]
 
@@ -207,8 +207,8 @@ class LocalFleet(SimulatedFleet):
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
         """The cohort's encoded sum for one question, (width,), or the encoded rows, (clients, width), if it gathers rows.
 
-        Losses that the question needs are computed first and stored for the round. What worker processes report of their clients
-        is added to the round.
+        `encoding` encodes rows and adds them. Losses that the question needs are computed first and stored for the round. What
+        worker processes report of their clients is added to the round.
         """
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
@@ -224,7 +224,7 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(total) if question.gather else total[0]
 
     def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Yield, for each block in order, its encoded sum or rows, and a `Report` on its clients.
+        """Yield, for each block in order, its sum or rows for `question`, encoded by `encoding`, and a `Report` on its clients.
 
         The report is None for a block that was computed in this process, where the open round holds its findings already.
         """
@@ -259,7 +259,8 @@ class LocalFleet(SimulatedFleet):
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.
 
-        Clients are computed in batches that fit into memory and cache, whose sums are added in order. The result is on the CPU.
+        `encoding` encodes rows and adds them. Clients are computed in batches that fit into memory and cache, whose sums are
+        added in order. The result is on the CPU.
         """
         parts: list[Tensor] = []
         for clients in self._client_chunks(question, low, high):
@@ -291,7 +292,8 @@ class LocalFleet(SimulatedFleet):
     def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
         """The `Shard` of a round: its clients in cohort order, cut into blocks, and the models on this fleet's device.
 
-        `params` (models, dim) are the broadcast models; they are cast to the dtype of this fleet.
+        `opening` has the cohort, seeds and memory; `params` (models, dim) are the broadcast models, which are cast to the dtype
+        of this fleet.
         """
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)

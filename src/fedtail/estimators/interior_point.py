@@ -31,7 +31,10 @@ class InteriorIterate:
     rest: Array           # (units,) cap - weights, the multiplier of s >= 0
 
     def moved_along(self, problem: Problem, direction: Direction, length: float) -> InteriorIterate:
-        """A new iterate at `length` times `direction` from this one; `rest` falls by as much as `weights` rise."""
+        """A new iterate at `length` times `direction` from this one; `rest` falls by as much as `weights` rise.
+
+        `problem` moves the point, which is of its own kind.
+        """
         return InteriorIterate(problem.moved_point(self.point, length * direction.point),
                                self.threshold + length * direction.threshold, self.excess + length * direction.excess,
                                self.slack + length * direction.slack, self.weights + length * direction.weights,
@@ -139,7 +142,10 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
 
 
 def _first_iterate(problem: Problem, start: Any, tail_fraction: float) -> InteriorIterate:
-    """The iterate to begin with: at the point `start`, strictly inside all bounds, with slacks that are not small."""
+    """The iterate to begin with: at the point `start`, strictly inside all bounds, with slacks that are not small.
+
+    The losses are those of `problem`; `tail_fraction` (theta) bounds a unit's weight by its mass / theta.
+    """
     losses = problem.losses(start)
     cap = problem.mass / tail_fraction
     weights = np.minimum(problem.mass, 0.9 * cap)
@@ -153,8 +159,8 @@ def _next_iterate(problem: Problem, at: InteriorIterate, conditions: OptimalityC
                   least_gap: float) -> InteriorIterate | None:
     """The iterate after one step of Mehrotra's predictor and corrector from `at`; None where the step is not finite.
 
-    `conditions` are those of `at`. The step is cut short of the boundary, and halved until all losses are finite. It aims at a
-    mean complementarity of at least `least_gap`.
+    `conditions` are those of `problem` at `at`. The step is cut short of the boundary, and halved until all losses are finite. It
+    aims at a mean complementarity of at least `least_gap`.
     """
     products = at.slack * at.weights, at.excess * at.rest
     ahead = conditions.step_direction(-products[0], -products[1])

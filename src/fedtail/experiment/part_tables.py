@@ -124,10 +124,10 @@ class PartPlan:
             raise self.source.error_at(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
     def _likely_fields(self, reason: Exception) -> list[str]:
-        """The names of the arguments that an error is most likely about, the likeliest first; perhaps none.
+        """The names of the arguments that the error `reason` is most likely about, the likeliest first; perhaps none.
 
-        For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the
-        arguments whose text value is quoted in the message, then those whose name occurs in it.
+        For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the arguments
+        whose text value is quoted in the message, then those whose name occurs in it.
         """
         if isinstance(reason, FieldError):
             holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
@@ -135,7 +135,7 @@ class PartPlan:
         quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
         return quoted + [name for name in self.arguments if re.search(rf"\b{re.escape(name)}\b", str(reason))]
 
-    def table(self) -> dict[str, Any]:
+    def as_table(self) -> dict[str, Any]:
         """The part as a dict for an experiment file: `part`, its name, and every field with its value, defaults included."""
         defaults = {name: parameter.default for name, parameter in parameters_by_name(self.target).items()
                     if parameter.default is not parameter.empty}
@@ -304,9 +304,10 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
                       skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """Check the fields of `table` against the parameters of `target`; returns them as keyword arguments, converted.
 
-    Every field must be known and fit its annotation, and none without a default may be missing. Tables that describe parts
-    become parts, names of functions become functions, and "none" becomes None. Parameters in `skip` must not be in the table:
-    the caller gives them. `name` is what errors call the target. Raises ExperimentError about the key.
+    `key` is where the table is in the file `source`. Every field must be known and fit its annotation, and none without a default
+    may be missing. Tables that describe parts become parts, names of functions become functions, and "none" becomes None.
+    Parameters in `skip` must not be in the table: the caller gives them. `name` is what errors call the target. Raises
+    ExperimentError about the key.
     """
     known = {field: p for field, p in parameters_by_name(target).items() if field not in skip}
     for field in table:
@@ -322,7 +323,7 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
 
 
 def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function by name, as `inspect.signature` gives them, without *args and **kwargs."""
+    """The parameters of `target`, a class or function, by name, as `inspect.signature` gives them, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
@@ -335,7 +336,7 @@ def toml_value(value: Any) -> Any:
     if value is None:
         return NONE
     if isinstance(value, PartPlan):
-        return value.table()
+        return value.as_table()
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_in_file(type(value)), **own}
@@ -348,7 +349,7 @@ def toml_value(value: Any) -> Any:
 
 
 def name_in_file(value: Any) -> str:
-    """The name by which a file refers to a class or function: "Name" alone if it is fedtail's, else "module:name"."""
+    """The name by which a file refers to `value`, a class or function: "Name" alone if it is fedtail's, else "module:name"."""
     ours = value.__module__.startswith("fedtail.")
     return value.__name__ if ours else f"{value.__module__}:{value.__qualname__}"
 
@@ -415,7 +416,7 @@ def _holds_unimported_plan(value: Any) -> bool:
 
 
 def _accepts_any_keyword(target: Callable[..., Any]) -> bool:
-    """Whether a function accepts keyword arguments of any name (**kwargs)."""
+    """Whether the function `target` accepts keyword arguments of any name (**kwargs)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 

@@ -57,7 +57,7 @@ class LedgerRecord:
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
 
     def add_round(self, event: RoundEvent, source: str) -> None:
-        """Add a round and the `source` of its randomness ("seed", "os" or ""); a round that released nothing is ignored."""
+        """Add the round `event` and the `source` of its randomness ("seed", "os" or ""); one that released nothing is ignored."""
         if event.releases:
             self.rounds[event] += 1
             self.sources[source] += 1
@@ -138,7 +138,7 @@ class LedgerFile:
         self._append_line({"skip": round}, safely=False)
 
     def append_earlier_history(self, earlier: EarlierHistory) -> None:
-        """Append the history of the model that the rounds begin with, and force it to disk."""
+        """Append `earlier`, the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
             {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling),
              "count": count}
@@ -238,7 +238,7 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The `EarlierHistory` in a "before" line of a ledger, from its JSON values: `what`, `round`, `rounds` and `sources`.
+    """The `EarlierHistory` in a "before" line of a ledger, whose JSON values are `plain`: `what`, `round`, `rounds`, `sources`.
 
     A KeyError, TypeError or ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
     """
@@ -249,7 +249,7 @@ def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
 
 
 def _to_json_dict(value: Release | Sampling) -> dict[str, Any]:
-    """A release or kind of sampling as a dictionary for JSON: its fields, and its class name under "kind".
+    """`value`, a release or kind of sampling, as a dictionary for JSON: its fields, and its class name under "kind".
 
     A Fraction becomes [numerator, denominator].
     """

@@ -151,8 +151,8 @@ def release_quantiles(plan: QuantilePlan, values: np.ndarray, randomness: Random
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
     """The sum over clients of row plus share of noise, taken modulo M and decoded: (width,) int64.
 
-    `values`, (clients,), are one per client. The shares are drawn from `randomness`. Clients are processed in chunks, to save
-    memory.
+    Rows, noise and M are those of `plan`. `values`, (clients,), are one per client. The shares are drawn from `randomness`.
+    Clients are processed in chunks, to save memory.
     """
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)

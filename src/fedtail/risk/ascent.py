@@ -224,9 +224,10 @@ def largest_loss(present: PresentClients) -> Tensor:
 
 
 def one_step_weights(present: PresentClients, step: float) -> Weights:
-    """Weights of all clients after a projected step from equal weights: 1/n + step * losses, projected onto the simplex.
+    """Weights of all clients, (clients,), after a step from equal weights: 1/n + step * losses, projected onto the simplex.
 
-    n is the number of clients with mass; the others have weight zero. In the dtype of the losses; for one set of clients.
+    `present` holds the losses of the n clients with mass; the others have weight zero. In the dtype of the losses; for one set of
+    clients.
     """
     return present.weights_of_all(project_to_simplex(1 / len(present.losses) + step * present.losses))
 

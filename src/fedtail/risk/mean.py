@@ -38,11 +38,17 @@ class Mean(WeightedMeanRisk):
         return present.mass
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The masses, scaled to sum to one over the last axis, in the dtype of the losses; equal where `mass` is None."""
+        """The masses, scaled to sum to one over the last axis, in the shape and dtype of the losses.
+
+        They are equal where `mass` is None.
+        """
         return normalised_mass(losses, mass)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass."""
+        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass.
+
+        `dual` and `mass` are not used.
+        """
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:

@@ -102,7 +102,8 @@ class SmoothedSuperquantile(Risk):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: the derivative of the density in the loss, (clients,).
 
-        It is the density divided by `smoothing`, and zero where the density is capped at one.
+        It is the density divided by `smoothing`, and zero where the density is capped at one. The level is the first number of
+        `dual`.
         """
         counted = self._density_at(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)

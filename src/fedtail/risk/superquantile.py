@@ -192,7 +192,7 @@ def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
     """The largest loss with more than `tail_fraction` of the mass at or above it, (..., 1).
 
     For a `tail_fraction` of 1 it is the smallest loss. `mass` must sum to one over the last axis; an excess below 1e-12 is taken
-    as a rounding error.
+    as a rounding error. `losses` and `mass` are (..., clients).
     """
     ranked, order = losses.sort(descending=True)
     heaped = mass.gather(-1, order).cumsum(-1)

@@ -122,7 +122,7 @@ class Tilted(Risk):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: the derivative of the density in the loss, (clients,).
 
-        It is `tilt` times the density, and zero where the density is capped at one.
+        It is `tilt` times the density, and zero where the density is capped at one. The shift is the first number of `dual`.
         """
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))

@@ -64,7 +64,10 @@ class ValueAtRisk(WeightedMeanRisk):
         return float(dual[0])
 
     def present_weights(self, present: PresentClients) -> Tensor:
-        """Weights of the clients present, float64, sum one over the last axis: by mass among those tied at the quantile."""
+        """Weights of the clients present, (..., present) float64: shared by mass among the clients tied at the quantile.
+
+        They sum to one over the last axis, without a gradient.
+        """
         losses = present.losses.detach()
         tied = present.mass * (losses == lower_quantile(losses, present.mass, self.tail_fraction))
         return tied / tied.sum(-1, keepdim=True)

@@ -146,7 +146,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def os_error_text(reason: OSError) -> str:
-    """The operating system's text for an error, without its number and path, such as "No space left on device"."""
+    """The operating system's text for the error `reason`, without its number and path, such as "No space left on device"."""
     return reason.strerror or str(reason)
 
 

@@ -50,7 +50,7 @@ class Watch(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Called with a sentence for the user to read, such as a warning."""
+        """Called with `text`, a sentence for the user to read, such as a warning."""
         ...
 
     @property
@@ -110,10 +110,10 @@ class Records(Protocol):
         ...
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """Record the end of training.
+        """Record the end of training, with the final models in `trained`.
 
-        Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths
-        of the files that were written, whose digests go into `result.json`.
+        Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths of
+        the files that were written, whose digests go into `result.json`.
         """
         ...
 
@@ -123,7 +123,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
-        """Set up without writing: `start_or_resume` begins the files in `folder`.
+        """Set up without writing: `start_or_resume` begins the files in `folder`, for `experiment` trained with `seed`.
 
         `records` evaluates and records what is specific to a simulated or deployed run, `watch` is told of the progress, `ledger`
         is that of the run, and `checkpoints` saves its states. With `keep_best` in the experiment, what an interrupted run found
@@ -180,7 +180,7 @@ class Recorder:
         return start
 
     def record_round(self, progress: Progress) -> bool:
-        """Record a round and its evaluation, if any, and save a checkpoint where one is due; to be passed as `on_round`.
+        """Record the round of `progress` and its evaluation, if any, and save a checkpoint where one is due; for `on_round`.
 
         Returns True where training should stop because the watch asks for it. A checkpoint is due every
         `records.checkpoint_every` rounds, after the last round and before a stop.
@@ -195,7 +195,7 @@ class Recorder:
         return stop
 
     def write_results(self, trained: Trained) -> None:
-        """Write the models, the last evaluation, the privacy statement and `result.json` of a finished run.
+        """Write the models of `trained`, the last evaluation, the privacy statement and `result.json`: the run is finished.
 
         `result.json`, with the digests of the other files, is written last: a run is finished where that file exists.
         """

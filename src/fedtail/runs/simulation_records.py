@@ -101,10 +101,10 @@ class SimulationRecords:
         return trained, self._evaluate_splits(trained, self._shown_splits())
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
-        """Evaluate all splits and write `clients.parquet`.
+        """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics
-        before and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics before
+        and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         tuned, shown = self._write_client_table(trained, evaluations), self._shown_splits()

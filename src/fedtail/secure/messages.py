@@ -92,7 +92,7 @@ class Session:
         """
         return self.share_points
 
-    def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
+    def share_partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `among` that hold Shamir shares of client `one`'s secrets: here all of `among`.
 
         `among` must be in increasing order. `heard`, the digest of all public keys, is not used here; a `SparseSession` derives

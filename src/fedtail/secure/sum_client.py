@@ -157,7 +157,7 @@ class Client:
         return keys if self._identity is None else self._identity.sign_keys(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of public keys: the message with shares of this client's secrets, encrypted for those that hold them.
+        """The answer to the list of public keys in `message`: shares of this client's secrets, encrypted for their holders.
 
         Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
         with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
@@ -268,7 +268,7 @@ class Client:
 
         In a session where every pair shares a mask, these are all of `members`, itself included.
         """
-        return self.state.session.partners(self.state.me, self._all_keys_digest, members)
+        return self.state.session.share_partners(self.state.me, self._all_keys_digest, members)
 
     @property
     def _all_keys_digest(self) -> bytes:
@@ -304,7 +304,7 @@ class Client:
         return {one.sender: one.masking[query] for one in self.state.key_list.entries}
 
     def confirm(self, message: bytes) -> bytes:
-        """Answer the lists of survivors: the message with this client's signature of them, so that all unmask the same sum.
+        """The answer to the lists of survivors in `message`: this client's signature of them, so that all unmask the same sum.
 
         It signs once for a query, and records which lists. Raises `Refused` in an unsigned session, for a second signature, and
         for lists that it would not unmask.
@@ -336,7 +336,7 @@ class Client:
         return answered
 
     def unmask(self, message: bytes) -> bytes:
-        """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
+        """The answer to the lists of survivors in `message`: shares of survivors' seeds, and of dropped clients' mask keys.
 
         It never gives both of one client, and only gives those it holds. The query is recorded as unmasked, so that it answers
         once. Raises `Refused` for lists that it must not unmask, boxes that do not open, or, in a signed session, lists without

@@ -80,7 +80,7 @@ def check_sha256(path: Path, source: PublicFile, sha256: str | None = None, remo
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 checksum of a file in hexadecimal; the file is read in blocks."""
+    """The SHA-256 checksum of the file at `path` in hexadecimal; the file is read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -198,6 +198,9 @@ def _append_reply(reply: Any, part: Path, have: int, progress: Progress, size: i
 
 
 def _length_from_content_range(span: str | None) -> int | None:
-    """The length of the whole file in bytes, from a Content-Range header such as `bytes */1234`; None where it does not say."""
+    """The length of the whole file in bytes, from `span`, a Content-Range header such as `bytes */1234`.
+
+    None where there is no header, or it does not say.
+    """
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None
