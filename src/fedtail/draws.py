@@ -2,7 +2,8 @@
 
 Who else is sampled, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
 and the same mini-batches. The hash is SplitMix64 folded over the parts: fast, the same on every device, and good enough
-for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere.
+for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere. Data are generated
+and dealt out by NumPy's generators, named alike (`named_generator`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from functools import lru_cache
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +64,15 @@ def random_permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -
     place = torch.arange(width, device=bits.device)
     keys = _mix_bits(bits[:, None] ^ _mix_bits(place + _to_signed_64_bits(_GOLDEN)))
     return keys.masked_fill(place >= sizes[:, None], torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
+
+
+def named_generator(seed: int, name: str) -> np.random.Generator:
+    """A NumPy generator (PCG64) seeded by `seed`, modulo 2 ** 64, and the text `name`.
+
+    Equal arguments give equal draws. Different names give independent streams, so that two draws in one program share no numbers.
+    """
+    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
 
 
 @lru_cache

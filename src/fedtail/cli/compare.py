@@ -75,7 +75,7 @@ def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, .
 
 
 def check_methods_comparable(wanted: Sequence[Experiment]) -> None:
-    """Raise ExperimentError unless there are at least two methods, all on the same data and with the same error.
+    """Raise ExperimentError unless `wanted` are at least two methods, all on the same data and with the same error.
 
     Their names must differ too, also as names of folders.
     """

@@ -102,7 +102,7 @@ def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
 
 
 def print_plan(plan: QuantilePlan) -> None:
-    """Print two lines with what is known before privacy is spent: clients, bins and method, and each level's expected error."""
+    """Print what `plan` knows before privacy is spent: clients, bins and method, then each level's expected error."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
     typer.echo(f"{plan.clients} clients, {plan.edges.bins} bins from {low:g} to {high:g} (values outside are clipped), method "

@@ -139,7 +139,7 @@ def privacy_lines(runs: list[RunFolder]) -> list[str]:
 
 
 def show_saved_folder(folder: Path) -> None:
-    """Print where the runs were saved, and the command that writes a report about them."""
+    """Print that the runs were saved in `folder`, and the command that writes a report about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.partition import named_generator
 from fedtail.data.population import Population
+from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
 
 MOST_CLASSES = 100        # with more classes than this, their counts are left out

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from fedtail.data.arrays import as_labels
+from fedtail.draws import named_generator
 from fedtail.errors import FieldError
-
-
-def named_generator(seed: int, name: str) -> np.random.Generator:
-    """A NumPy generator (PCG64) seeded by `seed`, modulo 2 ** 64, and the text `name`.
-
-    Equal arguments give equal draws. Different names give independent streams, so that two draws in one program share no numbers.
-    """
-    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
 
 
 def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at_least: int = 1) -> np.ndarray:

@@ -397,7 +397,7 @@ def _example_part(slot: Slot) -> str:
 
 
 def plan_target(found: Any) -> Callable[..., Any]:
-    """The callable for a plan: `found` itself or, where it is an `UnimportedName` name, a stand-in that takes any fields."""
+    """The callable for a plan: `found` itself or, where it is an `UnimportedName`, a stand-in that takes any fields."""
     return _unimported_part if isinstance(found, UnimportedName) else found
 
 

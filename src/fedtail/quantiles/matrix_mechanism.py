@@ -76,7 +76,10 @@ def _project_out(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _matrix_square_root(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric square root of a positive semi-definite `matrix`; negative eigenvalues, from rounding, are taken as zero."""
+    """The symmetric square root, (n, n), of a positive semi-definite `matrix`, (n, n).
+
+    Negative eigenvalues, which come from rounding, are taken as zero.
+    """
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 

@@ -85,7 +85,7 @@ class Query:
 
     @cached_property
     def survivor_digest(self) -> bytes:
-        """The digest (32 bytes) of `lists` and of the query's context; clients' shares must carry it. Fixes `lists`."""
+        """The digest (32 bytes) of `survivor_lists`, which it fixes, and of the query's context; clients' shares carry it."""
         return self.survivor_lists.digest(self.context.digest)
 
 
