@@ -2,8 +2,8 @@
 
 Who else is sampled, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
 and the same mini-batches. The hash is SplitMix64 folded over the parts: fast, the same on every device, and good enough
-for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere. Data are generated
-and dealt out by NumPy's generators, named alike (`named_generator`).
+for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere. Data are
+generated and dealt out by NumPy's generators, which are named alike (`named_generator`).
 """
 
 from __future__ import annotations
