@@ -348,7 +348,7 @@ def test_shares_go_to_neighbours_and_each_gives_one_of_two():
         for place, other in enumerate(sorted(holders)):
             seed, key = held[other][:33], held[other][33:]
             assert given[33 * place:33 * (place + 1)] == (key if other == 14 else seed)
-        server.receive(one, encode_frame(session.id, Unmasked(one, 0, server._query.lists_digest, given)))
+        server.receive(one, encode_frame(session.id, Unmasked(one, 0, server._query.survivor_digest, given)))
     assert server.total().total.tolist() == [sum(NAMES) - 14]
 
 
