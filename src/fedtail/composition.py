@@ -269,7 +269,7 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
                    "sample more, or spread them over more nodes.")
 
 
-def told_cohort_refusals(parts: Composition) -> Iterator[str]:
+def secret_cohort_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text for the risk or the local training where it sends numbers that depend on a cohort which must stay secret.
 
     It must where the aggregator or the risk adds noise and cohorts are drawn by Poisson sampling: amplification by sampling is
@@ -290,7 +290,7 @@ NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
     small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
-    node_noise_refusals, told_cohort_refusals,
+    node_noise_refusals, secret_cohort_refusals,
 )
 
 
