@@ -14,13 +14,27 @@ import fedtail
 from fedtail import Engine, LocalSGD, Population, Proximal, Risk, State, Superquantile, Task, Trained, resume, train
 from fedtail.clients import Shard, batches_across_clients
 from fedtail.deployment.node import PARTS
+from fedtail.draws import hash_bits
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedKernel
 from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.parts import Keeps, LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
-from fedtail.questions import Train
+from fedtail.parts import (
+    Keeps,
+    LocalDeclaration,
+    Objective,
+    Penalty,
+    Prepared,
+    RoundStart,
+    Statistic,
+    StatisticPart,
+    Work,
+    converse,
+    full_gradients,
+    join_conversations,
+)
+from fedtail.questions import Train, arrange_answers, single_questions, with_question_fields
 from fedtail.runs.checkpoint import _state_of_model
 from fedtail.wire import pack, types_by_name, unpack
 
@@ -575,3 +589,78 @@ def test_local_training_that_declares_nothing_may_leave_clients_out():
     assert LocalDeclaration() == LocalDeclaration(everyone_trains=False, mean_updates=0)
     assert [LocalSGD(work=work).declares.everyone_trains for work in
             (fedtail.local.FullWork(), fedtail.Stragglers(0.5), fedtail.Stragglers(0.5, drop=True), fedtail.Stragglers(0.0, drop=True))] == [True, True, False, True]
+
+
+# the cohort on the server
+
+@dataclass(frozen=True)
+class OnlyDrawn(Work):
+    """`count` clients of the cohort train."""
+
+    count: int
+    limit: int | None = None
+
+    @property
+    def reads_cohort(self):
+        return True
+
+    def for_round(self, start):
+        return replace(self, limit=start.draw_limit("trains", self.count))
+
+    def steps(self, clients, full, epoch):
+        return torch.where(clients.is_drawn("trains", self.limit), full, 0)
+
+
+@pytest.mark.parametrize(("count", "workers"), [(1, 1), (4, 1), (4, 3), (7, 1)])
+def test_a_fixed_number_of_the_cohort_is_drawn_by_the_server(count, workers):
+    method = replace(fedtail.fedavg(7), local=LocalSGD(0.1, batch_size=None, work=OnlyDrawn(count)))
+    seen = []
+    train(method, softmax(), people(), rounds=6, engine=Engine(workers=workers), on_round=lambda p: seen.append(p.view.trained[0].clone()))
+    assert [int(row.sum()) for row in seen] == [count] * 6
+    assert count == 7 or len({tuple(row.tolist()) for row in seen}) > 1      # another draw every round
+
+
+def test_draws_from_a_cohort_are_uniform_and_apart_by_name():
+    keys = torch.arange(10)
+    def drawn(name, round):
+        start = RoundStart(round, torch.zeros(1), None, lambda local: iter(()), 5, keys)
+        return hash_bits(5, name, round, keys) <= start.draw_limit(name, 3)
+    first = torch.stack([drawn("a", r) for r in range(2000)]).double()
+    second = torch.stack([drawn("b", r) for r in range(2000)]).double()
+    assert (first.sum(1) == 3).all()
+    # each client 600 +- 20.5: outside five deviations once in 170,000 tests of ten clients
+    assert ((first.sum(0) - 600).abs() < 5 * (2000 * 0.3 * 0.7) ** 0.5).all()
+    # drawn in both: 0.09 of 20,000 pairs if the draws are independent
+    assert abs(float((first * second).mean()) - 0.09) < 5 * (0.09 * 0.91 / 20_000) ** 0.5
+    start = RoundStart(0, torch.zeros(1), None, lambda local: iter(()), 5, keys)
+    with pytest.raises(ValueError, match="11 clients cannot be drawn from a cohort of 10"):
+        start.draw_limit("a", 11)
+
+
+def test_what_tells_of_the_cohort_is_refused_where_privacy_relies_on_its_secrecy():
+    method = fedtail.dp_fedavg(7, 0.1, 1.0, cohort_size=4)
+    told = replace(method, local=replace(method.local, work=OnlyDrawn(2)))
+    with pytest.raises(ValueError, match="LocalSGD sends numbers that depend on who was sampled"):
+        train(told, softmax(), people(), rounds=1)
+    everyone = replace(told, sample=fedtail.Everyone(), aggregate=replace(told.aggregate, total=7.0))
+    train(everyone, softmax(), people(), rounds=1)      # no amplification is claimed
+
+
+def test_an_error_of_the_channel_reaches_every_conversation_that_waits():
+    def careful(name):
+        try:
+            reply = yield Statistic(MeanLoss(), torch.zeros(1))
+        except KeyError:
+            reply = yield Statistic(MeanLoss(), torch.ones(1))
+        return name, reply
+    def fail_first(question):
+        trials = [float(one.trial) for one in single_questions(question)]
+        if trials[0] == 0:
+            raise KeyError("lost")
+        return arrange_answers(question, iter(trials))
+    both = join_conversations([with_question_fields(careful("a"), model=1), careful("b")])
+    assert converse(both, fail_first) == [("a", 1.0), ("b", 1.0)]
+    def careless():
+        yield Statistic(MeanLoss(), torch.zeros(1))
+    with pytest.raises(KeyError):
+        converse(join_conversations([careful("a"), careless()]), fail_first)

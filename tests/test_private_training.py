@@ -108,7 +108,7 @@ def one_round(algorithm, noise_seed: int) -> torch.Tensor:
     with LocalFleet(PEOPLE, TASK, dtype=torch.float64) as fleet:
         planned = planned_round(algorithm, fleet, PlainChannel(), len(state.params))
         with PlainChannel().open(fleet, algorithm.sample(PEOPLE, 0, 0), told, fedtail.Ledger(), planned) as ask:
-            return converse(algorithm.conversation(state, 0), ask).params
+            return converse(algorithm.conversation(state, 0, algorithm.sample(PEOPLE, 0, 0)), ask).params
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])

@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
 from fedtail.questions import Conversation, Train, converse, join_conversations, with_question_fields
 from fedtail.risk.base import Risk
-from fedtail.sampling import Sampler
+from fedtail.sampling import Cohort, Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
 
 
@@ -123,18 +123,19 @@ class FederatedAlgorithm:
         """
         return Broadcast(state.round, seed, state.params[None])
 
-    def conversation(self, state: State, seed: int) -> Conversation[State]:
+    def conversation(self, state: State, seed: int, cohort: Cohort) -> Conversation[State]:
         """One round on the server: a generator that yields questions, is sent sums of answers, and returns the next state.
 
         It fits the risk's dual, prepares local training, aggregates the updates of the clients, and steps the server optimiser.
         Where no client contributed, the model and the optimiser's tensors stay as they are and the round is counted. `seed` is
-        for an iterate that draws at random. Raises TypeError where the prepared local training keeps rows on clients and `local`
-        does not declare that.
+        that of the clients' draws, and of an iterate that draws at random; `cohort` are the clients that answer. Raises TypeError
+        where the prepared local training keeps rows on clients and `local` does not declare that.
         """
-        fitting, objective = self.risk.fit(state.dual), self.local.objective
+        risk, objective = self.risk.for_cohort(len(cohort.ids)), self.local.objective
+        fitting = risk.fit(state.dual)
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
-        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
-        local, kept_local = yield from self.local.prepare(self._round_start(state, train))
+        train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
+        local, kept_local = yield from self.local.prepare(self._round_start(state, train, seed, cohort))
         if local is not self.local:
             self._refuse_undeclared_memory(local)
             train = replace(train, local=local)
@@ -182,17 +183,18 @@ class FederatedAlgorithm:
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
-        First come those of the risk's questions (one non-private entry where the risk does not declare them), then one of the
-        updates for each time that the cohort trains in the round.
+        First come those of the risk's questions (one non-private entry where the risk does not declare them), then those that
+        local training declares, then one of the updates for each time that the cohort trains in the round.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
             losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
         updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=gathers).release(dim)
-        return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
+        local = self.local.declares
+        return (*losses, *local.releases, *[updates] * (1 + local.mean_updates))
 
-    def _round_start(self, state: State, train: Train) -> RoundStart:
-        """The argument of `local.prepare`: round number, flat model, the tensor that local training kept, and `mean_update`.
+    def _round_start(self, state: State, train: Train, seed: int, cohort: Cohort) -> RoundStart:
+        """The argument of `local.prepare`: round, flat model, what local training kept, `mean_update`, seed and cohort.
 
         `mean_update(local)` is a conversation in which the cohort trains by the part `local`, with the risk, dual and aggregator
         of `train`.
@@ -201,7 +203,7 @@ class FederatedAlgorithm:
             """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
-        return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
+        return RoundStart(state.round, state.params, state.part_state("local"), mean_update, seed, cohort.key)
 
     def _refuse_undeclared_memory(self, local: LocalTraining) -> None:
         """Raise a TypeError where `local` declares that it keeps rows on its clients and `self.local` does not.
@@ -252,13 +254,13 @@ class Family:
         """What clients are sent in the round after these states: the round's number, the seed, and all models, (members, dim)."""
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
-    def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
+    def conversation(self, states: tuple[State, ...], seed: int, cohort: Cohort) -> Conversation[tuple[State, ...]]:
         """One round of all members as one generator; each `Joint` it yields holds the questions of members that still have one.
 
-        It is sent a tuple of sums for each, and returns the next states in the order of the members. `seed` is for iterates that
-        draw at random.
+        It is sent a tuple of sums for each, and returns the next states in the order of the members. `seed` is that of the
+        clients' draws, and of iterates that draw at random; `cohort` are the clients that answer.
         """
-        own = [with_question_fields(m.conversation(s, seed), model=k)
+        own = [with_question_fields(m.conversation(s, seed, cohort), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from join_conversations(own)))
 
@@ -329,7 +331,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     planned = planned_round(algorithm, fleet, channel, broadcast.params.shape[-1])
     try:
         with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:
-            return converse(algorithm.conversation(state, seed), ask)
+            return converse(algorithm.conversation(state, seed, cohort), ask)
     except RoundLost as reason:
         warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
         return algorithm.after_lost_round(state, seed)

@@ -227,6 +227,13 @@ class Clients:
         """
         return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
+    def is_drawn(self, name: str, limit: int) -> Tensor:
+        """Which of these clients are in the server's draw `name` from the cohort of this round, (clients,) bool.
+
+        `limit` is what `RoundStart.draw_limit(name, count)` gave on the server; in the whole cohort, `count` clients are drawn.
+        """
+        return self.random_bits(name) <= limit
+
     def seed_torch(self, name: str, *parts: int) -> None:
         """Seed torch's generator, which dropout draws from, with bits of the first client of the batch for this name and parts.
 

@@ -16,6 +16,7 @@ from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
+from fedtail.privacy.events import PoissonSampling
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
 
@@ -252,11 +253,28 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
                    "sample more, or spread them over more nodes.")
 
 
+def told_cohort_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text for the risk or the local training where it sends numbers that depend on a cohort which must stay secret.
+
+    It must where the aggregator or the risk adds noise and cohorts are drawn by Poisson sampling: amplification by sampling is
+    claimed against an observer who does not know who was sampled.
+    """
+    risk, aggregate, _ = parts.declarations
+    noised = aggregate.mechanism.private or risk.mechanism.private
+    if not noised or not isinstance(parts.sample.event(parts.population), PoissonSampling):
+        return
+    for part in (parts.risk, parts.local):
+        if part.declares.reads_cohort:
+            yield (f"{type(part).__name__} sends numbers that depend on who was sampled, and amplification by Poisson sampling "
+                   "relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, "
+                   "a fixed tail_fraction.")
+
+
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
     small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
-    node_noise_refusals,
+    node_noise_refusals, told_cohort_refusals,
 )
 
 

@@ -42,6 +42,7 @@ class RiskDeclaration:
     not_private: str = UNDECLARED        # why noise on the sum would not make it private; empty where it does
     not_batched: str = ONE_BATCH         # why `value` and `weights` take losses (clients,) only; empty: (..., clients)
     dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
+    reads_cohort: bool = False           # `for_cohort` changes it by the cohort, so that its numbers tell of who was sampled
 
     def expected_contributors(self, cohort_size: float) -> float | None:
         """About how many of `cohort_size` clients are expected to have a non-zero weight; at least one if there is a client.
@@ -69,4 +70,6 @@ class LocalDeclaration:
 
     everyone_trains: bool = False        # every client takes a step, whatever it draws; False: some may take none
     mean_updates: int = 0                # how often `prepare` has the cohort train, beside the training itself
+    releases: tuple[Release, ...] = ()   # what other questions of `prepare` reveal in a round, at most
+    reads_cohort: bool = False           # `prepare` sends numbers that depend on who was sampled
     keeps: Keeps | None = None           # rows of `Clients.keep`; the part that `prepare` gives declares it too

@@ -18,7 +18,7 @@ from fedtail.declarations import AggregatorDeclaration, Keeps, LocalDeclaration,
 from fedtail.deprecated import old_names
 from fedtail.iterates import Iterate
 from fedtail.local.base import LocalTraining, Objective, Prepared, RoundStart, full_gradients
-from fedtail.local.penalties import Penalty
+from fedtail.local.penalties import Penalty, PreparedPenalty
 from fedtail.local.schedules import Schedule
 from fedtail.local.work import Work
 from fedtail.quantiles.base import Quantile
@@ -31,8 +31,9 @@ from fedtail.server import ServerOptimizer
 
 __all__ = [
     "Aggregated", "Aggregator", "AggregatorDeclaration", "ClientStatistics", "Clients", "Cohort", "Composition", "Conversation",
-    "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared", "Present",
-    "Quantile", "Risk", "RiskDeclaration", "RiskWrapper", "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
+    "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared",
+    "PreparedPenalty", "Present", "Quantile", "Risk", "RiskDeclaration", "RiskWrapper",
+    "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
     "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients",
     "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
 ]

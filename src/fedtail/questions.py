@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -543,12 +544,18 @@ def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conver
 def with_changed_questions(conversation: Conversation[T], change: Callable[[Any], Any]) -> Conversation[T]:
     """The given conversation with `change(question)` in place of every single question it yields; its result is the same.
 
-    In a joint question all its single questions are changed.
+    In a joint question all its single questions are changed. An exception that is thrown into it, as by `converse`, is raised in
+    the given conversation, at its question.
     """
-    reply = None
     try:
+        question = next(conversation)
         while True:
-            reply = yield change_question(conversation.send(reply), change)
+            try:
+                reply = yield change_question(question, change)
+            except Exception as reason:
+                question = conversation.throw(reason)
+            else:
+                question = conversation.send(reply)
     except StopIteration as end:
         return end.value
 
@@ -722,20 +729,32 @@ def join_conversations(conversations: list[Conversation[T]]) -> Conversation[lis
     """Several conversations as one: each `Joint` that it yields holds the next question of every one that has not ended.
 
     It is sent a tuple of sums for each, takes as many messages as the longest of them, and returns the list of their results in
-    order.
+    order. An exception that is thrown into it is raised in every conversation that waits for an answer, at its question; the
+    first that does not catch it ends all of them.
     """
     results: dict[int, T] = {}
     waiting: dict[int, Any] = {}
-    replies: dict[int, Any] = dict.fromkeys(range(len(conversations)))
-    while len(results) < len(conversations):
-        for k, reply in replies.items():
-            try:
-                waiting[k] = conversations[k].send(reply)
-            except StopIteration as end:
-                results[k] = end.value
-        asked, waiting = waiting, {}
-        sums = (yield Joint(tuple(asked.values()))) if asked else ()
-        replies = dict(zip(asked, sums, strict=True))
+
+    def resume(k: int, step: Callable[[], Any]) -> None:
+        """Run conversation `k` up to its next question, which then waits, or to its end, whose result is stored."""
+        try:
+            waiting[k] = step()
+        except StopIteration as end:
+            results[k] = end.value
+
+    for k, conversation in enumerate(conversations):
+        resume(k, partial(next, conversation))
+    while waiting:
+        asked = dict(waiting)
+        waiting.clear()
+        try:
+            sums = yield Joint(tuple(asked.values()))
+        except Exception as reason:
+            for k in asked:
+                resume(k, partial(conversations[k].throw, reason))
+        else:
+            for k, reply in zip(asked, sums, strict=True):
+                resume(k, partial(conversations[k].send, reply))
     return [results[k] for k in range(len(conversations))]
 
 

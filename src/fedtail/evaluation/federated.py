@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import ByMass, Sampler
+from fedtail.sampling import ByMass, Cohort, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -261,11 +261,12 @@ class EvaluatedRound:
         same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
-    def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
         """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
         It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of
-        one evaluation per model, or None where too few clients contributed for their sums to be released.
+        one evaluation per model, or None where too few clients contributed for their sums to be released. `seed` and `cohort`
+        (the clients that answer) are for the method.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count
@@ -276,7 +277,7 @@ class EvaluatedRound:
             found = None
         if self.only:
             return state, found
-        return (yield from self.method.conversation(state, seed)), found
+        return (yield from self.method.conversation(state, seed, cohort)), found
 
     def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
         """The state after a round that was skipped for lack of clients, and None in place of the evaluations.

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.base_part import Part
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
+from fedtail.draws import hash_bits
 from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
@@ -34,13 +35,26 @@ class RoundStart:
     """What `LocalTraining.prepare` is given on the server when a round begins.
 
     `mean_update(part)` is a generator that lets the cohort train by `part` and returns the mean update, None if nobody
-    contributed.
+    contributed. `draw_limit` draws a fixed number of clients from the cohort.
     """
 
     round: int
     params: Tensor                      # (dim,) the model that clients receive
     kept: Tensor | None                 # what the server half kept in the round before
     mean_update: Callable[[Any], Conversation[Tensor | None]]      # the cohort's, trained by another part
+    seed: int                           # of the clients' draws
+    cohort: Tensor                      # (clients,) keys of the clients that were sampled
+
+    def draw_limit(self, name: str, count: int) -> int:
+        """A number by which exactly `count` clients of the cohort know that they are drawn: those with `clients.is_drawn`.
+
+        The draw is uniform without replacement, of its own for each `name`, and a function of seed, round and cohort. A part that
+        sends the number declares `reads_cohort`. Raises ValueError for a `count` below 0 or above the size of the cohort.
+        """
+        if not 0 <= count <= len(self.cohort):
+            raise ValueError(f"{count} clients cannot be drawn from a cohort of {len(self.cohort)}.")
+        bits = hash_bits(self.seed, name, self.round, self.cohort)
+        return int(bits.kthvalue(count).values) if count else torch.iinfo(torch.int64).min
 
 
 class Prepared(NamedTuple):

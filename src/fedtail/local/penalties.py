@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.clients import Clients
+from fedtail.declarations import LocalDeclaration
 from fedtail.deprecated import overrides_under_new_name
+from fedtail.local.base import RoundStart
+from fedtail.questions import Conversation
+
+
+class PreparedPenalty(NamedTuple):
+    """What `Penalty.prepare` returns: the penalty of this round, and what the server keeps for the next one."""
+
+    penalty: Penalty
+    kept: Tensor | None = None
 
 
 class Penalty(Part):
@@ -25,6 +35,24 @@ class Penalty(Part):
         """
         super().__init_subclass__(**options)
         overrides_under_new_name(cls, "of", "prepare_for_clients")
+
+    @property
+    def declares(self) -> LocalDeclaration:
+        """What `prepare` asks and sends, to be declared by the local training that has this penalty; by default nothing.
+
+        A penalty that leaves some clients out of training declares `everyone_trains=False`.
+        """
+        return LocalDeclaration(everyone_trains=True)
+
+    def prepare(self, start: RoundStart) -> Conversation[PreparedPenalty]:
+        """Runs on the server before clients train: a generator of questions, which returns the penalty of this round.
+
+        With it comes what the server keeps, `start.kept` of the next round. By default it asks nothing and returns this penalty
+        itself, with nothing kept. A penalty that asks, or whose round's penalty depends on the cohort, says so in `declares`; the
+        class of that penalty is one of its `sends`.
+        """
+        return PreparedPenalty(self)
+        yield
 
     def prepare_for_clients(self, clients: Clients, anchor: Tensor) -> Penalty:
         """The penalty to use for these clients in this round; called once, before they train. By default itself.

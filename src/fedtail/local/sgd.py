@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
@@ -14,12 +14,13 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
-from fedtail.local.base import LocalTraining
+from fedtail.local.base import LocalTraining, Prepared, RoundStart
 from fedtail.local.batches import Batch, batches
 from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
+from fedtail.questions import Conversation
 from fedtail.risk.base import Risk
 
 if TYPE_CHECKING:
@@ -79,13 +80,25 @@ class LocalSGD(LocalTraining):
 
     @cached_property
     def declares(self) -> LocalDeclaration:
-        """The record that is read when parts are composed: every client takes a step, unless `work` may leave some out."""
-        return LocalDeclaration(everyone_trains=self.work.everyone_trains)
+        """The record that is read when parts are composed: what the penalty declares, and who takes a step by `work`."""
+        penalty = self.penalty.declares
+        return replace(penalty, everyone_trains=penalty.everyone_trains and self.work.everyone_trains,
+                       reads_cohort=penalty.reads_cohort or self.work.reads_cohort)
 
     @property
     def objective(self) -> ExampleRisk | None:
         """What risks over clients read as a client's loss: the `example_risk` of all its examples; None is the mean loss."""
         return None if self.example_risk is None else ExampleRisk(self.example_risk)
+
+    def prepare(self, start: RoundStart) -> Conversation[Prepared]:
+        """Runs on the server before clients train: this part with the work and the penalty of the round.
+
+        The server keeps what the penalty's own `prepare` keeps.
+        """
+        penalty, kept = yield from self.penalty.prepare(start)
+        work = self.work.for_round(start)
+        same = penalty is self.penalty and work is self.work
+        return Prepared(self if same else replace(self, penalty=penalty, work=work), kept)
 
     def steps(self, clients: Clients) -> Tensor:
         """How many steps each client takes in this round, (clients,) int64.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -11,29 +10,46 @@ from torch import Tensor
 from fedtail.base_part import Part
 from fedtail.clients import Clients
 from fedtail.draws import uniform_integers, uniform_numbers
+from fedtail.local.base import RoundStart
 
 
-class Work(Protocol):
+class Work(Part):
     """How many of the steps of local training each client takes."""
 
     @property
     def everyone_trains(self) -> bool:
-        """Whether every client is sure to take at least one step, whatever is drawn."""
-        ...
+        """Whether every client is sure to take at least one step, whatever is drawn; by default not."""
+        return False
+
+    @property
+    def reads_cohort(self) -> bool:
+        """Whether `for_round` gives a part that depends on who was sampled; by default not."""
+        return False
+
+    def for_round(self, start: RoundStart) -> Work:
+        """Runs on the server before clients train: the part by which this round's clients know their work; by default itself.
+
+        A part that draws a fixed number of clients from the cohort returns one that holds `start.draw_limit(...)`.
+        """
+        return self
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         """How many steps each client takes, (clients,) int64; a client with 0 steps is left out of the round.
 
         `full` (clients,) is the number of steps it would take with all its work done, and `epoch` (clients,) that of one epoch.
+        Subclasses define it; here it raises NotImplementedError.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class FullWork(Part):
+class FullWork(Work):
     """Every client takes all steps of local training."""
 
-    everyone_trains: ClassVar[bool] = True
+    @property
+    def everyone_trains(self) -> bool:
+        """Always true."""
+        return True
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         """All steps for every client: returns `full` (clients,) itself."""
@@ -41,7 +57,7 @@ class FullWork(Part):
 
 
 @dataclass(frozen=True)
-class Stragglers(Part):
+class Stragglers(Work):
     """Some clients manage only part of the work [Li23, section 3.4].
 
     Each client is a straggler this round with probability `fraction`, by its own stream, and then does a uniform number of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -165,6 +165,13 @@ class Risk(StatisticPart):
         None, as here, where the risk has no such threshold.
         """
         return None
+
+    def for_cohort(self, cohort_size: int) -> Risk:
+        """Runs on the server when a round begins: the risk by which this cohort of `cohort_size` clients is weighted.
+
+        By default itself. A risk that gives another one declares `reads_cohort`.
+        """
+        return self
 
     def unused(self, dual: Tensor) -> Tensor | None:
         """The dual that the next round's `fit` gets as `previous`, after a round in which no client contributed under `dual`.
@@ -327,6 +334,11 @@ class RiskWrapper(Risk):
     def tail_start(self, dual: Tensor) -> float | None:
         """The loss at which the inner risk's tail begins; None where it has no such threshold."""
         return self.risk.tail_start(self.inner_dual(dual))
+
+    def for_cohort(self, cohort_size: int) -> Risk:
+        """This wrapper around what the inner risk gives for a cohort of `cohort_size` clients; itself where nothing changes."""
+        inner = self.risk.for_cohort(cohort_size)
+        return self if inner is self.risk else replace(self, risk=inner)      # type: ignore[type-var]
 
     def unused(self, dual: Tensor) -> Tensor | None:
         """The dual that the next round's `fit` gets as `previous`, after a round in which no client contributed under `dual`.
