@@ -25,15 +25,27 @@ if TYPE_CHECKING:
         Distribution,
         Evaluation,
         FederatedEvaluation,
+        FederatedInexactness,
         GradientDissimilarity,
         choose,
         evaluate,
         evaluate_family,
         finetune,
         gradient_dissimilarity,
+        inexactness,
     )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import AdaptiveProximal, Constant, Cosine, Dane, LocalSGD, Proximal, StepDecay, Stragglers
+    from fedtail.local import (
+        AdaptiveProximal,
+        Constant,
+        Cosine,
+        Dane,
+        LocalSGD,
+        Proximal,
+        StepDecay,
+        Stragglers,
+        UntilInexact,
+    )
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
@@ -85,10 +97,11 @@ _HOME = {
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "GradientDissimilarity", "choose", "evaluate",
-                   "evaluate_family", "finetune", "gradient_dissimilarity"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
+                   "evaluate", "evaluate_family", "finetune", "gradient_dissimilarity", "inexactness"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "Proximal", "StepDecay", "Stragglers",
+              "UntilInexact"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",

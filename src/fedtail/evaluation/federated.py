@@ -211,10 +211,15 @@ class FederatedEvaluation:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        if isinstance(sample, ByMass):
-            return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
-                    "uniformly, or evaluate on everybody.")
-        return None
+        return large_clients_refusal(sample)
+
+
+def large_clients_refusal(sample: Sampler) -> str | None:
+    """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
+    if isinstance(sample, ByMass):
+        return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
+                "uniformly, or evaluate on everybody.")
+    return None
 
 
 class CohortEvaluation(Protocol):

@@ -7,8 +7,9 @@ from fedtail.local.full_gradient import FullGradient
 from fedtail.local.penalties import NoPenalty, Penalty, PreparedPenalty, Proximal
 from fedtail.local.schedules import Constant, Cosine, Schedule, StepDecay
 from fedtail.local.sgd import LocalSGD
+from fedtail.local.until_inexact import UntilInexact
 from fedtail.local.work import FullWork, Stragglers, Work
 
 __all__ = ["AdaptiveProximal", "Constant", "Cosine", "Dane", "FullGradient", "FullWork", "LocalSGD", "LocalTraining", "NoPenalty",
            "Objective", "Penalty", "Prepared", "PreparedPenalty", "Proximal", "RoundStart", "Schedule", "StepDecay", "Stragglers",
-           "Work", "full_gradients"]
+           "UntilInexact", "Work", "full_gradients"]
