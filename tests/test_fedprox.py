@@ -221,6 +221,7 @@ def test_feddane_is_its_formula_on_three_clients(count, kernel):
                     engine=Engine(kernel=kernel), on_round=lambda p: views.append(p.view.contributors_of().tolist()))
     assert torch.allclose(trained.state.params, dane_by_hand(4, drawn), rtol=1e-10, atol=1e-10)
     assert views == [[k for k in range(3) if count is None or k not in drawn(r)] for r in range(4)]      # the others train
+    assert trained.failed == 0                         # whoever does not train has not failed
     (event, rounds), = trained.ledger.rounds
     assert [release.what for release in event.releases] == ["the updates, by WeightedMean"] * 2      # the gradient is on the ledger too
     assert (rounds, feddane(0.5, 3, count).releases(15)) == (4, event.releases)
@@ -591,6 +592,10 @@ def test_private_sums_of_gradients_and_updates_are_both_charged():
              for one in (method, dane)]
     costs = [one.ledger.guarantee(1e-2).epsilon for one in found]
     assert costs[0] < costs[1] < math.inf
+    adaptive, equal = replace(method, local=LocalSGD(0.1, penalty=AdaptiveProximal())), replace(people(), mass=torch.ones(7, dtype=WIDE))
+    assert math.isinf(train(adaptive, softmax(), equal, rounds=1).ledger.guarantee(1e-2).epsilon)
+    with pytest.raises(ValueError, match="CohortLoss"):
+        train(adaptive, softmax(), equal, rounds=1, privacy=fedtail.PrivacyBudget(epsilon=50.0, delta=1e-2))
     split = replace(method, local=LocalSGD(0.1, penalty=Dane(0.1, 2)))
     with pytest.raises(ValueError, match="LocalSGD sends numbers that depend on who was sampled"):
         train(split, softmax(), replace(people(), mass=torch.ones(7, dtype=WIDE)), rounds=1)
