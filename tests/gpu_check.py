@@ -34,6 +34,7 @@ RECIPES = {
     "delta_fl": fedtail.delta_fl(0.5, 10),
     "delta_fl smoothed": fedtail.delta_fl(0.5, 10, form="smoothed"),
     "q_ffl": fedtail.q_ffl(1.0, 10),
+    "q_maml": fedtail.q_maml(1.0, 10, inner_steps=2),
     "term": fedtail.term(1.0, 10),
     "afl": fedtail.afl(0.1),
     "afl groups": fedtail.afl(0.1, groups=3, cohort_size=10),

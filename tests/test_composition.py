@@ -40,6 +40,7 @@ from fedtail.base_part import Part, classes_sent_with
 from fedtail.composition import NEEDS, RULES, Composition, check_composition, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
+from fedtail.local import LocalTraining
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
@@ -399,10 +400,10 @@ def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
     names = " ".join(row.part for row in rows)
-    for room in (fedtail.risk, fedtail.aggregation):
+    for room in (fedtail.risk, fedtail.aggregation, fedtail.local):
         for name in room.__all__:
             kind = getattr(room, name)
-            if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
+            if isinstance(kind, type) and issubclass(kind, Part if room is not fedtail.local else LocalTraining) and kind not in (Risk, LocalTraining):
                 assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +62,11 @@ RECIPES = {
                  fedtail.delta_fl(0.3, 8, form="smoothed")),
     "refreshed": ('[risk]\npart = "Refreshed"\nevery = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }',
                   fedtail.delta_fl(0.3, 8, refresh_every=5)),
+    "q_maml": ('[local]\npart = "MAML"\ninner_steps = 2\n[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_maml(1.0, 8, inner_steps=2)),
+    "alpha fair": ('[risk]\npart = "AlphaFair"\nalpha = 2\nloss_bound = 9', replace(fedtail.fedavg(8), risk=fedtail.AlphaFair(2.0, 9.0))),
     "q_ffl": ('[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_ffl(1.0, 8)),
     "term": ('[risk]\npart = "Tilted"\ntilt = 2\nloss_bound = 4', fedtail.term(2.0, 8, loss_bound=4.0)),
-    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2', fedtail.afl(0.2)),
+    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2\n[iterate]\npart = "AveragedIterate"', fedtail.afl(0.2)),
     "local": ('[local]\nlearning_rate = 1\nbatch_size = "none"\nlocal_steps = 3\nmomentum = 0.9\n'
               'schedule = { part = "StepDecay", factor = 0.5, every = 3 }\nwork = { part = "Stragglers", fraction = 0.5 }',
               fedtail.fedavg(8, learning_rate=1.0, batch_size=None, local_steps=3, momentum=0.9,

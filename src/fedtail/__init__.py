@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import (
+        MAML,
         AdaptiveProximal,
         Constant,
         Cosine,
@@ -59,10 +60,13 @@ if TYPE_CHECKING:
         feddane,
         fedprox,
         q_ffl,
+        q_ffl_family,
+        q_maml,
         term,
     )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
+        AlphaFair,
         Ascent,
         Binned,
         EntropicValueAtRisk,
@@ -100,14 +104,14 @@ _HOME = {
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
                    "evaluate", "evaluate_family", "finetune", "gradient_dissimilarity", "inexactness"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "Proximal", "StepDecay", "Stragglers",
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "MAML", "Proximal", "StepDecay", "Stragglers",
               "UntilInexact"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
-                "q_ffl", "term"),
+                "q_ffl", "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
-    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
+    "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
              "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),

@@ -37,6 +37,19 @@ def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.reshape(len(outputs)), targets.to(outputs.dtype), reduction="none")
 
 
+def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Hinge loss of a linear SVM, max(0, 1 - s f), of one score f per example, for targets 0 and 1 (s = -1 and 1): (examples,).
+
+    `outputs` is (examples,) or (examples, 1). At the kink, s f = 1, the subgradient is 0. An SVM's penalty on the norm of the
+    weights is `weight_decay` of local training.
+
+    >>> hinge(torch.tensor([0.5, -2.0, 3.0]), torch.tensor([1, 1, 0]))
+    tensor([0.5000, 3.0000, 4.0000])
+    """
+    signs = 2 * targets.to(outputs.dtype) - 1
+    return (1 - signs * outputs.reshape(len(outputs))).relu()
+
+
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared distance of outputs and targets, without the factor 1/2, summed over the entries of each example: (examples,).
 

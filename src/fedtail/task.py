@@ -18,6 +18,7 @@ from fedtail.losses import (
     default_loss,
     default_loss_function,
     has_one_logit,
+    hinge,
     is_padding,
     logistic,
     misclassification,
@@ -160,7 +161,7 @@ class Task:
         """
         classes = 1 if has_one_logit(outputs) else outputs.shape[-1]
         reads = default_loss_function(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
-        if reads is not logistic and (reads is not cross_entropy or targets.is_floating_point()):
+        if reads not in (logistic, hinge) and (reads is not cross_entropy or targets.is_floating_point()):
             return
         if reads is cross_entropy and outputs.ndim != targets.ndim + 1:
             raise ValueError(f"{type(self.module).__name__} gives outputs of shape {tuple(outputs.shape)} for labels of shape "

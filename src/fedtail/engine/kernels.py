@@ -25,6 +25,7 @@ from fedtail.modules import (
     set_precision,
     trainable_parameters,
     training_copy,
+    twice_differentiable,
 )
 from fedtail.task import Task
 from fedtail.types import Examples
@@ -117,6 +118,14 @@ class Kernel(Protocol):
         """The gradient of each example's own loss, (examples, dim), in training mode, under one model `params` (dim,).
 
         `inputs` and `targets` are (examples, ...).
+        """
+        ...
+
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times that client's row of `vectors`, (clients, dim).
+
+        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        The module is in training mode. Kinks (ReLU, hinge) have second derivative zero.
         """
         ...
 
@@ -228,6 +237,30 @@ class ModuleKernel:
         alone = [(select_rows(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
         found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
         return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
+
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), one client at a time.
+
+        The gradient of gradient times vector, so that it takes about as long as two gradients. `params` and `vectors` are
+        (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
+        rows = []
+        for k in range(len(params)):
+            self._bind_parameters(self.trained, params[k])
+            with torch.enable_grad(), twice_differentiable():
+                with use_precision(self.precision, self.device):
+                    outputs = call_module(self.training, select_rows(inputs, k)).to(params.dtype)
+                losses = self.task.loss(outputs, targets[k])
+                slopes = torch.autograd.grad(losses, self.trained, weight[k].to(losses.dtype), create_graph=True,
+                                             materialize_grads=True)
+                flat = torch.cat([slope.to_dense().reshape(-1) for slope in slopes])
+                along = torch.dot(flat, vectors[k])
+                if not along.requires_grad:                    # the loss is linear in the parameters
+                    rows.append(torch.zeros_like(params[k]))
+                    continue
+                parts = torch.autograd.grad(along, self.trained, materialize_grads=True)
+            rows.append(torch.cat([part.to_dense().reshape(-1) for part in parts]))
+        return torch.stack(rows)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of each client, one after the other: `params` (clients, dim) -= `rate` * gradients, in place.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedtail.data.population import Population
 from fedtail.engine.gpu.convolutions import Flat, Stacked
@@ -15,7 +18,7 @@ from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call_module, trainable_parameters, training_copy
+from fedtail.modules import call_module, trainable_parameters, training_copy, twice_differentiable
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -91,6 +94,17 @@ class StackedKernel(ModuleKernel):
         """
         return self._function.example_gradients(params, inputs, targets)
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), for all at once.
+
+        Modules with convolutions, recurrences or attention, whose second derivatives torch.func does not stack, are computed one
+        client at a time. `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is
+        (clients, batch). CUDA graphs are not used.
+        """
+        if _has_costly_layers(self.training):
+            return super().hessian_products(params, inputs, targets, weight, vectors)
+        return self._function.hessian_products(params, inputs, targets, weight.to(params.dtype), vectors)
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
@@ -126,17 +140,33 @@ class StackedGradients:
         everything = (*module.named_parameters(), *module.named_buffers())
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
-        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
-            """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name."""
+        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype,
+                           operations: Callable[[], AbstractContextManager[Any]] = Stacked) -> Tensor:
+            """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name.
+
+            `operations` makes the context in which the module is called: `Stacked` for this package's convolutions, which have
+            first derivatives only.
+            """
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-            with use_precision(precision, device), Stacked():
+            with use_precision(precision, device), operations():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
-        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`."""
-            return (example_losses(named, inputs, targets, weight.dtype) * weight).sum()
+        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+                          operations: Callable[[], AbstractContextManager[Any]] = Stacked) -> Tensor:
+            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`.
 
+            `operations` makes the context in which the module is called.
+            """
+            return (example_losses(named, inputs, targets, weight.dtype, operations) * weight).sum()
+
+        def slope_along(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+                        vector: dict[str, Tensor]) -> Tensor:
+            """The derivative of one client's `weighted_loss` in the direction `vector`, a scalar; by PyTorch's own operations."""
+            slopes = grad(partial(weighted_loss, operations=nullcontext))(named, inputs, targets, weight)
+            return torch.stack([(slopes[name] * vector[name]).sum() for name in named]).sum()
+
+        self._hessian_products = vmap(grad(slope_along))
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))
         self._gradients_of_examples = vmap(grad_and_value(weighted_loss), in_dims=(None, 0, 0, 0))      # all of one model
         self._losses = vmap(example_losses, in_dims=(0, 0, 0, None))
@@ -166,6 +196,16 @@ class StackedGradients:
         """
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
             return self._losses(self.split_by_name(params), inputs, targets, params.dtype)
+
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim).
+
+        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
+        named, vector = self.split_by_name(params), self.split_by_name(vectors)
+        with use_precision(self.precision, self.device, activations=False), twice_differentiable():
+            found = self._hessian_products(named, inputs, targets, weight, vector)
+        return torch.cat([found[name].flatten(1) for name in named], 1)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The gradient of each example's loss, (examples, dim), under one model `params` (dim,).
