@@ -3,8 +3,8 @@
 Everything here is exact or certified and nothing here trains: the functions check a run, or choose its constants, by
 the results of [PLMH23] (section 5.1 and appendix A) and [Li23] (chapters 3, 4 and 7). Symbols: `smoothness` (L), `lipschitz`
 (G), `strength` (lambda, or mu for a proximal term or a Moreau envelope), `local_steps` (tau), `num_rounds` (T), `cohort_size`
-(m; K for FedProx), `num_clients` (n), `tail_fraction` (theta), `smoothing` (nu), `learning_rate` (gamma), `tilt` (t), `power` (q),
-`dissimilarity` (B).
+(m; K for FedProx), `num_clients` (n), `tail_fraction` (theta), `smoothing` (nu), `learning_rate` (gamma), `tilt` (t), `power`
+(q), `dissimilarity` (B).
 """
 
 from fedtail.theory.chernoff import chernoff_bound, classic_chernoff_bound
