@@ -190,7 +190,7 @@ CASES = [
          method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
     Case("few_contributors_refusals", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("told_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
+    Case("secret_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
          "TellsOfCohort sends numbers that depend on who was sampled, and amplification by Poisson sampling relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, a fixed tail_fraction.",
          replace(private(Mean(), 30.0), local=TellsOfCohort())),
     Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',

@@ -204,7 +204,7 @@ def _counting_note(method: FederatedAlgorithm) -> str:
 
     The risk is fitted to made-up losses for two rounds. The note is ", counted first" where neither dual gives a lower bound on
     the number of contributors, and ", counted first with a reused dual" where only one does. Always "" for an aggregator with
-    noise.
+    noise. `method` is the method of the table's row.
     """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
