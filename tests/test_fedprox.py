@@ -627,5 +627,5 @@ def test_experiment_files_name_the_parts_and_write_them_down_again(table, made, 
     (tmp_path / "prox.toml").write_text(EXPERIMENT + table)
     experiment = read_experiment(tmp_path / "prox.toml")
     assert experiment.algorithm.local == made
-    written = tomli_w.dumps(experiment.table())
+    written = tomli_w.dumps(experiment.as_table())
     assert build_experiments(Source.parse(written, "prox.toml", tmp_path), "prox")[0].algorithm.local == made
