@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import tomli_w
@@ -37,12 +37,14 @@ from fedtail import (
     theory,
     train,
 )
+from fedtail.channel.plain import Plain
 from fedtail.draws import hash_bits, random_permutations, uniform_numbers
 from fedtail.engine import blocks
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.experiment import Source, read_experiment
 from fedtail.experiment.experiment import build_experiments
 from fedtail.models import SoftmaxRegression
-from fedtail.parts import RoundStart
+from fedtail.parts import AggregatorDeclaration, Part, RoundStart, Train
 from fedtail.runs.checkpoint import Checkpoints
 
 from remote_cases import Sites, params_of
@@ -629,3 +631,30 @@ def test_experiment_files_name_the_parts_and_write_them_down_again(table, made, 
     assert experiment.algorithm.local == made
     written = tomli_w.dumps(experiment.as_table())
     assert build_experiments(Source.parse(written, "prox.toml", tmp_path), "prox")[0].algorithm.local == made
+
+
+def test_whoever_answers_the_gradient_question_with_zeros_is_silent():
+    """A row of zeros is no contribution: the sum is over fewer clients than were counted, and the channel must know."""
+    population = people()
+    method = replace(fedtail.fedavg(len(population)), sample=fedtail.Everyone())
+    silent = {}
+    @dataclass(frozen=True)
+    class NothingOfTheFirst(Part):
+        """An aggregator that writes zeros for one of its clients."""
+
+        declares = AggregatorDeclaration(columns=0)
+
+        def rows(self, updates, weighted, train, clients):
+            return updates * (clients.keys != population.key[0])[:, None]
+
+    with LocalFleet(population, softmax(), dtype=torch.float64) as fleet:
+        state = method.initial_state(softmax().params(), 0)
+        fleet.open_round(method.sample(population, 0, 0), method.broadcast(state, 0))
+        for marks in (True, False):
+            question = Train(fedtail.local.FullGradient(), fedtail.Mean(), torch.zeros(0), NothingOfTheFirst(), marks_contributors=marks)
+            fleet.collect((question,), Plain(len(population), 1.0))
+            silent[marks] = fleet.count_silent_clients((question,))
+            fleet._shard.failed.zero_()
+            fleet._shard.contributed.zero_()
+        fleet.close_round(False)
+    assert silent == {True: 1, False: 1}

@@ -321,6 +321,10 @@ class Train:
         """
         return self.weigh_clients(clients)[1]
 
+    def was_to_contribute(self, clients: Clients) -> Tensor:
+        """Which clients were to have a row other than zero, (clients,) bool; called after `rows`, which marks them as a rule."""
+        return clients.shard.contributed[self.model, clients.place] if self.marks_contributors else self.contributes(clients)
+
     def rows(self, clients: Clients) -> Tensor:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
@@ -675,7 +679,8 @@ def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: C
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.trains and not question.mechanism.private:
-        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        train: Any = question
+        empty = (sums == 0).cpu() & train.was_to_contribute(clients)
         if bool(empty.any()):
             clients.shard.failed[clients.place[empty]] |= ~rows[to_device(empty, rows.device)].any(1).cpu()
     return rows
