@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedtail.engine import Engine
     from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import Constant, Cosine, LocalSGD, Participants, Proximal, StepDecay, Stragglers
+    from fedtail.local import Constant, Cosine, Deadline, LocalSGD, Participants, Proximal, StepDecay, Stragglers
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
@@ -45,14 +45,28 @@ if TYPE_CHECKING:
         Spectral,
         Superquantile,
         TailFilter,
+        TailFloor,
         Tilted,
         TiltedValueAtRisk,
         ValueAtRisk,
         Worst,
     )
-    from fedtail.sampling import ByMass, BySize, EqualClients, Everyone, Poisson, Uniform
+    from fedtail.sampling import (
+        Available,
+        ByMass,
+        BySize,
+        Diurnal,
+        EqualClients,
+        Everyone,
+        FirstArrivals,
+        Poisson,
+        Trace,
+        Uniform,
+        read_trace,
+    )
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.solvers import minimise, minimise_stochastic
+    from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
@@ -65,7 +79,7 @@ _HOME = {
     "engine": ("Engine",),
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "LocalSGD", "Participants", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("Constant", "Cosine", "Deadline", "LocalSGD", "Participants", "Proximal", "StepDecay", "Stragglers"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
@@ -73,10 +87,12 @@ _HOME = {
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-             "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
-    "sampling": ("ByMass", "BySize", "EqualClients", "Everyone", "Poisson", "Uniform"),
+             "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
+    "sampling": ("Available", "ByMass", "BySize", "Diurnal", "EqualClients", "Everyone", "FirstArrivals", "Poisson", "Trace",
+                 "Uniform", "read_trace"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
+    "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }
