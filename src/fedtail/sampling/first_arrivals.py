@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtail.privacy.events import NoSampling, Sampling
-from fedtail.sampling.base import Cohort, check_cohort_size, check_enough_clients, unweighted_cohort
+from fedtail.sampling.base import Cohort, check_cohort_size, unweighted_cohort
 from fedtail.sampling.uniform import uniform_positions
 from fedtail.speeds import Speeds
 
@@ -74,7 +74,10 @@ class FirstArrivals:
 
     def check(self, population: Any) -> None:
         """Raise a ValueError where fewer clients exist than are sampled, one has no speed, or sizes are needed and not known."""
-        check_enough_clients(self.num_sampled, population)
+        if self.num_sampled > len(population):
+            raise ValueError(f"FirstArrivals samples {self.num_sampled} clients a round, {self.factor:g} times "
+                             f"{self.cohort_size}, but the population has {len(population)}. Write a smaller factor or "
+                             "cohort_size.")
         self.speeds.steps_per_second(population.key, population.names)
         if self.by_size and population.size is None:
             raise ValueError("FirstArrivals needs to know how many examples each client has, which nodes do not say. Write "
