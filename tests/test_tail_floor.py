@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from fedtail import (
     Uniform,
     train,
 )
+from fedtail.deployment.deployed_run import DeploymentRecords
 from fedtail.runs import run
 
 from cases import small_population
@@ -133,3 +135,12 @@ def test_a_run_writes_the_tail_fraction_of_each_round(tmp_path):
     assert len(set(sizes)) > 1
     used = [line["members"][0]["tail_fraction"] for line in lines]
     assert used == [min(1.0, max(0.25, 3 / size)) if size else None for size in sizes]
+
+
+def test_the_log_of_a_deployed_run_says_the_tail_fraction():
+    def text(name, *sampled):
+        fleet = SimpleNamespace(reports=[SimpleNamespace(sampled=count) for count in sampled])
+        return DeploymentRecords(experiment(name), TASK, fleet, print)._raised_tail_text()
+    assert text("away", 6, 6) == ", tail fraction 0.5"
+    assert text("away", 2) == ", tail fraction 1"
+    assert text("away") == text("delta_fl", 6) == ""
