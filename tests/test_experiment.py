@@ -121,7 +121,7 @@ availability = { part = "TraceFile", file = "trace.csv", period = 9 }
     sample, work = experiment.algorithm.sample, experiment.algorithm.local.work
     assert (sample.availability.file, sample.availability.cycle) == (tmp_path / "trace.csv", 9)
     assert sample.sample.speeds.table == work.speeds.table == fedtail.read_speeds(tmp_path / "speeds.csv")
-    assert parsed(tomli_w.dumps(experiment.table())).table() == experiment.table()
+    assert parsed(tomli_w.dumps(experiment.as_table())).as_table() == experiment.as_table()
     population = experiment.data.load(0)["train"]
     assert [sample(population, 0, number).key.tolist() for number in (0, 1, 5, 9)] == [[3], [3, 4], [4], [3]]
     wrong = text.replace("trace.csv", "gone.csv")
