@@ -41,7 +41,9 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Dane,
+        Deadline,
         LocalSGD,
+        Participants,
         Proximal,
         StepDecay,
         Stragglers,
@@ -83,14 +85,28 @@ if TYPE_CHECKING:
         Spectral,
         Superquantile,
         TailFilter,
+        TailFloor,
         Tilted,
         TiltedValueAtRisk,
         ValueAtRisk,
         Worst,
     )
-    from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
+    from fedtail.sampling import (
+        Available,
+        ByMass,
+        BySize,
+        Diurnal,
+        EqualClients,
+        Everyone,
+        FirstArrivals,
+        Poisson,
+        Trace,
+        Uniform,
+        read_trace,
+    )
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.solvers import minimise, minimise_stochastic
+    from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
@@ -104,8 +120,8 @@ _HOME = {
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
                    "evaluate", "evaluate_family", "finetune", "gradient_dissimilarity", "inexactness"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "MAML", "Proximal", "StepDecay", "Stragglers",
-              "UntilInexact"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal",
+              "StepDecay", "Stragglers", "UntilInexact"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
@@ -113,10 +129,12 @@ _HOME = {
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-             "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
-    "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
+             "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
+    "sampling": ("Available", "ByMass", "BySize", "Diurnal", "EqualClients", "Everyone", "FirstArrivals", "Poisson", "Trace",
+                 "Uniform", "read_trace"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
+    "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }

@@ -9,6 +9,7 @@ from functools import partial
 from inspect import getattr_static
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -299,12 +300,15 @@ Method = FederatedAlgorithm | Family
 def parts_are_equal(one: Any, other: Any) -> bool:
     """Whether two parts or methods have the same type and equal fields, compared recursively.
 
-    Tensors are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values by ==.
+    Tensors and arrays are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values
+    by ==.
     """
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if is_dataclass(one):
         return all(parts_are_equal(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
     if isinstance(one, (tuple, list)):

@@ -48,6 +48,7 @@ from fedtail.risk import (
     Spectral,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
     TiltedValueAtRisk,
     ValueAtRisk,
@@ -114,6 +115,7 @@ def table_rows() -> Iterator[Row]:
         ("`Hierarchical`", Hierarchical(Tilted(1.0), Tilted(1.0), GROUPS)), ("`GroupAscent`", GroupAscent(GROUPS)),
         ("`Ascent`", Ascent()),
         ("`Refreshed(Superquantile)`", Refreshed(tail, 2)), ("`Binned(Superquantile)`", Binned(tail, histogram)),
+        ("`TailFloor(Superquantile)`", TailFloor(tail, 10)),
     )
     for name, risk in risks:
         method = replace(fedavg(CLIENTS), sample=Everyone(), risk=risk)
@@ -211,10 +213,10 @@ def _counting_note(method: FederatedAlgorithm) -> str:
                                client % GROUPS)
     if method.aggregate.declares.mechanism.private:
         return ""                                      # sums with noise are not counted
-    unknown, dual = [], None
+    unknown, dual, risk = [], None, method.risk.for_cohort(CLIENTS)
     for _ in range(2):
-        dual = fit_locally(method.risk.fit(dual), clients)
-        train = Train(method.local, method.risk, dual, method.aggregate)
+        dual = fit_locally(risk.fit(dual), clients)
+        train = Train(method.local, risk, dual, method.aggregate)
         unknown.append(train.fewest_contributors(1.0) is None)
     return ", counted first" if all(unknown) else ", counted first with a reused dual" if any(unknown) else ""
 

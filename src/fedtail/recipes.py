@@ -31,6 +31,7 @@ from fedtail.risk import (
     SmoothedSuperquantile,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
 )
 from fedtail.risk.base import check_tail_fraction
@@ -78,14 +79,16 @@ def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | Non
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
              smoothing: float | None = None, quantile: Quantile | None = None, refresh_every: int = 1,
-             **local: Any) -> FederatedAlgorithm:
+             least_contributors: int | None = None, **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
     `cohort_size` clients are sampled uniformly each round. `form` is "exact" (weights of Algorithm 3, the default), "filter"
     (Algorithm 1), or "smoothed" by a divergence (eq. 14); `smoothing` (nu, 0.1 by default) is for the last one only. `quantile`
     finds the threshold of the first two, by default `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the
-    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. Other keywords go to
-    `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong to the form.
+    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. With
+    `least_contributors` theta is raised in rounds with few clients, as where few are available, so that about so many contribute
+    (`TailFloor`). Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong
+    to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -98,6 +101,7 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
             raise ValueError(f"smoothing={smoothing:g} is for form='smoothed', got form={form!r}.")
         kind = Superquantile if form == "exact" else TailFilter
         risk = kind(tail_fraction, quantile or ExactQuantile())
+    risk = risk if least_contributors is None else TailFloor(risk, least_contributors)
     return replace(fedavg(cohort_size, **local), risk=risk if refresh_every == 1 else Refreshed(risk, refresh_every))
 
 

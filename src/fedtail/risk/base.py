@@ -374,6 +374,15 @@ class RiskWrapper(Risk):
         self.risk.check(population, sample)
 
 
+def tail_fraction_used(risk: Risk, cohort_size: int) -> float | None:
+    """The share of a cohort of `cohort_size` clients that contributes, as the risk for this cohort declares it.
+
+    Of a superquantile that is the tail_fraction (theta) used in the round, of the mean 1. None where the risk does not declare
+    it, or there is no client.
+    """
+    return risk.for_cohort(cohort_size).declares.contributing if cohort_size else None
+
+
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     """Run `conversation`, a risk's generator of questions, on clients whose statistics are all in this process; returns the dual.
 
