@@ -40,6 +40,7 @@ from fedtail.base_part import Part, classes_sent_with
 from fedtail.composition import NEEDS, RULES, Composition, check_composition, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
+from fedtail.local import LocalTraining
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
@@ -175,12 +176,21 @@ CASES = [
     Case("few_contributors_refusals", method(risk=Superquantile(0.15)),
          "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 8, 8),
+         "8 clients of a cohort are asked for their gradients and the others train, but only 8 are drawn a round. Draw more clients, or lower gradient_clients.",
+         fedtail.feddane(0.1, 9, 8)),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 20, 16),
+         "16 clients of a cohort are asked for their gradients and about 4 train: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or leave gradient_clients out: then all do both.",
+         fedtail.feddane(0.1, 20, 15), HIDING),
+    Case("split_cohort_refusals", replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1, 10))),
+         "PrivateMean divides by the weight of a whole cohort, of which 10 clients are asked for their gradients while only the others train. Leave gradient_clients out: then all do both.",
+         replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1)))),
     Case("small_group_refusals", method(sample=fedtail.Uniform(16), risk=Refreshed(GroupAscent(3), 2)),
          "Refreshed asks by group, and group 1 has 5 of 30 clients, about 2.67 of them in a round: a sum over so few reveals much about each (minimum_contributors=5). Merge small groups, or draw more clients.",
          method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
     Case("few_contributors_refusals", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("told_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
+    Case("secret_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
          "TellsOfCohort sends numbers that depend on who was sampled, and amplification by Poisson sampling relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, a fixed tail_fraction.",
          replace(private(Mean(), 30.0), local=TellsOfCohort())),
     Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
@@ -390,10 +400,10 @@ def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
     names = " ".join(row.part for row in rows)
-    for room in (fedtail.risk, fedtail.aggregation):
+    for room in (fedtail.risk, fedtail.aggregation, fedtail.local):
         for name in room.__all__:
             kind = getattr(room, name)
-            if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
+            if isinstance(kind, type) and issubclass(kind, Part if room is not fedtail.local else LocalTraining) and kind not in (Risk, LocalTraining):
                 assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 

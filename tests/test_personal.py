@@ -77,6 +77,11 @@ def ditto(cohort=3, strength=0.7, **more):
     return replace(fedtail.fedavg(cohort), local=STEPS, personal=Ditto(strength, STEPS), **more)
 
 
+def test_the_recipe_trains_both_models_by_the_same_steps():
+    settings = {"learning_rate": 0.1, "batch_size": None, "local_steps": 4}
+    assert fedtail.ditto(0.7, 3, **settings) == ditto()
+
+
 def personal_rows(trained, population, model=0):
     found = kept_personal_rows(trained, population.key, model).read()
     return {k: row for k, (row, has) in enumerate(zip(found.rows, found.has, strict=True)) if has}
@@ -292,6 +297,8 @@ def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_example
     (lambda: Ditto(-1.0), "strength (lambda) must be at least 0 and finite, got -1. 0 trains on a client's own data alone."),
     (lambda: Ditto(20.0, LocalSGD(0.1)), "learning_rate * strength must be below 1, got 0.1 * 20: every step would overshoot the shared model. Lower one of them."),
     (lambda: Ditto(1.0, LocalSGD(0.1, penalty=fedtail.Proximal(1.0))), "the personal model has the penalty of its strength; local has Proximal(strength=1.0) beside it. Leave it out."),
+    (lambda: Ditto(1.0, LocalSGD(0.1, work=fedtail.Stragglers(0.5, exact=True))), "personal models are trained by the client alone, and NoPenalty() or Stragglers(fraction=0.5, drop=False, exact=True) needs the server in every round. Use parts that do not: Proximal, Stragglers without exact=True."),
+    (lambda: fedtail.personal.FineTuning(LocalSGD(penalty=fedtail.AdaptiveProximal())), "personal models are trained by the client alone, and AdaptiveProximal(start=0.0, step=0.1, patience=5, loss_bound=1000.0) or FullWork() needs the server in every round. Use parts that do not: Proximal, Stragglers without exact=True."),
     (lambda: ValidatedDitto(()), "strengths (lambda) must name at least one to choose from. Write strengths=(0.1, 1.0, 2.0)."),
     (lambda: ValidatedDitto(validation=1.0), "validation must be a share in (0, 1) of a client's examples, got 1."),
 ])

@@ -9,6 +9,7 @@ from functools import partial
 from inspect import getattr_static
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +138,8 @@ class FederatedAlgorithm:
         fitting = risk.fit(state.dual)
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
         train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
-        local, kept_local = yield from self.local.prepare(self._round_start(state, train, seed, cohort))
+        preparing = self.local.prepare(self._round_start(state, train, seed, cohort))
+        local, kept_local = yield from preparing if objective is None else with_question_fields(preparing, objective=objective)
         if local is not self.local:
             self._refuse_undeclared_memory(local)
             train = replace(train, local=local)
@@ -179,8 +181,12 @@ class FederatedAlgorithm:
 
     @property
     def minimum_cohort(self) -> int:
-        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped."""
-        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
+        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped.
+
+        Where local training lets some clients answer a question in place of training, one more is needed, to train.
+        """
+        answering = self.local.declares.answers_only
+        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum, answering + 1 if answering else 0)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
@@ -203,7 +209,7 @@ class FederatedAlgorithm:
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
             """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
-            found = yield from self.aggregate.fit(replace(train, local=local))
+            found = yield from self.aggregate.fit(replace(train, local=local, marks_contributors=False))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update, seed, cohort.key)
 
@@ -306,12 +312,15 @@ Method = FederatedAlgorithm | Family
 def parts_are_equal(one: Any, other: Any) -> bool:
     """Whether two parts or methods have the same type and equal fields, compared recursively.
 
-    Tensors are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values by ==.
+    Tensors and arrays are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values
+    by ==.
     """
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if is_dataclass(one):
         return all(parts_are_equal(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
     if isinstance(one, (tuple, list)):

@@ -12,7 +12,7 @@ from fedtail.clients import Clients
 from fedtail.local.penalties import NoPenalty, Proximal
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
-from fedtail.personal.own_examples import mean_losses, split_own_examples
+from fedtail.personal.own_examples import check_no_server_half, mean_losses, split_own_examples
 
 FEWEST = 4      # validation examples by which a client chooses its own strength [Li23, section 5.7]
 
@@ -84,6 +84,10 @@ class FineTuning(PersonalModels):
 
     local: LocalSGD = LocalSGD()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where `local` needs the server to prepare its rounds."""
+        check_no_server_half(self.local)
+
     def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
         """The models after the steps of `local` from `received` (dim,), (clients, dim); `start` is not used."""
         return self.local.models(clients, received, received)
@@ -100,6 +104,7 @@ def check_pull(strength: float, local: LocalSGD) -> None:
     if not isinstance(local.penalty, NoPenalty):
         raise ValueError(f"the personal model has the penalty of its strength; local has {local.penalty} beside it. "
                          "Leave it out.")
+    check_no_server_half(local)
     if local.learning_rate * strength >= 1:
         raise ValueError(f"learning_rate * strength must be below 1, got {local.learning_rate:g} * {strength:g}: every step "
                          "would overshoot the shared model. Lower one of them.")

@@ -12,7 +12,7 @@ from fedtail.devices import to_device
 from fedtail.local.penalties import NoPenalty
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
-from fedtail.personal.own_examples import mean_losses
+from fedtail.personal.own_examples import check_no_server_half, mean_losses
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def check_mix(mix: float) -> None:
 
 def check_plain_steps(local: LocalSGD) -> None:
     """Raise ValueError where `local` has momentum, weight decay, a penalty or an example risk: a mixture's steps have none."""
+    check_no_server_half(local)
     if local.momentum or local.weight_decay or local.example_risk is not None or not isinstance(local.penalty, NoPenalty):
         raise ValueError("a mixture's steps are plain gradient steps, and local has momentum, weight_decay, a penalty or an "
                          "example_risk. Leave these out.")
