@@ -259,9 +259,10 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2), local.Stragglers(0.5), local.Stragglers(0.5, exact=True),
-          local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)), speeds.SpeedTable((3, 1), (2.0, 0.5)),
-          NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+OTHERS = (fedtail.Proximal(0.1), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
+          fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2),
+          local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
+          speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
 ROOMS = (aggregation, local, privacy, quantiles, risks, speeds, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
@@ -301,7 +302,9 @@ RECIPES = {
                *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True)),
                                                                   local.Deadline(4.0, speeds.LogNormalSpeeds(1.0))))],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
-    "fedprox": [recipes.fedprox(0.1, **SIZE)],
+    "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal()),
+                replace(BASE, local=fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.AdaptiveProximal()), 0.3))],
+    "feddane": [recipes.feddane(0.1, **SIZE), recipes.feddane(0.1, gradient_clients=4, **SIZE)],
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
                  *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2),
                  recipes.delta_fl(0.5, **SIZE, least_contributors=7)],

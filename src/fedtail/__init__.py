@@ -21,9 +21,34 @@ if TYPE_CHECKING:
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
     from fedtail.engine import Engine
-    from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.evaluation import (
+        Distribution,
+        Evaluation,
+        FederatedEvaluation,
+        FederatedInexactness,
+        GradientDissimilarity,
+        choose,
+        evaluate,
+        evaluate_family,
+        finetune,
+        gradient_dissimilarity,
+        inexactness,
+    )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import MAML, Constant, Cosine, Deadline, LocalSGD, Participants, Proximal, StepDecay, Stragglers
+    from fedtail.local import (
+        MAML,
+        AdaptiveProximal,
+        Constant,
+        Cosine,
+        Dane,
+        Deadline,
+        LocalSGD,
+        Participants,
+        Proximal,
+        StepDecay,
+        Stragglers,
+        UntilInexact,
+    )
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
@@ -34,6 +59,7 @@ if TYPE_CHECKING:
         dp_fedavg,
         fedavg,
         fedavg_sub,
+        feddane,
         fedprox,
         q_ffl,
         q_ffl_family,
@@ -91,13 +117,15 @@ _HOME = {
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
+                   "evaluate", "evaluate_family", "finetune", "gradient_dissimilarity", "inexactness"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal",
+              "StepDecay", "Stragglers", "UntilInexact"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "q_ffl_family", "q_maml", "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
+                "q_ffl", "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
