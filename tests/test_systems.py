@@ -142,7 +142,7 @@ def test_stragglers_by_coins_are_what_they_were():
     work = Stragglers(0.5)
     assert work.for_round(None) is work
     assert not work.reads_cohort
-    with pytest.raises(TypeError, match="are drawn from a cohort on the server"):
+    with pytest.raises(TypeError, match="are drawn by the server from the cohort of a round, and here is none"):
         Stragglers(0.5, exact=True).steps(None, None, None)
 
 
@@ -184,7 +184,7 @@ def test_numbers_of_participants_that_cannot_be(make, text):
     assert str(said.value) == text
     with pytest.raises(TypeError, match=r"work must be a part, got 0\.5"):
         Participants(3, 0.5)
-    with pytest.raises(TypeError, match="are drawn from a cohort on the server"):
+    with pytest.raises(TypeError, match="are drawn by the server from the cohort of a round, and here is none"):
         Participants(3).steps(None, None, None)
 
 
