@@ -202,7 +202,7 @@ CASES = [
 def test_a_rule_says_its_text_where_it_is_broken_and_no_other_rule_says_anything(case):
     (said,) = refusals(case.refused, case.population, case.channel, case.fleet)
     assert said.startswith(case.text)
-    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet)
+    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet, case.refused.personal)
     asked = NEEDS if case.rule in {rule.__name__ for rule in NEEDS} else RULES
     assert {rule.__name__: list(rule(parts)) for rule in asked} == {rule.__name__: [said] if rule.__name__ == case.rule else [] for rule in asked}
     assert refusals(case.fits, case.fits_population, case.fits_channel or case.channel, case.fits_fleet or case.fleet) == ()

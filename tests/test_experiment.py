@@ -501,7 +501,7 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[privacy]\nepsilon = 1.0\n", "e.toml, line 15: epsilon=1 means nothing without delta."),
     (BASE + "[privacy]\nrandomness = 'dice'\n", "e.toml, line 15: randomness must be one of 'seed', 'os', got 'dice'."),
     (BASE + "[aggregate]\npart = 'PrivateMean'\nclip_norm = 0.1\nnoise = { noise_multiplier = 0.0 }\n", "e.toml, line 17: noise_multiplier (z) must be positive and finite, got 0."),
-    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: this version trains no personal models."),
+    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: the section of personal models is [personal], and below it part = \"Ditto\""),
     (BASE + "[family]\nrisk.tail_fraction = 0.5\n", "e.toml, line 14: a family varies one field of a part over two values or more."),
     (BASE + "[family]\nrisk.tail_fraction = [1.0, 0.5]\n", "Mean has no field 'tail_fraction'."),
     (BASE + "[family]\nsample.cohort_size = [2, 3]\n", "e.toml, line 14: the members of a Family are trained on one cohort"),

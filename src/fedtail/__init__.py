@@ -30,9 +30,11 @@ if TYPE_CHECKING:
         choose,
         evaluate,
         evaluate_family,
+        evaluate_personal,
         finetune,
         gradient_dissimilarity,
         inexactness,
+        personal_module,
     )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import (
@@ -49,12 +51,14 @@ if TYPE_CHECKING:
         Stragglers,
         UntilInexact,
     )
+    from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
         delta_fl,
         delta_fl_family,
+        ditto,
         dp_delta_fl,
         dp_fedavg,
         fedavg,
@@ -118,14 +122,16 @@ _HOME = {
     "data": ("Population",),
     "engine": ("Engine",),
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
-                   "evaluate", "evaluate_family", "finetune", "gradient_dissimilarity", "inexactness"),
+                   "evaluate", "evaluate_family", "evaluate_personal", "finetune", "gradient_dissimilarity", "inexactness",
+                   "personal_module"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal",
               "StepDecay", "Stragglers", "UntilInexact"),
+    "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
-                "q_ffl", "q_ffl_family", "q_maml", "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane",
+                "fedprox", "q_ffl", "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",

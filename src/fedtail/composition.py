@@ -16,6 +16,7 @@ from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
+from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.privacy.events import PoissonSampling
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -42,6 +43,7 @@ class Composition:
     population: Any
     channel: Channel
     fleet: Fleet
+    personal: PersonalModels = NoPersonalModels()
 
     @property
     def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
@@ -78,7 +80,8 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     """
     found = []
     for member in method.members:
-        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
+        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet,
+                            member.personal)
         needed = [text for rule in NEEDS for text in rule(parts)]
         found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
     return tuple(dict.fromkeys(found))
@@ -204,11 +207,11 @@ def small_weight_refusals(parts: Composition) -> Iterator[str]:
 
 
 def lost_memory_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text for the risk or the local training where its clients' memory must not be lost, and this fleet may lose it.
+    """Yields a text for each part whose clients' memory must not be lost, where this fleet may lose it.
 
-    `parts` is the method with the fleet that it is to run on.
+    Those are the risk, the local training and the personal models of `parts`, the method with the fleet it is to run on.
     """
-    for part in (parts.risk, parts.local):
+    for part in (parts.risk, parts.local, parts.personal):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."

@@ -262,6 +262,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    personal: Any = None                # personal models, which all clients train beside; None: they train none
     marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
@@ -329,8 +330,11 @@ class Train:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
         All other clients have zero rows. Marks in the shard who contributed, unless `marks_contributors` is False, and stores
-        what the risk keeps on each client for the next round.
+        what the risk keeps on each client for the next round. Where there are personal models, all clients train theirs, also
+        those that do not contribute.
         """
+        if self.personal is not None:
+            self.personal.train_and_keep(clients, self.model)
         at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)

@@ -16,6 +16,7 @@ from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.iterates import AveragedIterate, Iterate
 from fedtail.local import MAML, Dane, LocalSGD, Proximal
+from fedtail.personal import Ditto
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -65,6 +66,16 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
     keywords go to `LocalSGD`.
     """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
+
+
+def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+    """Ditto: FedAvg, and beside it a model of each client's own, pulled towards the shared one by `strength` (lambda).
+
+    Both are trained by the same steps, whose settings are keywords of `LocalSGD`. `cohort_size` clients are sampled uniformly
+    each round. `fedtail.evaluate_personal` judges the personal models, which stay on the clients.
+    """
+    shared = fedavg(cohort_size, **local)
+    return replace(shared, personal=Ditto(strength, (local)))
 
 
 def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:

@@ -505,7 +505,7 @@ def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
         return ClientMemory(fleet.population.key, {})
     held = fleet.memory()
     for model, member in enumerate(first.algorithm.members):
-        for name, part in (("risk", member.risk), ("local", member.local)):
+        for name, part in (("risk", member.risk), ("local", member.local), ("personal", member.personal)):
             if part.declares.keeps and f"{name} {model}" not in held.kept and held.nodes is None:
                 raise ValueError(f"{type(part).__name__} keeps memory on the clients, which a state alone does not hold. "
                                  "Go on with the whole result of train, or on the fleet that trained it.")

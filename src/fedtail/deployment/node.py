@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail import aggregation, local, privacy, quantiles, risk, speeds
+from fedtail import aggregation, local, personal, privacy, quantiles, risk, speeds
 from fedtail.base_part import Part, classes_sent_with
 from fedtail.channel.base import clients_add_noise
 from fedtail.channel.integer import FixedPoint
@@ -85,7 +85,7 @@ def built_in_parts() -> Iterator[type]:
     """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
                 *classes_sent_with(ClientMetrics), *classes_sent_with(ClientInexactness), *classes_sent_with(GradientMoments))
-    for room in (aggregation, local, privacy, quantiles, risk, speeds):
+    for room in (aggregation, local, personal, privacy, quantiles, risk, speeds):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):

@@ -20,7 +20,7 @@ from fedtail.devices import to_device
 from fedtail.engine.engine import Engine
 from fedtail.errors import FieldError
 from fedtail.evaluation.evaluate import task_with_model
-from fedtail.evaluation.federated import EvaluatedRound, unequal_cohorts_refusal
+from fedtail.evaluation.federated import EvaluatedRound, unequal_cohort_refusal
 from fedtail.fleet import Fleet
 from fedtail.local.full_gradient import FullGradient
 from fedtail.privacy.ledger import Ledger
@@ -146,7 +146,7 @@ class GradientDissimilarity:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        return unequal_cohorts_refusal(sample)
+        return unequal_cohort_refusal(sample)
 
 
 def gradient_dissimilarity(model: Trained | nn.Module, population: Population | None = None, task: Task | None = None, *,

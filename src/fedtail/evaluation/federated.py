@@ -211,17 +211,17 @@ class FederatedEvaluation:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
-        return unequal_cohorts_refusal(sample)
+        return unequal_cohort_refusal(sample)
 
 
-def unequal_cohorts_refusal(sample: Sampler) -> str | None:
+def unequal_cohort_refusal(sample: Sampler) -> str | None:
     """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
     if isinstance(sample, (ByMass, BySize)):
-        return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be "
-                "about them. Sample uniformly, or evaluate on everybody.")
+        return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be about "
+                "them. Sample uniformly, or evaluate on everybody.")
     if isinstance(sample, (Available, FirstArrivals)):
-        return (f"{type(sample).__name__} does not draw every client equally often, so that an evaluation over its cohorts "
-                "would be about those it draws. Sample uniformly, or evaluate on everybody.")
+        return (f"{type(sample).__name__} does not draw every client equally often, so that an evaluation over its cohorts would "
+                "be about those it draws. Sample uniformly, or evaluate on everybody.")
     return None
 
 

@@ -23,7 +23,7 @@ from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.errors import FieldError
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.evaluate import Evaluation, task_with_model
-from fedtail.evaluation.federated import EvaluatedRound, MetricRange, unequal_cohorts_refusal
+from fedtail.evaluation.federated import EvaluatedRound, MetricRange, unequal_cohort_refusal
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.local.until_inexact import UntilInexact
@@ -158,4 +158,4 @@ class FederatedInexactness:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        return unequal_cohorts_refusal(sample)
+        return unequal_cohort_refusal(sample)

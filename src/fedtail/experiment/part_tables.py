@@ -67,6 +67,7 @@ SLOTS = {
     "aggregate": Slot("fedtail.aggregation", "rows", "WeightedMean"),
     "server": Slot("fedtail.server", "start", "SGD"),
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
+    "personal": Slot("fedtail.personal", "train_and_keep", "NoPersonalModels"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "within": Slot("fedtail.risk", "density"),

@@ -4,6 +4,7 @@ from fedtail.local.adaptive_proximal import AdaptiveProximal
 from fedtail.local.base import LocalTraining, Objective, Prepared, RoundStart, full_gradients
 from fedtail.local.dane import Dane
 from fedtail.local.deadline import Deadline
+from fedtail.local.finetuning_penalties import EWC, TrainOnly
 from fedtail.local.full_gradient import FullGradient
 from fedtail.local.maml import MAML
 from fedtail.local.participants import Participants
@@ -13,6 +14,6 @@ from fedtail.local.sgd import LocalSGD
 from fedtail.local.until_inexact import UntilInexact
 from fedtail.local.work import FullWork, Stragglers, Work
 
-__all__ = ["MAML", "AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "FullGradient", "FullWork", "LocalSGD",
+__all__ = ["EWC", "MAML", "AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "FullGradient", "FullWork", "LocalSGD",
            "LocalTraining", "NoPenalty", "Objective", "Participants", "Penalty", "Prepared", "PreparedPenalty", "Proximal",
-           "RoundStart", "Schedule", "StepDecay", "Stragglers", "UntilInexact", "Work", "full_gradients"]
+           "RoundStart", "Schedule", "StepDecay", "Stragglers", "TrainOnly", "UntilInexact", "Work", "full_gradients"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -168,6 +168,18 @@ class LocalSGD(LocalTraining):
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
         return params.index_select(0, to_device(order.argsort(), params.device))
+
+    def sorted_batches(self, clients: Clients) -> tuple[Clients, Tensor, Iterator[Batch]]:
+        """The mini-batches that these clients would train on in this round, for parts that take steps of their own kind.
+
+        Returns the clients sorted by falling numbers of steps, their positions in the given batch (clients,), and the batches:
+        each is of the first `batch.active` of the sorted clients. Work and shuffling are those of `models`.
+        """
+        steps, order = self.steps(clients).sort(descending=True, stable=True)
+        clients = clients.take(order)
+        if not len(steps) or int(steps[0]) == 0:
+            return clients, order, iter(())
+        return clients, order, batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size)
 
     def subproblem_gradients(self, clients: Clients, anchor: Tensor, params: Tensor, own: Tensor | None = None) -> Tensor:
         """The gradient of what each client's steps minimise, (clients, dim): its loss, `weight_decay` / 2 |w|^2 and the penalty.
