@@ -75,7 +75,7 @@ def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> Federa
     each round. `fedtail.evaluate_personal` judges the personal models, which stay on the clients.
     """
     shared = fedavg(cohort_size, **local)
-    return replace(shared, personal=Ditto(strength, (local)))
+    return replace(shared, personal=Ditto(strength, _local_part(LocalSGD, local)))
 
 
 def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:

@@ -11,9 +11,9 @@ from fedtail.evaluation.finetune import FineTuned, finetune
 from fedtail.evaluation.inexactness import FederatedInexactness, inexactness
 from fedtail.evaluation.personal import PersonalEvaluation, evaluate_personal, personal_module
 
-__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "Evaluation", "FamilyEvaluation", "FederatedEvaluation",
-           "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange", "PersonalEvaluation", "choose",
-           "evaluate", "evaluate_family", "evaluate_personal", "finetune", "gradient_dissimilarity", "inexactness", "personal_module",
-           "text_table"]
+__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "Evaluation", "FamilyEvaluation",
+           "FederatedEvaluation", "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange",
+           "PersonalEvaluation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
+           "gradient_dissimilarity", "inexactness", "personal_module", "text_table"]
 
 __getattr__ = old_names(__name__)
