@@ -24,7 +24,7 @@ from fedtail.runs.files import RunRefused
 
 from cases import small_population
 from node_process import make_task
-from own_risk import CoordinateMedian
+from own_risk import OwnMedian
 from run_cases import BASE, METHODS, Onlooker, experiment
 from wide_risk import WIDE, Habit
 
@@ -130,7 +130,7 @@ def test_private_runs_have_the_same_noise_and_ledger(shared):
 
 def test_rows_are_gathered_in_the_order_of_the_cohort(shared):
     fleet, task = shared
-    method = replace(RECIPES["fedavg"], aggregate=CoordinateMedian())
+    method = replace(RECIPES["fedavg"], aggregate=OwnMedian())
     here, there = (params_of(train(method, task, rounds=3, **who)) for who in ({"population": POPULATION}, {"fleet": fleet}))
     assert torch.allclose(here, there, atol=1e-6)
 

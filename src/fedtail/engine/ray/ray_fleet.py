@@ -241,7 +241,10 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
     `parts` are the shards' sums or rows, and `places` the positions of their clients in the cohort. Sums are added in order.
     """
     if question.gather:
-        return torch.cat(parts)[torch.cat(places).argsort()]
+        rows = parts[0].new_empty(sum(map(len, places)), parts[0].shape[1])
+        for place, part in zip(places, parts, strict=True):
+            rows[place] = part.to(rows)
+        return rows
     total = parts[0].clone()
     for part in parts[1:]:
         total = encoding.sum(torch.stack([total, part]))
