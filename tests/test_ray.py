@@ -135,6 +135,14 @@ def test_rows_are_gathered_in_the_order_of_the_cohort(shared):
     assert torch.allclose(here, there, atol=1e-6)
 
 
+@pytest.mark.parametrize("attack", [fedtail.attacks.ModelReplacement(0.3, 5.0), fedtail.attacks.RandomUpdates(0.3), fedtail.attacks.ClaimedLoss(0.3, 9.0)], ids=repr)
+def test_corrupted_clients_in_actors_do_what_they_do_here(attack):
+    method, task = replace(fedtail.delta_fl(0.6, 12, **LOCAL), aggregate=fedtail.MultiKrum(0.2)), make_task("linear")
+    with LocalFleet(POPULATION, task, workers=1, attack=attack) as here, RayFleet(POPULATION, task, shards=2, attack=attack) as there:
+        one, other = (params_of(train(method, task, fleet=fleet, rounds=2)) for fleet in (here, there))
+    assert torch.allclose(one, other, atol=1e-6)
+
+
 @dataclass(frozen=True)
 class Fickle:
     """Cross-entropy that kills or fails the actor that computes it, once, when a file says so and in which pass."""

@@ -25,6 +25,7 @@ from fedtail.types import Examples
 from fedtail.update_memo import UpdateMemo
 
 if TYPE_CHECKING:
+    from fedtail.attacks import AttackedPopulation
     from fedtail.engine.kernels import Kernel
 
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
@@ -81,18 +82,21 @@ class Shard:
     large: LargeMemory = field(default_factory=dict)  # memory of many numbers, as the last round left it
     places: RowPlaces | None = None                   # where such memory is written to
     held_out: HeldOut | None = None                   # examples that are never trained on
+    attack: AttackedPopulation | None = None          # simulation only: what corrupted clients do
     drawing: set[Any] = field(default_factory=set)    # objectives that were seen to draw, from streams of each client
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite, or a row was empty
     contributed: Tensor = field(init=False)           # (models, clients) who trained
+    corrupted: Tensor = field(init=False)             # (clients,) by the attack, if there is one
     updates: UpdateMemo = field(init=False)           # of this round, where they are asked for several times
 
     def __post_init__(self) -> None:
         """Set `blocks` to one block of all clients where none were given, `failed` and `contributed` to all false.
 
-        No update is known.
+        No update is known, and no client is corrupted: a fleet with an attack sets who is.
         """
         self.blocks = self.blocks or [(0, len(self.population))]
         self.updates = UpdateMemo(len(self.population))
+        self.corrupted = torch.zeros(len(self.population), dtype=torch.bool)
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
@@ -273,6 +277,7 @@ class Clients:
             losses = torch.zeros_like(mass)
         else:
             losses = self.shard.losses(model, objective)[place] if losses is None else losses
+            losses = losses if self.shard.attack is None else self.shard.attack.as_claimed(losses, self)
             finite = losses.isfinite()
             if not bool(finite.all()):
                 self.shard.failed[place] |= ~finite

@@ -345,16 +345,16 @@ class Train:
         """The updates w_k - w of the clients after local training, (clients, dim); `gradients` are their first ones, if known.
 
         Where the aggregator asks for the same updates several times in a round, they are computed once and kept for the round;
-        if what was kept is lost, they are computed again, to the same bits.
+        if what was kept is lost, they are computed again, to the same bits. In a simulated attack, corrupted clients send others.
         """
-        if self.aggregate.declares.questions < 2:
-            return self.local.updates(clients, self.model, gradients)
-        name = clients.shard.updates.entry_name(self.model, self.local)
+        repeated = self.aggregate.declares.questions > 1
+        name = clients.shard.updates.entry_name(self.model, self.local) if repeated else None
         found = clients.recall_updates(name)
         if found is None:
             found = self.local.updates(clients, self.model, gradients)
             clients.memoise_updates(name, found)
-        return found
+        attack = clients.shard.attack
+        return found if attack is None else attack.as_updated(found, clients)
 
     def losses_come_with_gradients(self, shard: Shard) -> bool:
         """Whether local training is to compute the losses along with its first gradients, which saves a pass over the data.
@@ -654,7 +654,8 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
 
     Rows are computed, clipped, noised and encoded. A client whose row is not finite is marked as failed in the shard, and its row
     becomes zero before noise is added. In a sum of updates without noise, a client that was to contribute is also marked as
-    failed if its row is all zeros. Raises ValueError where the encoding would round rows after integer noise was added.
+    failed if its row is all zeros. In a simulated attack, corrupted clients may send other rows. Raises ValueError where the
+    encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -663,9 +664,10 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_rounding_after_noise(question, rows.shape[1], encoding)
     rows = _apply_mechanism(question, rows, clients)
-    if question.gather and encoding.modulus_bits is None:      # nothing is added up: rows stay in the precision they have
-        return rows
-    return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    if not question.gather or encoding.modulus_bits is not None:      # a row that is not added up keeps its precision
+        rows = encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    attack = clients.shard.attack
+    return rows if attack is None or not question.trains else attack.as_sent(rows, clients, encoding.modulus_bits)
 
 
 def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtail.attacks import AttackedPopulation, ClientAttack
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
@@ -89,8 +90,9 @@ class LocalFleet(SimulatedFleet):
     default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
     may. `kernel` is how models are computed, by default as fits them (`kernel_for`); `precision` how a GPU multiplies. `chunk`
     bounds the clients computed side by side. What clients remember is written to files of `folder` where it is large, without
-    one to temporary files. `test` are examples of the same clients, known by their keys, for evaluation only. Leaving a `with`
-    block ends the processes; so does the end of this one.
+    one to temporary files. `test` are examples of the same clients, known by their keys, for evaluation only. `attack` says what
+    corrupted clients do, in simulation (`fedtail.attacks`). Leaving a `with` block ends the processes; so does the end of this
+    one.
     """
 
     in_one_process = True      # with its workers: what is gathered here is sent nowhere
@@ -98,17 +100,19 @@ class LocalFleet(SimulatedFleet):
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
                  workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
-                 test: Population | None = None):
+                 test: Population | None = None, attack: ClientAttack | AttackedPopulation | None = None):
         """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
         `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
         processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
-        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
-        compute the task.
+        found by their keys. Corrupted clients do what `attack` says; the given population is not changed. Raises ValueError for a
+        `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
+        self._attack = attack.on_population(population) if isinstance(attack, ClientAttack) else attack
+        population = population if self._attack is None else self._attack.poisoned(population)
         super().__init__(population_on_device(population, self.device), folder)
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
@@ -334,9 +338,12 @@ class LocalFleet(SimulatedFleet):
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
         blocks = cohort_blocks(clients.size, self.kernel.dim, self.kernel.stack, self.device)
         broadcast = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
-        return Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
-                     blocks, large=opening.large, places=opening.places,
-                     held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
+        shard = Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
+                      blocks, large=opening.large, places=opening.places, attack=self._attack,
+                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
+        if self._attack is not None:                       # by place in the population: a cohort may have keys of its own
+            shard.corrupted = self._attack.corrupted(self.population)[cohort.ids]
+        return shard
 
     def _share_models(self, models: Tensor) -> None:
         """Copy the models (models, dim) into the memory that this process shares with its workers.

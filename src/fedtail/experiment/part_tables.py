@@ -64,6 +64,7 @@ SLOTS = {
     "server": Slot("fedtail.server", "start", "SGD"),
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
+    "attack": Slot("fedtail.attacks", "corrupted"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "within": Slot("fedtail.risk", "density"),
     "across": Slot("fedtail.risk", "density"),
