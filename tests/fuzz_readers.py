@@ -540,14 +540,14 @@ def read_experiment_file(place: Path) -> None:
     from fedtail.experiment import AS_WRITTEN, read_experiments
 
     for one in read_experiments(place / "experiment.toml", (), AS_WRITTEN):
-        tomli_w.dumps(one.table())
+        tomli_w.dumps(one.as_table())
 
 
 def read_for_a_run(place: Path) -> None:
     from fedtail.experiment import read_experiments
 
     for one in read_experiments(place / "experiment.toml"):
-        tomli_w.dumps(one.table())
+        tomli_w.dumps(one.as_table())
 
 
 def read_search_file(place: Path) -> None:
@@ -673,7 +673,7 @@ def read_reply(place: Path) -> None:
 
 
 def read_numbers(place: Path) -> None:
-    from fedtail.cli.quantile import read_values
+    from fedtail.cli.value_file import read_values
     from fedtail.quantiles.private import checked_values
 
     path = next(place.iterdir(), place / "gone.npy")

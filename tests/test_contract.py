@@ -16,6 +16,7 @@ import torch
 import fedtail
 from fedtail import (
     AdaptiveClip,
+    AlphaFair,
     Ascent,
     Binned,
     ClippedMean,
@@ -102,7 +103,7 @@ HISTOGRAM = NoisyHistogram(4.0, float(CLIENTS), SHARES, bins=8)
 BARE = {
     "Mean": Mean(), "Superquantile": Superquantile(0.6), "12 bits": Superquantile(0.6, ExactQuantile(12)), "majorise": Superquantile(0.6, MajoriseMinimise(4)),
     "TailFilter": TailFilter(0.6), "SmoothedSuperquantile": SmoothedSuperquantile(0.6, 0.5), "QuadraticSuperquantile": QuadraticSuperquantile(0.6, 0.5),
-    "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
+    "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "AlphaFair": AlphaFair(1.0, 20.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
     "ValueAtRisk": ValueAtRisk(0.5), "EntropicValueAtRisk": EntropicValueAtRisk(0.6), "TiltedValueAtRisk": TiltedValueAtRisk(0.6),
     "InverseSuperquantile": InverseSuperquantile(0.3), "IntervalSuperquantile": IntervalSuperquantile(0.2, 0.2), "Spectral": Spectral((1.0, 0.5), (0.5, 0.5)),
     "Hierarchical": Hierarchical(Tilted(1.0), Tilted(2.0), groups=3), "Tilted to the worst": Tilted(float("inf")), "a user's": Expectile(0.7),
@@ -176,7 +177,7 @@ def draws_noise(risk, aggregator):
 
 ALL = list(aggregators(Mean()))
 EVERY_RISK = [(risk, "WeightedMean") for risk in RISKS]
-EVERY_AGGREGATOR = [(risk, aggregator) for risk in ("Mean", "PowerFair", "Binned Superquantile") for aggregator in ALL if aggregator != "WeightedMean"]
+EVERY_AGGREGATOR = [(risk, aggregator) for risk in ("Mean", "PowerFair", "AlphaFair", "Binned Superquantile") for aggregator in ALL if aggregator != "WeightedMean"]
 
 
 @pytest.mark.parametrize(("risk", "aggregator"), EVERY_RISK + EVERY_AGGREGATOR, ids=str)
@@ -224,7 +225,7 @@ def test_a_wrapper_declares_what_the_risk_inside_declares_but_for_what_it_change
 
 def test_wrappers_refuse_these_and_no_others():
     refused = {around: {name for which, name, _, made in WRAPPED if which == around and isinstance(made, str)} for around in WRAPPERS}
-    not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
+    not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "AlphaFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
     assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if around != "Refreshed"}}
 
 
@@ -266,7 +267,7 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), local.Cosine(3), local.StepDecay(0.5, 2), local.Stragglers(0.5), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+OTHERS = (fedtail.Proximal(0.1), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2), local.Stragglers(0.5), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
 ROOMS = (aggregation, local, privacy, quantiles, risks, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
@@ -308,6 +309,8 @@ RECIPES = {
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
                  *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2)],
     "q_ffl": [recipes.q_ffl(1.0, **SIZE)],
+    "q_ffl_family": [recipes.q_ffl_family((0.0, 1.0, 5.0), **SIZE)],
+    "q_maml": [recipes.q_maml(1.0, CLIENTS, learning_rate=0.2, first_order=first_order) for first_order in (False, True)],
     "term": [recipes.term(1.0, **SIZE), recipes.term(1.0, **SIZE, loss_bound=4.0), recipes.term(1.0, **SIZE, example_tilt=-1.0, group_tilt=2.0, groups=3)],
     "afl": [recipes.afl(**LOCAL), recipes.afl(groups=3, **SIZE)],
     "dp_fedavg": [recipes.dp_fedavg(CLIENTS, 0.1, 1.0, **SIZE, noise=noise) for noise in ("gaussian", "discrete")],

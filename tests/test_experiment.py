@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +62,11 @@ RECIPES = {
                  fedtail.delta_fl(0.3, 8, form="smoothed")),
     "refreshed": ('[risk]\npart = "Refreshed"\nevery = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }',
                   fedtail.delta_fl(0.3, 8, refresh_every=5)),
+    "q_maml": ('[local]\npart = "MAML"\ninner_steps = 2\n[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_maml(1.0, 8, inner_steps=2)),
+    "alpha fair": ('[risk]\npart = "AlphaFair"\nalpha = 2\nloss_bound = 9', replace(fedtail.fedavg(8), risk=fedtail.AlphaFair(2.0, 9.0))),
     "q_ffl": ('[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_ffl(1.0, 8)),
     "term": ('[risk]\npart = "Tilted"\ntilt = 2\nloss_bound = 4', fedtail.term(2.0, 8, loss_bound=4.0)),
-    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2', fedtail.afl(0.2)),
+    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2\n[iterate]\npart = "AveragedIterate"', fedtail.afl(0.2)),
     "local": ('[local]\nlearning_rate = 1\nbatch_size = "none"\nlocal_steps = 3\nmomentum = 0.9\n'
               'schedule = { part = "StepDecay", factor = 0.5, every = 3 }\nwork = { part = "Stragglers", fraction = 0.5 }',
               fedtail.fedavg(8, learning_rate=1.0, batch_size=None, local_steps=3, momentum=0.9,
@@ -84,8 +86,8 @@ def test_the_resolved_experiment_gives_itself_again(name):
     text, _ = RECIPES[name]
     base = BASE.replace("[sample]\ncohort_size = 8\n", "") if "[sample]" in text else BASE
     first = parsed(base + text)
-    again = parsed(tomli_w.dumps(first.table()))
-    assert again.table() == first.table()
+    again = parsed(tomli_w.dumps(first.as_table()))
+    assert again.as_table() == first.as_table()
     assert repr(again.algorithm) == repr(first.algorithm)
     assert data_fingerprint(again.data.load(0)) == data_fingerprint(first.data.load(0))
 
@@ -192,13 +194,13 @@ def test_your_own_parts_hold_parts_text_paths_and_nothing(tmp_path):
     assert first.algorithm.risk.first == fedtail.Worst()
     assert first.algorithm.risk.sample == "Uniform"
     assert first.algorithm.risk.file == tmp_path / "y.txt"
-    again = parsed(tomli_w.dumps(first.table()), trust=tmp_path)          # the resolved file says where its own parts are
-    assert again.table() == first.table()
+    again = parsed(tomli_w.dumps(first.as_table()), trust=tmp_path)          # the resolved file says where its own parts are
+    assert again.as_table() == first.as_table()
     assert again.task.make(0).module.hidden is None
     assert again.own_code_digests() == first.own_code_digests()
     assert list(first.own_code_digests()) == ["mine_holding.py"]
     inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path, trust=tmp_path)
-    assert parsed(tomli_w.dumps(inner.table()), trust=tmp_path).table() == inner.table()
+    assert parsed(tomli_w.dumps(inner.as_table()), trust=tmp_path).as_table() == inner.as_table()
     assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path, trust=tmp_path)
 
 
@@ -219,7 +221,7 @@ def test_a_family_varies_one_field():
     experiment = parsed(BASE + '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n[family]\nrisk.tail_fraction = [1.0, 0.5, 0.2]')
     assert [m.risk.tail_fraction for m in experiment.algorithm.members] == [1.0, 0.5, 0.2]
     assert experiment.members == ["tail_fraction 1.0", "tail_fraction 0.5", "tail_fraction 0.2"]
-    assert parsed(tomli_w.dumps(experiment.table())).table() == experiment.table()
+    assert parsed(tomli_w.dumps(experiment.as_table())).as_table() == experiment.as_table()
 
 
 def test_all_methods_of_a_seed_start_from_the_same_module_and_torch_is_left_alone():
@@ -274,12 +276,12 @@ strength = 2
     splits = experiment.data.load(5)
     expected = synthetic(0, 0, 12, 5, sizes=[5] * 12).split((0.8, 0.2), 0)
     assert torch.equal(splits["test"].inputs[splits["test"].start[0]], expected[1].inputs[expected[1].start[0]])
-    table = experiment.table()
+    table = experiment.as_table()
     assert table["risk"]["part"] == "mine_for_tests:Everybody"
     assert table["task"]["metrics"][0]["function"] == "mine_for_tests:half"
     assert table["data"]["seed"] == "run"
     again = build_experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path, trust=tmp_path), "e")[0]
-    assert again.table() == table
+    assert again.as_table() == table
 
 
 # Data
@@ -361,7 +363,7 @@ def test_a_partitioner_can_follow_the_seed_of_the_run(arrays):
         wanted = Population.from_arrays(columns["feature"], columns["label"], fedtail.data.dirichlet(columns["label"], 7, 0.5, seed))
         assert torch.equal(plan.load(seed)["train"].targets, wanted.targets)
     assert not plan.is_same_for_all_seeds
-    assert plan.table()["client"]["seed"] == "run"
+    assert plan.as_table()["client"]["seed"] == "run"
 
 
 GENERATORS = {
@@ -545,7 +547,7 @@ def test_the_starter_is_a_valid_experiment_with_its_comments_removed_too(tmp_pat
     assert {"train", "validation", "test"} == set(experiment.data.load(0))
     for heading in ("# penalty = ", "# schedule = ", "# finetune = ", "# [family]\n# risk"):
         uncommented = text.replace(heading, heading.replace("# ", ""))
-        assert parsed(uncommented).table() != experiment.table()
+        assert parsed(uncommented).as_table() != experiment.as_table()
     methods = text.replace('# [[method]]\n# name = "FedAvg"\n# risk', '[[method]]\nname = "FedAvg"\nrisk').replace(
         '# [[method]]\n# name = "Delta-FL 0.5"', '[[method]]\nname = "Delta-FL 0.5"')
     assert [e.algorithm.risk for e in build_experiments(Source.parse(methods, "e", tmp_path), "e")] == [

@@ -23,7 +23,7 @@ from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.comparison import paired_differences, rows_by_method
-from fedtail.runs.files import Lines, hold_folder_lock, write_atomically
+from fedtail.runs.files import JsonLinesFile, hold_folder_lock, write_atomically
 
 from run_cases import BASE, METHODS, Onlooker, digests, experiment
 
@@ -496,12 +496,12 @@ def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
 
 def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
     place = tmp_path / "lines"
-    lines = Lines(place)
+    lines = JsonLinesFile(place)
     lines.write({"a": float("nan")})
     kept = lines.flush()
     lines.write({"b": 1})
     lines.close()
-    again = Lines(place, kept)
+    again = JsonLinesFile(place, kept)
     assert again.flush() == kept
     again.close()
     assert place.read_text() == '{"a": null}\n'

@@ -28,7 +28,7 @@ from fedtail_studies.tilted.classes_data import hiv_split, read_hiv, read_mnist
 from fedtail_studies.tilted.classes_hiv import accuracies, over_classes
 from fedtail_studies.tilted.classes_networks import Batch, Perceptron, RunningTilted, TiltedGroups
 from fedtail_studies.tilted.fairness_pca import Moments, descend, read_credit
-from fedtail_studies.tilted.fairness_vehicle import hinge, read_vehicle
+from fedtail_studies.tilted.fairness_vehicle import read_vehicle
 
 from generated_data import generated_writers
 
@@ -273,11 +273,6 @@ def test_tilting_over_groups_goes_from_pca_to_the_min_max():
     strong, values = descend(moments, moments.pooled(2), 20.0, 300, 0.02)
     assert values[-1] < values[0]
     assert float(moments.losses(strong).max()) == approx(moments.min_max_bound(2), rel=0.1)
-
-
-def test_the_hinge_loss_is_that_of_signs():
-    outputs, targets = torch.tensor([0.5, -2.0, 3.0]), torch.tensor([1, 1, 0])
-    assert hinge(outputs, targets).tolist() == approx([0.5, 3.0, 4.0])
 
 
 # networks

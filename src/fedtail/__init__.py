@@ -38,12 +38,26 @@ if TYPE_CHECKING:
     from fedtail.engine import Engine
     from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
+    from fedtail.local import MAML, Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
-    from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
+    from fedtail.recipes import (
+        afl,
+        delta_fl,
+        delta_fl_family,
+        dp_delta_fl,
+        dp_fedavg,
+        fedavg,
+        fedavg_sub,
+        fedprox,
+        q_ffl,
+        q_ffl_family,
+        q_maml,
+        term,
+    )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
+        AlphaFair,
         Ascent,
         Binned,
         EntropicValueAtRisk,
@@ -82,13 +96,13 @@ _HOME = {
     "engine": ("Engine",),
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("Constant", "Cosine", "LocalSGD", "MAML", "Proximal", "StepDecay", "Stragglers"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "term"),
+                "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
-    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
+    "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
              "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),

@@ -194,7 +194,7 @@ class Statistic:
         return self.part.by_group
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: a statistic is computed from the losses."""
+        """Always true, whatever the `shard`: a statistic is computed from the losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -232,7 +232,7 @@ class Statistic:
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity, since every client of the cohort answers; `mass` is not used.
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers; `mass` is not used.
 
         For a question by group whose small groups were left out, the number of clients in the smallest group that remains.
         """
@@ -419,7 +419,7 @@ class Evaluate:
         return self.part                # its numbers are computed, shared out and kept for the round as losses are
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: rows are made of the part's metrics, which a shard computes in place of losses."""
+        """Always true: rows are made of the part's metrics, which the `shard` computes in place of losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -459,7 +459,10 @@ class Evaluate:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """None: clients may have no examples to evaluate on, so who contributes is not known before they are counted."""
+        """None, for an unknown number of contributors: clients may have no examples to evaluate on, and are counted first.
+
+        `mass` is not used.
+        """
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -512,7 +515,7 @@ class Count:
         return 1
 
     def release(self, dim: int) -> Release:
-        """The ledger's entry for an exact count of contributors, which is non-private."""
+        """The ledger's entry for an exact count of contributors, which is non-private; `dim` is not used."""
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -520,7 +523,10 @@ class Count:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity: every client of the cohort answers, with a one or a zero. `mass` is not used."""
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers a one or a zero.
+
+        `mass` is not used.
+        """
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:

@@ -137,12 +137,12 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: Any = "client",
         group: str | None = None, mass: str | None = None,
     ) -> Population:
-        """A population from an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
+        """A population from the `.npz` file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
 
         Where `x` is a list of names, the inputs are a dict of those arrays. `client` may also be an array of ids, from a
-        partitioner, or None: all examples are then one client's. `group` (any labels, numbered in sorted order) and `mass`
-        have a value for each example, equal for all of a client's. Nothing is unpickled. Raises FieldError for a name that
-        the file lacks.
+        partitioner, or None: all examples are then one client's. `group` (any labels, numbered in sorted order) and `mass` have a
+        value for each example, equal for all of a client's. Nothing is unpickled. Raises FieldError for a name that the file
+        lacks.
         """
         from fedtail.data.tables import read_npz
         return cls.from_arrays(**read_npz(path, x, y, client, group, mass))
@@ -152,11 +152,11 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
         mass: str | None = None,
     ) -> Population:
-        """A population from a parquet file, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
+        """A population from the parquet file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
-        Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client`
-        may also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each
-        example, equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
+        Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client` may
+        also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each example,
+        equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
         """
         from fedtail.data.tables import read_parquet
         return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
@@ -189,7 +189,7 @@ class Population:
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a folder that `save` wrote.
+        """The population in a folder that `save` wrote.
 
         The arrays stay on disk and are memory-mapped; writing to a tensor does not change the files. Raises FileNotFoundError
         where the folder is no saved population, ValueError where it is damaged.

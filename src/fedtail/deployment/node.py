@@ -135,7 +135,7 @@ class Node:
         return -1 if self._broadcast is None else self._broadcast.round
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the beginning (a serialised `Open`) or end (a serialised `Close`) of a round; raises Refused for anything else.
+        """Receive the beginning or the end of a round: `message` is a serialised `Open` or `Close`; raises Refused for any other.
 
         The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
         could be averaged away. A `Close` of another round is ignored.
@@ -221,7 +221,7 @@ class Node:
         return self.fleet.count_silent_clients(hidden)
 
     def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
-        """The encoded sums (or gathered rows) of a serialised `Ask`, one tensor for each question.
+        """The encoded sums, (width,), or gathered rows, (clients, width), of a serialised `Ask`: one tensor for each question.
 
         They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
         Refused where the message is malformed or about another round.

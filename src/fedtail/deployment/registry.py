@@ -66,7 +66,10 @@ def packed_node_info(settings: NodeSettings) -> bytes:
 
 
 def read_node_info(data: bytes) -> NodeInfo:
-    """The `NodeInfo` in the bytes that a node sent; raises ValueError where they hold something else or values are not valid."""
+    """The `NodeInfo` in `data`, the bytes that a node sent.
+
+    Raises ValueError where they hold something else or values are not valid.
+    """
     info = unpack(data, TYPES)
     if not isinstance(info, NodeInfo):
         raise ValueError(f"a node sent a {type(info).__name__} as its node info.")

@@ -56,9 +56,10 @@ class LinearFit:
 
 
 def _minimise_from_start(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
-    """Minimise `risk` from `start`: "erm" (by way of the mean) or "zero" (from zero coefficients); else ValueError.
+    """Minimise `risk` of the problem's losses from `start`: "erm" (by way of the mean) or "zero" (from zero coefficients).
 
     "zero" differs from "erm" for a negative tilt only: other risks have no second minimum and always go by way of the mean.
+    `max_iter` bounds the steps for each risk on the way. Raises ValueError for any other `start`.
     """
     if start not in ("erm", "zero"):
         raise FieldError("start", "'erm' or 'zero'", start, "It matters for a negative tilt only.")
@@ -189,7 +190,12 @@ class TiltedLinearRegression(LinearRegressor):
 
     def __init__(self, tilt: float = 1.0, *, strength: float = 0.0, fit_intercept: bool = True, start: str = "erm",
                  max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tilt` is t, `strength` the factor of the squared penalty, `start` where fits of negative tilts begin ("erm" or "zero"),
+        and `max_iter` the most steps for each risk on the way. With `fit_intercept` the model has an intercept, which is not
+        penalised.
+        """
         self.tilt = tilt
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -218,7 +224,11 @@ class SuperquantileLinearRegression(LinearRegressor):
     """
 
     def __init__(self, tail_fraction: float = 0.5, *, strength: float = 0.0, fit_intercept: bool = True, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tail_fraction` is theta, in (0, 1], `strength` the factor of the squared penalty, and `max_iter` the most steps. With
+        `fit_intercept` the model has an intercept, which is not penalised.
+        """
         self.tail_fraction = tail_fraction
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -249,7 +259,12 @@ class TiltedLogisticRegression(LogisticClassifier):
 
     def __init__(self, tilt: float = 1.0, *, strength: float = 1e-3, fit_intercept: bool = True, start: str = "erm",
                  max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tilt` is t, `strength` the factor of the squared penalty, `start` where fits of negative tilts begin ("erm" or "zero"),
+        and `max_iter` the most steps for each risk on the way. With `fit_intercept` the model has intercepts, which are not
+        penalised.
+        """
         self.tilt = tilt
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -278,7 +293,11 @@ class SuperquantileLogisticRegression(LogisticClassifier):
     """
 
     def __init__(self, tail_fraction: float = 0.5, *, strength: float = 1e-3, fit_intercept: bool = True, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tail_fraction` is theta, in (0, 1], `strength` the factor of the squared penalty, and `max_iter` the most steps. With
+        `fit_intercept` the model has intercepts, which are not penalised.
+        """
         self.tail_fraction = tail_fraction
         self.strength = strength
         self.fit_intercept = fit_intercept

@@ -80,7 +80,7 @@ class LeastOverTilts(Risk):
                                not_batched="its tilt is searched for with one set of clients")
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none.
+        """The number that each of `tilts` gives, (tilts,), from its tilted loss in `tilted`; infinite where it gives none.
 
         The risk is the least of these numbers, which must be differentiable in the tilted loss. A subclass must define it: here
         it raises a NotImplementedError.
@@ -88,14 +88,17 @@ class LeastOverTilts(Risk):
         raise NotImplementedError
 
     def trial_tilts(self, place: Tensor, width: float) -> Tensor:
-        """The tilts to try at each `place` in [0, 1], increasing with it, for losses in an interval of this width.
+        """The tilts to try, in the shape of `place`, at each `place` in [0, 1], increasing with it.
 
-        A subclass must define it: here it raises a NotImplementedError.
+        The losses are in an interval of length `width`. A subclass must define it: here it raises a NotImplementedError.
         """
         raise NotImplementedError
 
     def loss_interval(self, low: float, high: float) -> tuple[float, float]:
-        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given."""
+        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given.
+
+        A subclass may widen it.
+        """
         return low, high
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -198,9 +201,9 @@ class EntropicValueAtRisk(LeastOverTilts):
         check_tail_fraction(self.tail_fraction)
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """Chernoff's bound on the value at risk at each of `tilts`: R(t) - log(theta) / t, with R(t) the tilted loss in `tilted`.
+        """Chernoff's bound on the value at risk at each of `tilts`, (tilts,): R(t) - log(theta) / t.
 
-        theta is `tail_fraction`.
+        R(t) is the tilted loss in `tilted`, (tilts,), and theta is `tail_fraction`.
         """
         return tilted - math.log(self.tail_fraction) / tilts
 
