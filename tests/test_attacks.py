@@ -311,7 +311,7 @@ def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is
     (tmp_path / "e.toml").write_text(FILE)
     experiment = read_experiment(tmp_path / "e.toml")
     assert experiment.attack == ModelReplacement(0.25, 10.0)
-    assert experiment.table()["attack"] == {"part": "ModelReplacement", "fraction": 0.25, "scale": 10.0, "colluding": False}
+    assert experiment.as_table()["attack"] == {"part": "ModelReplacement", "fraction": 0.25, "scale": 10.0, "colluding": False}
     run(experiment, 3, tmp_path / "run", Onlooker())
     found = RunFolder.open(tmp_path / "run")
     assert found.about["benign"] == {"train": 15, "test": 15}

@@ -181,12 +181,13 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
 def few_rows_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the aggregator has no result of so few clients as are expected to have a non-zero weight.
 
-    A risk that does not declare how many contribute is judged by the cohort; a round in which fewer do is lost.
+    A risk that does not declare how many contribute is judged by the cohort; a round in which fewer do is lost. An aggregator
+    that takes any number is not judged: a round without contributors keeps the model.
     """
     cohort, needed = parts.cohort_size, parts.aggregate.declares.fewest_rows
     declared = parts.risk.declares.expected_contributors(cohort)
     expected = cohort if declared is None else min(declared, cohort)
-    if expected < needed:
+    if expected < needed and needed > 1:
         name, aggregator = parts.risk_and_aggregator_names
         yield (f"{aggregator} needs the updates of {needed} clients or more, and about {expected:.3g} of {cohort:g} contribute "
                f"to a round under {name}. Draw more clients, raise tail_fraction, or lower corrupted_fraction.")

@@ -323,7 +323,7 @@ def _build_attack(source: Source) -> ClientAttack | None:
 
     Raises ExperimentError, which names the line at fault.
     """
-    return build_part(source, ("attack",), source.table("attack"), SLOTS["attack"]) if "attack" in source.tables else None
+    return build_part(source, ("attack",), source.section_table("attack"), SLOTS["attack"]) if "attack" in source.tables else None
 
 
 def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

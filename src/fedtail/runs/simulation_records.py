@@ -167,8 +167,9 @@ class SimulationRecords:
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         benign = self._benign
-        for (split, _), columns in rows.items() if benign is not None else ():
-            columns["corrupted"] = ~benign[split].numpy()
+        if benign is not None:
+            for (split, _), columns in rows.items():
+                columns["corrupted"] = ~benign[split].numpy()
         if self.tail:
             add_participation(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
