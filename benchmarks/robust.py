@@ -104,7 +104,7 @@ def page(runs: int) -> str:
         cells += [f"{max(one['held'] for one in found[workers]) / GIB:.2f}" for workers in (1, 2)]
         lines.append(f"| `{rule}` | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", "Where other work goes on on the same cores, processor seconds count and not the clock's.", ""])
 
 
 def main() -> None:
