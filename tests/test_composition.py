@@ -46,7 +46,7 @@ from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
 
 from cases import small_population
-from own_risk import CoordinateMedian
+from own_risk import OwnMedian
 from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
 
 HERE = LocalFleet(PEOPLE, TASK)
@@ -129,9 +129,9 @@ CASES = [
          method(risk=GroupAscent(3)), population=GROUPLESS),
     Case("client_and_group_refusals", method(risk=GroupAscent(2)), "population.group goes up to 2, but groups=2. Write groups=3.", method(risk=GroupAscent(3))),
     Case("client_and_group_refusals", method(risk=Refreshed(Particular(29), 2)), "Particular is for 29 clients.", method(risk=Refreshed(Particular(30), 2))),
-    Case("channel_refusals", method(aggregate=CoordinateMedian()),
-         "CoordinateMedian looks at single rows, but IntegerChannel reveals only sums. Use an aggregator that needs only sums (WeightedMean), or PlainChannel.",
-         method(aggregate=CoordinateMedian()), ROWS, fits_channel=PlainChannel()),
+    Case("channel_refusals", method(aggregate=OwnMedian()),
+         "OwnMedian looks at single rows, but IntegerChannel reveals only sums. Use an aggregator that needs only sums (WeightedMean, GeometricMedian), or PlainChannel.",
+         method(aggregate=OwnMedian()), ROWS, fits_channel=PlainChannel()),
     Case("channel_refusals", private(Mean(), 30.0, GaussianNoise(1.0)),
          "PrivateMean adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide. Use DiscreteNoise, whose shares are added by the clients, or PlainChannel.",
          private(Mean(), 30.0), ROWS),
@@ -161,6 +161,9 @@ CASES = [
     Case("divisor_refusals", private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=46.0)), 30.0),
          "the histogram is planned for expected_clients=46, but of this population 30 are expected in a round. Write expected_clients=30.",
          private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=44.0)), 30.0)),
+    Case("few_rows_refusals", method(risk=Superquantile(0.1), aggregate=fedtail.Krum(0.4)),
+         "Krum needs the updates of 7 clients or more, and about 3 of 30 contribute to a round under Superquantile. Draw more clients, raise tail_fraction, or lower corrupted_fraction.",
+         method(risk=Superquantile(0.1), aggregate=fedtail.Krum(0.2))),
     Case("slope_refusals", method(risk=Superquantile(0.5), aggregate=CurvatureMean()),
          "CurvatureMean needs the slope of the density, which Superquantile does not give. Use WeightedMean, or PowerFair as the risk.",
          method(risk=Refreshed(PowerFair(1.0), 2), aggregate=CurvatureMean())),
@@ -268,8 +271,9 @@ def test_weights_too_small_for_integers_are_refused_alone_and_inside_a_wrapper(r
     (AggregatorDeclaration(1, needs_slope=True), "Own needs the slope of the density, which Superquantile does not give."),
     (AggregatorDeclaration(0, mechanism=NoisySum(1.0, GaussianNoise(1.0)), total=15.0), "Own adds GaussianNoise on the server, to the exact sum"),
     (AggregatorDeclaration(0, mechanism=NoisySum(1.0, NOISE), total=60.0), "updates are divided by total=60, but of 30 clients about 15 contribute under Superquantile"),
+    (AggregatorDeclaration(1, fewest_rows=16), "Own needs the updates of 16 clients or more, and about 15 of 30 contribute to a round under Superquantile."),
     (AggregatorDeclaration(0, divides_by_release=True), "Own needs a total: Superquantile does not release the weight of those who contribute."),
-], ids=["gathers", "needs_slope", "mechanism", "total", "divides_by_release"])
+], ids=["gathers", "needs_slope", "mechanism", "total", "fewest_rows", "divides_by_release"])
 def test_an_aggregator_of_a_users_own_is_checked_like_ours(declared, text):
     (said,) = refusals(method(risk=Superquantile(0.5), aggregate=Own(declared)), PEOPLE, IntegerChannel(), HERE)
     assert said.startswith(text)

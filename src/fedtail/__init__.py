@@ -15,7 +15,22 @@ from fedtail.deprecated import object_of_old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
-    from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
+    from fedtail.aggregation import (
+        AdaptiveClip,
+        ClippedMean,
+        CoordinateMedian,
+        CurvatureMean,
+        GeometricMedian,
+        GeometricMedianOfRows,
+        Krum,
+        LossFilter,
+        MinimumNormDirection,
+        MultiKrum,
+        NormFilter,
+        PrivateMean,
+        TrimmedMean,
+        WeightedMean,
+    )
     from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
@@ -115,7 +130,9 @@ if TYPE_CHECKING:
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
 _HOME = {
-    "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
+    "aggregation": ("AdaptiveClip", "ClippedMean", "CoordinateMedian", "CurvatureMean", "GeometricMedian",
+                    "GeometricMedianOfRows", "Krum", "LossFilter", "MinimumNormDirection", "MultiKrum", "NormFilter",
+                    "PrivateMean", "TrimmedMean", "WeightedMean"),
     "algorithm": ("FederatedAlgorithm", "Family", "State", "run_round"),
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),

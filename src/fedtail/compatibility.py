@@ -15,7 +15,23 @@ from typing import Any
 
 import torch
 
-from fedtail.aggregation import AdaptiveClip, Aggregator, CurvatureMean, PrivateMean, WeightedMean
+from fedtail.aggregation import (
+    AdaptiveClip,
+    Aggregator,
+    ClippedMean,
+    CoordinateMedian,
+    CurvatureMean,
+    GeometricMedian,
+    GeometricMedianOfRows,
+    Krum,
+    LossFilter,
+    MinimumNormDirection,
+    MultiKrum,
+    NormFilter,
+    PrivateMean,
+    TrimmedMean,
+    WeightedMean,
+)
 from fedtail.algorithm import FederatedAlgorithm
 from fedtail.base_part import Part
 from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
@@ -126,6 +142,10 @@ def table_rows() -> Iterator[Row]:
         ("`PrivateMean` with `GaussianNoise`", PrivateMean(1.0, GaussianNoise(1.0), float(CLIENTS))),
         ("`AdaptiveClip` with `DiscreteNoise`", AdaptiveClip(1.0, noise, float(CLIENTS))),
         ("`AdaptiveClip` with `GaussianNoise`", AdaptiveClip(1.0, GaussianNoise(1.0), float(CLIENTS))),
+        ("`GeometricMedian`", GeometricMedian()),
+        *((f"`{type(one).__name__}`", one) for one in (
+            GeometricMedianOfRows(), CoordinateMedian(), TrimmedMean(0.1), Krum(0.1), MultiKrum(0.1), ClippedMean(),
+            NormFilter(0.1), LossFilter(0.1), MinimumNormDirection())),
         ("an aggregator that asks for single rows", SingleRows()),
     )
     for name, aggregate in aggregators:

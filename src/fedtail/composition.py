@@ -181,6 +181,21 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
                f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
 
 
+def few_rows_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator has no result of so few clients as are expected to have a non-zero weight.
+
+    A risk that does not declare how many contribute is judged by the cohort; a round in which fewer do is lost. An aggregator
+    that takes any number is not judged: a round without contributors keeps the model.
+    """
+    cohort, needed = parts.cohort_size, parts.aggregate.declares.fewest_rows
+    declared = parts.risk.declares.expected_contributors(cohort)
+    expected = cohort if declared is None else min(declared, cohort)
+    if expected < needed and needed > 1:
+        name, aggregator = parts.risk_and_aggregator_names
+        yield (f"{aggregator} needs the updates of {needed} clients or more, and about {expected:.3g} of {cohort:g} contribute "
+               f"to a round under {name}. Draw more clients, raise tail_fraction, or lower corrupted_fraction.")
+
+
 def slope_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the aggregator needs the derivative of the risk's density in the loss and the risk does not give it.
 
@@ -312,7 +327,7 @@ def secret_cohort_refusals(parts: Composition) -> Iterator[str]:
 
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
-    channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
+    channel_refusals, private_risk_refusals, divisor_refusals, few_rows_refusals, slope_refusals,
     small_weight_refusals, lost_memory_refusals, few_contributors_refusals, split_cohort_refusals,
     small_group_refusals, node_noise_refusals, secret_cohort_refusals,
 )

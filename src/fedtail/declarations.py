@@ -63,6 +63,9 @@ class AggregatorDeclaration:
     needs_slope: bool = False            # of the risk's density
     total: float | None = None           # the weight that sums are divided by, where that is a public number
     divides_by_release: bool = False     # without a total: by the weight the risk releases
+    reads_losses: bool = False           # rows hold the clients' losses, whatever the risk reads
+    fewest_rows: int = 1                 # the fewest contributors of whom there is a result
+    questions: int = 1                   # how often a round asks for the same updates: beyond 1, clients keep them for the round
 
 
 @dataclass(frozen=True)

@@ -279,8 +279,8 @@ class Train:
 
     @property
     def reads_losses(self) -> bool:
-        """Whether the weights that the risk gives to clients depend on their losses."""
-        return bool(self.risk.declares.reads_losses)
+        """Whether the losses of clients are needed: for the weights that the risk gives them, or for the aggregator's rows."""
+        return bool(self.risk.declares.reads_losses or self.aggregate.declares.reads_losses)
 
     @property
     def weighting_part_name(self) -> str:
@@ -309,9 +309,8 @@ class Train:
         A client contributes if its weight is positive and it takes at least one step. Where the risk reads losses and `losses`,
         (clients,), are not given, they are computed; a client whose loss is not finite is marked as failed in the shard.
         """
-        declared = self.risk.declares
-        memory = f"risk {self.model}" if declared.keeps else None
-        known = clients.statistics(self.model, declared.reads_losses, memory, losses, self.objective)
+        memory = f"risk {self.model}" if self.risk.declares.keeps else None
+        known = clients.statistics(self.model, self.reads_losses, memory, losses, self.objective)
         weighted = known.with_density(self.risk.density(known, self.dual))
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
@@ -343,15 +342,30 @@ class Train:
         if self.marks_contributors:
             clients.shard.contributed[self.model, clients.place] |= chosen
         if bool(chosen.all()) and len(clients):
-            return self.aggregate.rows(self.local.updates(clients, self.model, gradients), weighted, self, clients)
+            return self.aggregate.rows(self.updates(clients, gradients), weighted, self, clients)
         where = chosen.nonzero().flatten()
         if not len(where):
-            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
+            dtype = clients.shard.params.dtype if self.gather else torch.float64
+            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=dtype)
         few, first = clients.take(chosen), None if gradients is None else gradients[to_device(where, gradients.device)]
-        updates = self.local.updates(few, self.model, first)
-        trained = self.aggregate.rows(updates, weighted.take(chosen), self, few)
+        trained = self.aggregate.rows(self.updates(few, first), weighted.take(chosen), self, few)
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, to_device(where, rows.device), trained)
+
+    def updates(self, clients: Clients, gradients: Tensor | None) -> Tensor:
+        """The updates w_k - w of the clients after local training, (clients, dim); `gradients` are their first ones, if known.
+
+        Where the aggregator asks for the same updates several times in a round, they are computed once and kept for the round;
+        if what was kept is lost, they are computed again, to the same bits. In a simulated attack, corrupted clients send others.
+        """
+        repeated = self.aggregate.declares.questions > 1
+        name = clients.shard.updates.entry_name(self.model, self.local) if repeated else None
+        found = clients.recall_updates(name)
+        if found is None:
+            found = self.local.updates(clients, self.model, gradients)
+            clients.memoise_updates(name, found)
+        attack = clients.shard.attack
+        return found if attack is None else attack.as_updated(found, clients)
 
     def losses_come_with_gradients(self, shard: Shard) -> bool:
         """Whether local training is to compute the losses along with its first gradients, which saves a pass over the data.
@@ -359,7 +373,7 @@ class Train:
         True where the risk reads losses, they are not in the round's memo yet, they are mean losses (no `objective`), and the
         local training can do so with the shard's kernel.
         """
-        known = shard.knows_losses(self.model, self.objective) or not self.risk.declares.reads_losses
+        known = shard.knows_losses(self.model, self.objective) or not self.reads_losses
         return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -660,7 +674,8 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
 
     Rows are computed, clipped, noised and encoded. A client whose row is not finite is marked as failed in the shard, and its row
     becomes zero before noise is added. In a sum of updates without noise, a client that was to contribute is also marked as
-    failed if its row is all zeros. Raises ValueError where the encoding would round rows after integer noise was added.
+    failed if its row is all zeros. In a simulated attack, corrupted clients may send other rows. Raises ValueError where the
+    encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -669,7 +684,10 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_rounding_after_noise(question, rows.shape[1], encoding)
     rows = _apply_mechanism(question, rows, clients)
-    return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    if not question.gather or encoding.modulus_bits is not None:      # a row that is not added up keeps its precision
+        rows = encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    attack = clients.shard.attack
+    return rows if attack is None or not question.trains else attack.as_sent(rows, clients, encoding.modulus_bits)
 
 
 def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from fedtail.deprecated import with_old_names
@@ -29,6 +31,8 @@ from fedtail.questions import (
 )
 from fedtail.sampling import Cohort
 
+SLACK = 1 + 1e-6     # how far beyond its bound an entry may be by rounding to float32
+AT_ONCE = 2**22      # numbers of gathered rows that are checked at once
 ROUNDING = 0.05      # clients: what masses that were rounded to few bits may add to a number of clients computed from them
 
 
@@ -52,6 +56,10 @@ class Encoder(Encoding, Protocol):
         `bound`, (width,) or (1,), is the bound on absolute entries with which the rows were encoded.
         """
         ...
+
+
+class RowsLeftOutWarning(UserWarning):
+    """Rows of single clients were not finite, or beyond the bound that the aggregator states, and are left out of the round."""
 
 
 class RoundLost(Exception):
@@ -153,11 +161,15 @@ class Channel:
         def decoded_sum(question: Any, total: Tensor) -> Tensor:
             """The released sum of one question, float64: `total`, the encoded sum, decoded by the encoding of the round.
 
-            Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where the sum would be
-            divided by a weight that is mostly rounding error.
+            Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where a sum of updates is not
+            finite, or would be divided by a weight that is mostly rounding error. Of gathered rows, those that are not finite or
+            beyond their bound are zero.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
+            if question.gather:
+                return without_invalid_rows(question, sums, question.width(dim), encoding)
+            check_sum_of_updates(question, sums)
             check_divisor_resolved(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise_source(broadcast, question.number))
 
@@ -266,7 +278,7 @@ def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name
                          "DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
     if gathers and not channel.reveals_rows:
         raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
-                         "(WeightedMean), or PlainChannel.")
+                         "(WeightedMean, GeometricMedian), or PlainChannel.")
     if channel.minimum > 1 and mechanism.minimum > channel.minimum:
         raise ValueError(f"{name} relies on the noise of {mechanism.minimum} clients, but {kind} releases sums over "
                          f"{channel.minimum}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
@@ -310,6 +322,30 @@ def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> 
 def largest_cohort_size(sampling: Sampling, population: Any) -> int:
     """The largest number of clients a cohort can have under `sampling`: that of a `FixedSampling`, else the population's size."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
+
+
+def check_sum_of_updates(question: Question, sums: Tensor) -> None:
+    """Raise `RoundLost` where a sum of updates holds a number that is not finite: it would end in the model."""
+    if question.trains and not bool(sums.sum().isfinite()) and not bool(sums.isfinite().all()):
+        raise RoundLost(f"the sum that {question.name} asked for is not finite: a client or a node sent numbers that are not.")
+
+
+def without_invalid_rows(question: Question, rows: Tensor, width: int, encoding: Encoder) -> Tensor:
+    """The gathered rows, (clients, width), with zeros for those that are not finite or have an entry beyond its bound.
+
+    So no such row reaches an aggregator, whoever sent it; who is left out has no weight. Warns (`RowsLeftOutWarning`) of how many
+    are. Raises `RoundLost` where rows have another shape than (clients, width).
+    """
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise RoundLost(f"rows of shape {tuple(rows.shape)} came for {question.name}, and each must have {width} numbers.")
+    limit = (question.bound(width, encoding.clients, encoding.mass) * SLACK).to(rows)
+    invalid = torch.cat([~(few.abs() <= limit).all(1) for few in rows.split(max(1, AT_ONCE // width))])
+    if not bool(invalid.any()):
+        return rows
+    warnings.warn(f"{int(invalid.sum())} of {len(rows)} rows for {question.name} are not finite or beyond their bound, and are "
+                  "left out. Where clients are honest, lower the learning rate or raise update_bound.", RowsLeftOutWarning,
+                  stacklevel=2)
+    return rows.masked_fill(invalid[:, None], 0.0)
 
 
 def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:

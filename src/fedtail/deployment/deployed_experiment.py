@@ -23,6 +23,8 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
     `trust`. Raises ExperimentError, which names the key.
     """
     source = Source.read(path, trust=trust)
+    if "attack" in source.tables:
+        raise source.error_at(("attack",), "an attack is simulated, and nothing of it exists on a deployment. Remove [attack].")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)

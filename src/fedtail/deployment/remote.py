@@ -330,12 +330,13 @@ def asks_for_row(bundle: bytes) -> bool:
 def check_node_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
     """Raise Refused unless `one`, a node's answer, is a finite tensor of shape (*lead, width) and of the encoding's dtype.
 
-    That is float64 where the encoding has no modulus; else int64, with values in [0, 2 ** modulus_bits). `lead` is (clients,)
-    where rows are gathered, else ().
+    That is float64 where the encoding has no modulus, for gathered rows float32 too; else int64, with values in
+    [0, 2 ** modulus_bits). `lead` is (clients,) where rows are gathered, else ().
     """
     bits = encoding.modulus_bits
     wanted = torch.float64 if bits is None else torch.int64
-    if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):
+    fits = isinstance(one, Tensor) and one.dtype in (wanted, torch.float32 if lead and bits is None else wanted)
+    if not fits or tuple(one.shape) != (*lead, width):
         raise Refused(f"it should be {(*lead, width)} numbers as {wanted}.")
     if not bool(one.isfinite().all()) or (bits is not None and bool(((one < 0) | (one >= 1 << bits)).any())):
         raise Refused("it holds numbers that are not finite, or beyond the modulus.")

@@ -77,6 +77,8 @@ class SimulatedFleet:
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.empty()
             return
+        if self._shard.places is not None:
+            self._shard.places.remove_memos()
         ids = self._cohort.ids
         for name, values in self._shard.remembered.items() if finished else ():
             if name not in self._kept:

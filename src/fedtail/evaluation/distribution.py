@@ -44,6 +44,11 @@ class Distribution:
         """The number of clients, including those of mass zero."""
         return len(self.values)
 
+    def of_clients(self, chosen: Tensor) -> Distribution:
+        """The distribution over some of the clients: `chosen` is a mask, (clients,) bool, or positions."""
+        mass, sizes = (None if one is None else one[chosen] for one in (self.mass, self.sizes))
+        return replace(self, values=self.values[chosen], mass=mass, sizes=sizes)
+
     def by_client(self) -> Distribution:
         """A copy in which every client has the same weight: statistics over clients (devices)."""
         return replace(self, mass=None)

@@ -69,6 +69,16 @@ class Evaluation:
         """
         return Evaluation({name: found.by_example() for name, found in self.distributions.items()})
 
+    def of_clients(self, chosen: Tensor) -> Evaluation:
+        """The evaluation of some of the clients: `chosen` is a mask, (clients,) bool, or positions.
+
+        With the mask ~attack.corrupted(population) it is that of benign clients. Raises TypeError after a federated evaluation,
+        which knows no single client.
+        """
+        if not all(isinstance(one, Distribution) for one in self.distributions.values()):
+            raise TypeError("a federated evaluation knows sums over clients only, so that none can be left out.")
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()})
+
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 

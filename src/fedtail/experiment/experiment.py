@@ -6,13 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.attacks import ClientAttack
 from fedtail.channel import Channel
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
@@ -31,7 +32,7 @@ from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
+SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "tune")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself
@@ -94,6 +95,7 @@ class Experiment:
     engine: EnginePlan
     evaluate: EvaluationPlan
     source: Source = field(repr=False)
+    attack: ClientAttack | None = None
 
     @property
     def members(self) -> list[str]:
@@ -108,20 +110,27 @@ class Experiment:
         plan = self.engine
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
-    def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
+    def attack_for_seed(self, seed: int) -> ClientAttack | None:
+        """The attack of a run with this seed, which draws the corrupted clients unless the file gives another; None without."""
+        attack = self.attack
+        return replace(attack, seed=seed) if attack is not None and attack.seed is None else attack
+
+    def fleet(self, task: Task, population: Population, memory: Path | None = None, seed: int = 0) -> AbstractContextManager[Any]:
         """The fleet that trains `task` on the clients of `population`, in this process and its workers or in Ray actors.
 
         To be used in a `with` block. `memory` is the folder where clients keep large memory between rounds, None for a temporary
-        one. Raises ExperimentError where the engine is Ray and the device is not the CPU.
+        one; `seed`, the run's, draws the corrupted clients of an attack. Raises ExperimentError where the engine is Ray and the
+        device is not the CPU.
         """
+        attack = self.attack_for_seed(seed)
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.error_at(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                            "device = \"cpu\", or kind = \"local\" below [engine].")
         if self.engine.kind == "local":
             at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
-                              folder=memory)
-        return self.engine.ray_fleet(task, population, self.source.folder, memory)
+                              folder=memory, attack=attack)
+        return self.engine.ray_fleet(task, population, self.source.folder, memory, attack)
 
     @property
     def evaluation_engine(self) -> Engine:
@@ -151,6 +160,9 @@ class Experiment:
         privacy = {k: v for k, v in toml_value(self.privacy).items() if k != "part" and v != "none"}
         sections = {"data": self.data.as_table(), "task": self.task.as_table(), **method, "channel": toml_value(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
+        if self.attack is not None:
+            attack = {name: value for name, value in toml_value(self.attack).items() if value != "none"}
+            sections["attack"] = attack
         folder = {"folder": str(self.source.folder)} if own_code_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
@@ -282,7 +294,7 @@ def build_experiment(source: Source, name: str) -> Experiment:
     return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm,
                       build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"]),
                       _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
-                      _build_section(source, "evaluate", EvaluationPlan), source)
+                      _build_section(source, "evaluate", EvaluationPlan), source, _build_attack(source))
 
 
 def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
@@ -304,6 +316,14 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
     members = tuple(_build_method(source.with_value(key, value, by)) for value in values)
     family = PartPlan("family", Family, {"members": members}, source, ("family",)).part_or_plan()
     return family, FamilyPlan(".".join(key), tuple(values))
+
+
+def _build_attack(source: Source) -> ClientAttack | None:
+    """The attack of section [attack], a `PartPlan` in its place where the user's code was not imported; None without a section.
+
+    Raises ExperimentError, which names the line at fault.
+    """
+    return build_part(source, ("attack",), source.section_table("attack"), SLOTS["attack"]) if "attack" in source.tables else None
 
 
 def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

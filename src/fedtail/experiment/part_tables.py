@@ -69,6 +69,7 @@ SLOTS = {
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
     "personal": Slot("fedtail.personal", "train_and_keep", "NoPersonalModels"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
+    "attack": Slot("fedtail.attacks", "corrupted"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "within": Slot("fedtail.risk", "density"),
     "across": Slot("fedtail.risk", "density"),

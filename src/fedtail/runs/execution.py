@@ -64,10 +64,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         if checkpoint is not None:
             task = load_initial_module(task, folder)
-        with use_deterministic_algorithms(experiment.device), checked_fleet(experiment, task, splits, folder / MEMORY) as fleet:
+        with (use_deterministic_algorithms(experiment.device),
+              checked_fleet(experiment, task, splits, folder / MEMORY, seed) as fleet):
             ledger = Ledger(experiment.privacy, folder / LEDGER, unrecorded=experiment.privacy.randomness)
             tail = experiment.evaluate.tail and ledger.budget.replayable      # cohorts of the operating system are kept nowhere
-            records = SimulationRecords(experiment, folder, splits, task, tail)
+            records = SimulationRecords(experiment, folder, splits, task, tail, experiment.attack_for_seed(seed))
             if checkpoint is not None:
                 records.check_unchanged(RunFolder.open(folder).about)
             with (Recorder(experiment, seed, folder, records, watch, ledger, checkpoints) as recorder,
@@ -157,16 +158,18 @@ def is_run_finished_and_intact(folder: Path) -> bool:
 
 
 @contextmanager
-def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None) -> Iterator[Fleet]:
+def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None,
+                  seed: int = 0) -> Iterator[Fleet]:
     """Check that an experiment can be trained and evaluated on `splits`, then yield the fleet of its training clients.
 
-    Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one.
+    Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one, and
+    `seed` that of the run.
     Raises ExperimentError, with the line of the experiment file, where the algorithm, task, data, channel or privacy settings
     do not fit together. The fleet is closed after the block.
     """
     with ExitStack() as stack:
         with _add_line_to_errors(experiment):
-            fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory))
+            fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory, seed))
             check_run(experiment.algorithm, task, fleet, experiment.channel, Ledger(experiment.privacy), experiment.rounds)
             check_delta_is_given(experiment, task, splits)
             for population in splits.values():
@@ -193,7 +196,7 @@ def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populati
 
     `splits` are the populations by split, and `seed` initialises the module.
     """
-    with checked_fleet(experiment, experiment.task.make(seed), splits):
+    with checked_fleet(experiment, experiment.task.make(seed), splits, seed=seed):
         pass
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
@@ -23,7 +24,7 @@ from fedtail.training import Trained
 ClientColumns = dict[str, np.ndarray]       # of one split and model
 # Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
-         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
+         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool"}      # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
@@ -146,15 +147,16 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
 
 
 def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                         local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
+                         local: LocalSGD, engine: Engine, benign: Tensor | None = None) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
     fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
-    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples. Returns, for each model, the
-    statistics `before` and `after`; an empty list where no client has two examples.
+    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples, and for those that are not
+    `benign`, (clients,) bool, where that is given. Returns, for each model, the statistics `before` and `after`; an empty list
+    where no client has two examples.
     """
-    able, summaries = population.size.numpy() >= 2, []
+    able, summaries = (population.size >= 2 if benign is None else (population.size >= 2) & benign).numpy(), []
     for member, module in enumerate(trained.modules if able.any() else ()):
         tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
         summaries.append({"before": line_statistics(tuned.before.error), "after": line_statistics(tuned.after.error)})

@@ -223,10 +223,13 @@ class RunFolder:
     def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
         """The columns of `clients.parquet` by name, restricted to one split and one model: arrays with a row for each client.
 
-        `member` is the position of the model. The arrays are empty for a split that the file does not have. Raises
-        FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
+        Under an attack, corrupted clients are left out. `member` is the position of the model. The arrays are empty for a split
+        that the file does not have. Raises FileNotFoundError where the run is not finished, and Unreadable where the file is
+        damaged.
         """
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
+        if "corrupted" in self.clients:
+            rows &= ~self.clients["corrupted"].astype(bool)
         return {name: values[rows] for name, values in self.clients.items()}
 
     @property

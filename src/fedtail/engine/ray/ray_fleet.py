@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtail.attacks import ClientAttack
 from fedtail.channel.base import Encoder
 from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
@@ -46,14 +47,15 @@ class RayFleet(SimulatedFleet):
 
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
-                 own: Sequence[ModuleType] = (), folder: Path | str | None = None):
+                 own: Sequence[ModuleType] = (), folder: Path | str | None = None, attack: ClientAttack | None = None):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
         `population` holds the clients, `task` what they train, and `dtype` is what they compute in, by default that of the task.
         `shards` is the number of actors, by default one per core; `address` the cluster to join (None: one is started here);
         `chunk` the most clients that an actor computes at once. `own` are modules that nodes cannot import, and `folder` is for
-        files of large rows. Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not
-        "auto" or HOST:PORT, and a `kernel` that is unknown or cannot compute the task.
+        files of large rows. Corrupted clients do what `attack` says (`fedtail.attacks`). Raises ImportError without Ray;
+        ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT, and a `kernel` that is unknown
+        or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -65,7 +67,7 @@ class RayFleet(SimulatedFleet):
         self.task, self.shards, self.address, self.own = task, shards, address, tuple(own)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
-        self.chunk = chunk
+        self.chunk, self.attack = chunk, attack
         self._handles: list[_ActorHandle] = []
         self._message: Any = None
         self._end: Callable[[], object] = _do_nothing
@@ -195,7 +197,8 @@ class RayFleet(SimulatedFleet):
         make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
                                           scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
-        settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name}
+        attack = None if self.attack is None else self.attack.on_population(self.population)
+        settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name, "attack": attack}
         for block in blocks:
             held = [ray.put(make_shard_data(self.population, *block)), task]
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
@@ -243,7 +246,10 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
     `encoding` adds them.
     """
     if question.gather:
-        return torch.cat(parts)[torch.cat(places).argsort()]
+        rows = parts[0].new_empty(sum(map(len, places)), parts[0].shape[1])
+        for place, part in zip(places, parts, strict=True):
+            rows[place] = part.to(rows)
+        return rows
     total = parts[0].clone()
     for part in parts[1:]:
         total = encoding.sum(torch.stack([total, part]))
