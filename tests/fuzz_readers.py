@@ -680,6 +680,21 @@ def read_numbers(place: Path) -> None:
     checked_values(read_values(path, None))
 
 
+def read_client_tables(place: Path) -> None:
+    from fedtail import read_speeds, read_trace
+
+    for path in sorted(place.iterdir()):
+        (read_trace if path.stem == "trace" else read_speeds)(path)
+
+
+def client_tables() -> list[dict[str, bytes]]:
+    """Traces and speeds, by name in text and by key in arrays."""
+    arrays = io.BytesIO()
+    np.savez(arrays, key=np.array([3, 5, 4]), start=np.array([0.0, 1.0, 2.5]), end=np.array([4.0, 2.0, 3.0]))
+    return [{"trace.csv": b'client,start,end\n"ann",0,4\nbob,1,2.5\nann,6,7\n', "speeds.csv": b"key,steps_per_second\n3,1.5\n4,2e-1\n"},
+            {"trace.npz": arrays.getvalue()}]
+
+
 READERS = {reader.name: reader for reader in (
     Reader("show", lambda: [{"experiment.toml": EXPERIMENT.encode()}], read_experiment_file),
     Reader("run", lambda: [{"experiment.toml": EXPERIMENT.encode()}], read_for_a_run),
@@ -695,7 +710,7 @@ READERS = {reader.name: reader for reader in (
     Reader("checkpoint", run_files, read_checkpoints, ("run/checkpoint-a.safetensors", "run/checkpoint-b.safetensors")),
     Reader("whole", run_files, read_whole, ("run/result.json", "run/run.json")),
     Reader("models", run_files, read_models, ("run/model.safetensors", "run/model-0.safetensors", "run/experiment.toml", "run/run.json")),
-    Reader("rows", row_files, read_rows),
+    Reader("rows", row_files, read_rows), Reader("client_tables", client_tables, read_client_tables),
     Reader("wire", wire_messages, read_wire),
     Reader("node_info", wire_messages, read_info), Reader("message", node_messages, read_node_message),
     Reader("reply", node_messages, read_reply),

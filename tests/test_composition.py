@@ -179,6 +179,15 @@ CASES = [
     Case("few_contributors_refusals", method(risk=Superquantile(0.15)),
          "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 8, 8),
+         "8 clients of a cohort are asked for their gradients and the others train, but only 8 are drawn a round. Draw more clients, or lower gradient_clients.",
+         fedtail.feddane(0.1, 9, 8)),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 20, 16),
+         "16 clients of a cohort are asked for their gradients and about 4 train: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or leave gradient_clients out: then all do both.",
+         fedtail.feddane(0.1, 20, 15), HIDING),
+    Case("split_cohort_refusals", replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1, 10))),
+         "PrivateMean divides by the weight of a whole cohort, of which 10 clients are asked for their gradients while only the others train. Leave gradient_clients out: then all do both.",
+         replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1)))),
     Case("small_group_refusals", method(sample=fedtail.Uniform(16), risk=Refreshed(GroupAscent(3), 2)),
          "Refreshed asks by group, and group 1 has 5 of 30 clients, about 2.67 of them in a round: a sum over so few reveals much about each (minimum_contributors=5). Merge small groups, or draw more clients.",
          method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
@@ -196,7 +205,7 @@ CASES = [
 def test_a_rule_says_its_text_where_it_is_broken_and_no_other_rule_says_anything(case):
     (said,) = refusals(case.refused, case.population, case.channel, case.fleet)
     assert said.startswith(case.text)
-    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet)
+    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet, case.refused.personal)
     asked = NEEDS if case.rule in {rule.__name__ for rule in NEEDS} else RULES
     assert {rule.__name__: list(rule(parts)) for rule in asked} == {rule.__name__: [said] if rule.__name__ == case.rule else [] for rule in asked}
     assert refusals(case.fits, case.fits_population, case.fits_channel or case.channel, case.fits_fleet or case.fleet) == ()

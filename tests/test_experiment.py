@@ -71,6 +71,24 @@ RECIPES = {
               'schedule = { part = "StepDecay", factor = 0.5, every = 3 }\nwork = { part = "Stragglers", fraction = 0.5 }',
               fedtail.fedavg(8, learning_rate=1.0, batch_size=None, local_steps=3, momentum=0.9,
                              schedule=fedtail.StepDecay(0.5, 3), work=fedtail.Stragglers(0.5))),
+    "exact stragglers": ('[local]\nepochs = 20\nwork = { part = "Stragglers", fraction = 0.9, drop = true, exact = true }',
+                         fedtail.fedavg(8, epochs=20, work=fedtail.Stragglers(0.9, drop=True, exact=True))),
+    "participants": ('[sample]\npart = "Everyone"\n[local.work]\npart = "Participants"\ncount = 5\nwork = { part = "Stragglers", fraction = 0.5 }',
+                     replace(fedtail.fedavg(work=fedtail.Participants(5, fedtail.Stragglers(0.5))), sample=fedtail.Everyone())),
+    "deadline": ('[local.work]\npart = "Deadline"\nseconds = 60\nspeeds = { part = "LogNormalSpeeds", spread = 1.0 }',
+                 fedtail.fedavg(8, work=fedtail.Deadline(60.0, fedtail.LogNormalSpeeds(1.0)))),
+    "speeds by name": ('[local.work]\npart = "Deadline"\nseconds = 60\nspeeds = { part = "SpeedTable", client = ["a", "b"], speed = [1, 0.5] }',
+                       fedtail.fedavg(8, work=fedtail.Deadline(60.0, fedtail.SpeedTable(("a", "b"), (1.0, 0.5))))),
+    "equal clients": ('[sample]\npart = "EqualClients"\ncohort_size = 8', replace(fedtail.fedavg(), sample=fedtail.EqualClients(8))),
+    "by size": ('[sample]\npart = "BySize"\ncohort_size = 8\nweighted = true', replace(fedtail.fedavg(), sample=fedtail.BySize(8, weighted=True))),
+    "first arrivals": ('[sample]\npart = "FirstArrivals"\ncohort_size = 8\nfactor = 1.3\nspeeds = { part = "LogNormalSpeeds", spread = 1.0 }',
+                       replace(fedtail.fedavg(), sample=fedtail.FirstArrivals(8, 1.3, fedtail.LogNormalSpeeds(1.0)))),
+    "available": ('[sample]\npart = "Available"\nsample = { part = "Uniform", cohort_size = 8 }\navailability = { part = "Diurnal", period = 24, share = 0.3 }',
+                  replace(fedtail.fedavg(), sample=fedtail.Available(fedtail.Uniform(8), fedtail.Diurnal(24.0, 0.3)))),
+    "trace": ('[sample]\npart = "Available"\nsample = { part = "Uniform", cohort_size = 8 }\n'
+              'availability = { part = "Trace", client = [1, 2], start = [0, 1.5], end = [3, 4], period = 5 }',
+              replace(fedtail.fedavg(), sample=fedtail.Available(fedtail.Uniform(8), fedtail.Trace([1, 2], [0, 1.5], [3, 4], 5)))),
+    "floor": ('[risk]\npart = "TailFloor"\nleast = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }', fedtail.delta_fl(0.3, 8, least_contributors=5)),
 }
 
 
@@ -92,11 +110,30 @@ def test_the_resolved_experiment_gives_itself_again(name):
     assert data_fingerprint(again.data.load(0)) == data_fingerprint(first.data.load(0))
 
 
+def test_traces_and_speeds_are_read_from_files_beside_the_experiment(tmp_path):
+    (tmp_path / "trace.csv").write_text("key,start,end\n3,0,2\n4,1,9\n")
+    (tmp_path / "speeds.csv").write_text("key,steps_per_second\n" + "".join(f"{k},{k + 1}\n" for k in range(20)))
+    text = BASE.replace("cohort_size = 8\n", """part = "Available"
+sample = { part = "FirstArrivals", cohort_size = 2, factor = 1.5, speeds = { part = "SpeedFile", file = "speeds.csv" } }
+availability = { part = "TraceFile", file = "trace.csv", period = 9 }
+""") + '[local.work]\npart = "Deadline"\nseconds = 2\nspeeds = { part = "SpeedFile", file = "speeds.csv" }\n'
+    experiment = parsed(text, folder=tmp_path)
+    sample, work = experiment.algorithm.sample, experiment.algorithm.local.work
+    assert (sample.availability.file, sample.availability.cycle) == (tmp_path / "trace.csv", 9)
+    assert sample.sample.speeds.table == work.speeds.table == fedtail.read_speeds(tmp_path / "speeds.csv")
+    assert parsed(tomli_w.dumps(experiment.as_table())).as_table() == experiment.as_table()
+    population = experiment.data.load(0)["train"]
+    assert [sample(population, 0, number).key.tolist() for number in (0, 1, 5, 9)] == [[3], [3, 4], [4], [3]]
+    wrong = text.replace("trace.csv", "gone.csv")
+    assert "gone.csv cannot be read: No such file or directory." in refused(wrong, folder=tmp_path)
+    assert "fedtail.sampling has no part 'Uniform' for availability." in refused(text.replace('"TraceFile"', '"Uniform"'), folder=tmp_path)
+
+
 def test_every_public_part_of_a_method_can_be_named():
     """A part that is added to the package is found without being listed here."""
     named = {name for slot in SLOTS.values() for name in slot.candidates()}
     rooms = ("fedtail.sampling", "fedtail.local", "fedtail.risk", "fedtail.aggregation", "fedtail.server", "fedtail.iterates",
-             "fedtail.quantiles", "fedtail.channel")
+             "fedtail.quantiles", "fedtail.channel", "fedtail.speeds")
     public = {name for name in fedtail.__all__ if isinstance(getattr(fedtail, name), type)
               and getattr(fedtail, name).__module__.startswith(rooms)} - {"Risk"}
     assert public <= named
@@ -237,7 +274,7 @@ def test_all_methods_of_a_seed_start_from_the_same_module_and_torch_is_left_alon
 def test_your_own_parts_modules_metrics_and_data_are_found_beside_the_file(tmp_path):
     (tmp_path / "mine_for_tests.py").write_text('''
 import torch, fedtail
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Everybody(fedtail.Risk):
@@ -464,7 +501,7 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[privacy]\nepsilon = 1.0\n", "e.toml, line 15: epsilon=1 means nothing without delta."),
     (BASE + "[privacy]\nrandomness = 'dice'\n", "e.toml, line 15: randomness must be one of 'seed', 'os', got 'dice'."),
     (BASE + "[aggregate]\npart = 'PrivateMean'\nclip_norm = 0.1\nnoise = { noise_multiplier = 0.0 }\n", "e.toml, line 17: noise_multiplier (z) must be positive and finite, got 0."),
-    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: this version trains no personal models."),
+    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: the section of personal models is [personal], and below it part = \"Ditto\""),
     (BASE + "[family]\nrisk.tail_fraction = 0.5\n", "e.toml, line 14: a family varies one field of a part over two values or more."),
     (BASE + "[family]\nrisk.tail_fraction = [1.0, 0.5]\n", "Mean has no field 'tail_fraction'."),
     (BASE + "[family]\nsample.cohort_size = [2, 3]\n", "e.toml, line 14: the members of a Family are trained on one cohort"),

@@ -236,7 +236,7 @@ def test_nobody_with_mass_is_refused_and_a_loss_that_is_no_number_is_no_value(ri
 @given(weighted_losses(), st.sampled_from(EVERY), st.sampled_from([0.0, 2.0**19]))
 def test_in_float32_only_the_result_is_rounded(case, risk, shift):
     """Losses of float32 in sixteenths, so that a shift is exact: also 2^19, where float32 has nothing finer."""
-    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1]
+    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1].float().double()      # both exact in float32
     wide = value_and_gradient(risk, losses + shift, mass)
     narrow = value_and_gradient(risk, (losses + shift).float(), mass.float())
     assert narrow[0].item() == approx(wide[0].item(), rel=1e-6)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -201,6 +202,12 @@ class Clients:
     def keys(self) -> Tensor:
         """The keys that name the clients' random streams, (clients,) int64."""
         return self.shard.population.key[self.place]
+
+    @property
+    def names(self) -> np.ndarray | None:
+        """What the data called the clients, (clients,); None where that is not known."""
+        names = self.shard.population.names
+        return None if names is None else names[self.place.numpy()]
 
     @property
     def sizes(self) -> Tensor:

@@ -41,7 +41,7 @@ from fedtail.composition import refusals
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.deployment import ClientRegistry, RemoteFleet
 from fedtail.fleet import Fleet
-from fedtail.local import MAML, LocalSGD
+from fedtail.local import MAML, AdaptiveProximal, Dane, FullGradient, LocalSGD, LocalTraining, UntilInexact
 from fedtail.privacy import DiscreteNoise, GaussianNoise, NonPrivateRelease
 from fedtail.quantiles import NoisyHistogram
 from fedtail.questions import Train
@@ -64,6 +64,7 @@ from fedtail.risk import (
     Spectral,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
     TiltedValueAtRisk,
     ValueAtRisk,
@@ -130,6 +131,7 @@ def table_rows() -> Iterator[Row]:
         ("`Hierarchical`", Hierarchical(Tilted(1.0), Tilted(1.0), GROUPS)), ("`GroupAscent`", GroupAscent(GROUPS)),
         ("`Ascent`", Ascent()),
         ("`Refreshed(Superquantile)`", Refreshed(tail, 2)), ("`Binned(Superquantile)`", Binned(tail, histogram)),
+        ("`TailFloor(Superquantile)`", TailFloor(tail, 10)),
     )
     for name, risk in risks:
         method = replace(fedavg(CLIENTS), sample=Everyone(), risk=risk)
@@ -149,9 +151,15 @@ def table_rows() -> Iterator[Row]:
     for name, aggregate in aggregators:
         method = replace(fedavg(CLIENTS), sample=Everyone(), aggregate=aggregate)
         yield _table_row(name, method, _noise_cell_of_aggregator(method))
-    for name, local in (("`LocalSGD`", LocalSGD()), ("`MAML`", MAML())):
+    trainings: tuple[tuple[str, LocalTraining], ...] = (
+        ("`LocalSGD`", LocalSGD()), ("`LocalSGD` with `AdaptiveProximal`", LocalSGD(penalty=AdaptiveProximal())),
+        ("`LocalSGD` with `Dane`", LocalSGD(penalty=Dane(0.1))),
+        ("`LocalSGD` with `Dane`, `gradient_clients`", LocalSGD(penalty=Dane(0.1, CLIENTS // 2))),
+        ("`UntilInexact`", UntilInexact(LocalSGD(), 0.5)), ("`FullGradient`", FullGradient()), ("`MAML`", MAML()),
+    )
+    for name, local in trainings:
         method = replace(fedavg(CLIENTS), sample=Everyone(), local=local)
-        yield _table_row(name, method, _noise_cell_of_risk(method, noise, histogram))
+        yield _table_row(name, method, _noise_cell_of_local(_method_with_private_mean(method, noise)))
 
 
 def markdown_table(rows: Iterator[Row]) -> str:
@@ -225,10 +233,10 @@ def _counting_note(method: FederatedAlgorithm) -> str:
                                client % GROUPS)
     if method.aggregate.declares.mechanism.private:
         return ""                                      # sums with noise are not counted
-    unknown, dual = [], None
+    unknown, dual, risk = [], None, method.risk.for_cohort(CLIENTS)
     for _ in range(2):
-        dual = fit_locally(method.risk.fit(dual), clients)
-        train = Train(method.local, method.risk, dual, method.aggregate)
+        dual = fit_locally(risk.fit(dual), clients)
+        train = Train(method.local, risk, dual, method.aggregate)
         unknown.append(train.fewest_contributors(1.0) is None)
     return ", counted first" if all(unknown) else ", counted first with a reused dual" if any(unknown) else ""
 
@@ -263,6 +271,15 @@ def _method_with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) 
 def _noise_cell_of_aggregator(method: FederatedAlgorithm) -> Cell:
     """The cell that says whether a round of this method has a finite epsilon: "yes" or "ε is infinite"."""
     return Cell("yes" if _has_finite_epsilon(method) else "ε is infinite")
+
+
+def _noise_cell_of_local(private: FederatedAlgorithm) -> Cell:
+    """The cell that says whether local training runs with noise, from a method with a private aggregator.
+
+    It is "yes", "ε is infinite" where local training asks something without noise, or "no" with the refusals.
+    """
+    found = _refusal_texts(private, PlainChannel())
+    return Cell("no", found) if found else _noise_cell_of_aggregator(private)
 
 
 def _has_finite_epsilon(method: FederatedAlgorithm) -> bool:

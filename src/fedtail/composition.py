@@ -16,6 +16,7 @@ from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
+from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.privacy.events import PoissonSampling
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -42,6 +43,7 @@ class Composition:
     population: Any
     channel: Channel
     fleet: Fleet
+    personal: PersonalModels = NoPersonalModels()
 
     @property
     def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
@@ -78,7 +80,8 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     """
     found = []
     for member in method.members:
-        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
+        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet,
+                            member.personal)
         needed = [text for rule in NEEDS for text in rule(parts)]
         found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
     return tuple(dict.fromkeys(found))
@@ -219,11 +222,11 @@ def small_weight_refusals(parts: Composition) -> Iterator[str]:
 
 
 def lost_memory_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text for the risk or the local training where its clients' memory must not be lost, and this fleet may lose it.
+    """Yields a text for each part whose clients' memory must not be lost, where this fleet may lose it.
 
-    `parts` is the method with the fleet that it is to run on.
+    Those are the risk, the local training and the personal models of `parts`, the method with the fleet it is to run on.
     """
-    for part in (parts.risk, parts.local):
+    for part in (parts.risk, parts.local, parts.personal):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
@@ -243,6 +246,27 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
                f"reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, or raise "
                "tail_fraction.")
     yield from channel.fleet_refusals(cohort, parts.fleet)
+
+
+def split_cohort_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where local training lets some clients of a cohort answer a question while the others train, and cannot.
+
+    It cannot where the cohort has too few clients for both, on average; where one of the two sums is over fewer than the
+    channel's `minimum_contributors`; and with noise, since the aggregator would divide both sums by the weight of a whole cohort.
+    """
+    answering, cohort, channel = parts.local.declares.answers_only, parts.cohort_size, parts.channel
+    if not answering:
+        return
+    if cohort <= answering:
+        yield (f"{answering} clients of a cohort are asked for their gradients and the others train, but only {cohort:g} are "
+               "drawn a round. Draw more clients, or lower gradient_clients.")
+    elif min(answering, cohort - answering) < channel.minimum_contributors:
+        yield (f"{answering} clients of a cohort are asked for their gradients and about {cohort - answering:g} train: a sum "
+               f"over so few reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, "
+               "or leave gradient_clients out: then all do both.")
+    if parts.aggregate.declares.mechanism.private:
+        yield (f"{parts.risk_and_aggregator_names[1]} divides by the weight of a whole cohort, of which {answering} clients are "
+               "asked for their gradients while only the others train. Leave gradient_clients out: then all do both.")
 
 
 def small_group_refusals(parts: Composition) -> Iterator[str]:
@@ -304,8 +328,8 @@ def secret_cohort_refusals(parts: Composition) -> Iterator[str]:
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, few_rows_refusals, slope_refusals,
-    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
-    node_noise_refusals, secret_cohort_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, split_cohort_refusals,
+    small_group_refusals, node_noise_refusals, secret_cohort_refusals,
 )
 
 

@@ -262,6 +262,8 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    personal: Any = None                # personal models, which all clients train beside; None: they train none
+    marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
 
@@ -293,8 +295,9 @@ class Train:
         return self.reads_losses and not self.losses_come_with_gradients(shard)
 
     def width(self, dim: int) -> int:
-        """The number of entries of a row: `dim` for the parameters, and the columns that the aggregator declares."""
-        return dim + int(self.aggregate.declares.columns)
+        """The number of entries of a row: the vectors of `dim` entries, mostly one, and columns that the aggregator declares."""
+        declared = self.aggregate.declares
+        return dim * int(declared.vectors) + int(declared.columns)
 
     def release(self, dim: int) -> Release:
         """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
@@ -318,18 +321,26 @@ class Train:
         """
         return self.weigh_clients(clients)[1]
 
+    def was_to_contribute(self, clients: Clients) -> Tensor:
+        """Which clients were to have a row other than zero, (clients,) bool; called after `rows`, which marks them as a rule."""
+        return clients.shard.contributed[self.model, clients.place] if self.marks_contributors else self.contributes(clients)
+
     def rows(self, clients: Clients) -> Tensor:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
-        All other clients have zero rows. Marks in the shard who contributed, and stores what the risk keeps on each client for
-        the next round.
+        All other clients have zero rows. Marks in the shard who contributed, unless `marks_contributors` is False, and stores
+        what the risk keeps on each client for the next round. Where there are personal models, all clients train theirs, also
+        those that do not contribute.
         """
+        if self.personal is not None:
+            self.personal.train_and_keep(clients, self.model)
         at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)
         if self.risk.declares.keeps:
             clients.store_rows(f"risk {self.model}", self.risk.remember(weighted, self.dual))
-        clients.shard.contributed[self.model, clients.place] |= chosen
+        if self.marks_contributors:
+            clients.shard.contributed[self.model, clients.place] |= chosen
         if bool(chosen.all()) and len(clients):
             return self.aggregate.rows(self.updates(clients, gradients), weighted, self, clients)
         where = chosen.nonzero().flatten()
@@ -380,8 +391,11 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool."""
-        return shard.contributed[self.model] & shard.failed
+        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool.
+
+        Where contributors are not marked, all that failed.
+        """
+        return shard.contributed[self.model] & shard.failed if self.marks_contributors else shard.failed
 
     def count_question(self) -> Question:
         """A `Count` of the clients that have a positive weight and take at least one step."""
@@ -687,7 +701,8 @@ def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: C
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.trains and not question.mechanism.private:
-        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        train: Any = question
+        empty = (sums == 0).cpu() & train.was_to_contribute(clients)
         if bool(empty.any()):
             clients.shard.failed[clients.place[empty]] |= ~rows[to_device(empty, rows.device)].any(1).cpu()
     return rows

@@ -28,6 +28,7 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
+from fedtail.risk.base import tail_fraction_used
 from fedtail.sampling import Sampler
 from fedtail.task import Task
 
@@ -131,6 +132,16 @@ class Progress:
     def modules(self) -> tuple[nn.Module, ...]:
         """The models after this round, as new copies in evaluation mode, in the order of a family's members."""
         return self.trained.modules
+
+    @property
+    def tail_fractions(self) -> tuple[float | None, ...]:
+        """The tail fraction (theta) used in this round by each member of a family, else by the one method.
+
+        It is the share of the cohort that contributes as the risk declares it: 1 for the mean; None where that is not known, no
+        client was sampled, or the clients are at nodes, where `view` is None.
+        """
+        size = self.view.cohort_size if self.view else 0
+        return tuple(tail_fraction_used(member.risk, size) for member in self.trained.algorithm.members)
 
     @property
     def module(self) -> nn.Module:
@@ -494,7 +505,7 @@ def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
         return ClientMemory(fleet.population.key, {})
     held = fleet.memory()
     for model, member in enumerate(first.algorithm.members):
-        for name, part in (("risk", member.risk), ("local", member.local)):
+        for name, part in (("risk", member.risk), ("local", member.local), ("personal", member.personal)):
             if part.declares.keeps and f"{name} {model}" not in held.kept and held.nodes is None:
                 raise ValueError(f"{type(part).__name__} keeps memory on the clients, which a state alone does not hold. "
                                  "Go on with the whole result of train, or on the fleet that trained it.")

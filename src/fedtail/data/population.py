@@ -259,27 +259,29 @@ class Population:
                                  "fraction.")
         return tuple(self.select(part) for part in parts)
 
-    def split_examples(self, fraction: float = 0.5, seed: int = 0) -> tuple[Population, Population]:
+    def split_examples(self, fraction: float = 0.5, seed: int = 0, share_single: bool = False) -> tuple[Population, Population]:
         """Two populations of the same clients: one with a random `fraction` of each client's examples, one with the rest.
 
         Which example goes where depends only on `seed`, the client's key and the example's position. Each part gets at least
-        one example, and the client's mass in proportion. The examples are copied. Raises FieldError for a client with a
-        single example, or a fraction outside (0, 1).
+        one example, and the client's mass in proportion. The examples are copied. A client with a single example has it in both
+        parts where `share_single` is true. Raises FieldError for such a client otherwise, and for a fraction outside (0, 1).
         """
         if not 0 < fraction < 1:
             raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
-        small = int((self.size < 2).sum())
-        if small:
+        alone = self.size < 2
+        small = int(alone.sum())
+        if small and not share_single:
             write = "Use population.at_least(2) first."
             raise FieldError("at_least", "2 or more", 1, write,
                              text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
-        cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
+        cut = (self.size * fraction).round().long().clamp(min=1).minimum((self.size - 1).clamp(min=1))
         owner, rows = self.example_clients_and_rows()
         place = rows - self.start[owner]
         order = hash_bits(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
         first, rows = place < cut[owner], rows[order]
-        return self._with_examples(rows[first], cut), self._with_examples(rows[~first], self.size - cut)
+        second = ~first | alone[owner]
+        return self._with_examples(rows[first], cut), self._with_examples(rows[second], (self.size - cut).clamp(min=1))
 
     def example_clients_and_rows(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """The client of every example and the example's row in `inputs` and `targets`: two int64 tensors (examples,) on `device`.

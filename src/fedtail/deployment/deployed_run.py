@@ -20,6 +20,7 @@ from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
 from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
+from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.execution import checkpoint_to_resume
 from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder
@@ -136,9 +137,16 @@ class DeploymentRecords:
         for report in self.fleet.reports:
             lines["answers.jsonl"].write(report.as_dict())
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
-                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges")
+                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges{self._raised_tail_text()}")
         found = progress.before.evaluation if progress.before else None
         return None if progress.before is None or found is None else (progress.before, self._evaluations_by_split(found))
+
+    def _raised_tail_text(self) -> str:
+        """For the log: the tail fractions used in the last round by risks that depend on the size of the cohort; "" without."""
+        sampled = self.fleet.reports[-1].sampled if self.fleet.reports else 0
+        used = [tail_fraction_used(member.risk, sampled) for member in self.experiment.algorithm.members
+                if member.risk.declares.reads_cohort]
+        return "".join(f", tail fraction {theta:.3g}" for theta in used if theta is not None)
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
         """The triple (evaluations, entries for result.json, files written) about the final models of `trained`.

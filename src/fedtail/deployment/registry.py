@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ def seed_from_name(name: str) -> int:
 class ClientRegistry:
     """What a server knows of its clients, enough to sample a cohort and to reach it: for each client a key, a mass and a node."""
 
+    size: ClassVar[None] = None      # how many examples a client has, and its name, nodes do not say
+    names: ClassVar[None] = None
     key: Tensor                 # (clients,) int64, as in the population
     mass: Tensor                # (clients,) float64
     node: Tensor                # (clients,) int64, ascending: which node holds the client

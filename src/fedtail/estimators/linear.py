@@ -127,7 +127,8 @@ class LogisticClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(samples.targets)
         classes, labels = np.unique(np.asarray(samples.targets), return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: {classes[0]!r}.")
+            raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: "
+                             f"{classes.tolist()[0]!r}.")
         fitted = LinearFit.from_samples(self, samples, CrossEntropy.from_labels(labels, len(classes)), self._risk_to_minimise())
         scores = class_contrasts(len(classes))
         scores = scores[1:] if len(classes) == 2 else scores

@@ -37,7 +37,7 @@ SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself
 NOT_YET = {
-    "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
+    "personalise": "the section of personal models is [personal], and below it part = \"Ditto\", strength = 0.1, say",
 }
 MOST_SEEDS = 10_000
 

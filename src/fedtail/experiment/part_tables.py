@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
@@ -58,11 +60,14 @@ class Slot:
 ANYTHING = Slot("fedtail", "")
 SLOTS = {
     "sample": Slot("fedtail.sampling", "takes_everyone", "Uniform"),
+    "availability": Slot("fedtail.sampling", "available"),
+    "speeds": Slot("fedtail.speeds", "steps_per_second"),
     "local": Slot("fedtail.local", "updates", "LocalSGD"),
     "risk": Slot("fedtail.risk", "density", "Mean"),
     "aggregate": Slot("fedtail.aggregation", "rows", "WeightedMean"),
     "server": Slot("fedtail.server", "start", "SGD"),
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
+    "personal": Slot("fedtail.personal", "train_and_keep", "NoPersonalModels"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
     "attack": Slot("fedtail.attacks", "corrupted"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
@@ -330,7 +335,7 @@ def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Paramete
 
 
 def toml_value(value: Any) -> Any:
-    """A value as an experiment file would hold it: parts become tables, functions and classes names, None "none", tuples lists.
+    """A value as an experiment file would hold it: parts become tables, functions and classes names, None "none", arrays lists.
 
     Plain values and dicts are returned as they are, anything else as its `str`.
     """
@@ -341,6 +346,8 @@ def toml_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_in_file(type(value)), **own}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
     if callable(value) and hasattr(value, "__qualname__"):

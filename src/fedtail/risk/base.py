@@ -227,10 +227,11 @@ class WeightedMeanRisk(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The mean loss under the weights, over the last axis: a scalar, or (...) for a batch, in the dtype of the losses.
 
-        Its gradient is `weights`. `mass` defaults to equal masses.
+        Its gradient is `weights`. A loss without weight may be infinite; the value is NaN where a loss is NaN. `mass` defaults to
+        equal masses.
         """
         present = self.present(losses, mass)
-        return (self.present_weights(present) * present.losses).sum(-1).to(losses.dtype)
+        return weighted_mean(present.losses, self.present_weights(present)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss contributes, in the shape and dtype of the losses: sum one over the last axis, zero without mass.
@@ -250,6 +251,15 @@ class WeightedMeanRisk(Risk):
         `density` and `terms` are these two means, by mass over clients; `dual` is not used.
         """
         return terms / density
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """The sum over the last axis of `weights` times `losses`, (..., n), differentiable in the losses: a scalar, or (...).
+
+    An infinite loss of weight zero adds nothing. NaN where a loss is NaN, whatever its weight.
+    """
+    unused_infinity = (weights == 0) & losses.isinf()
+    return (weights * losses.masked_fill(unused_infinity, 0.0)).sum(-1)
 
 
 class RiskWrapper(Risk):
@@ -362,6 +372,15 @@ class RiskWrapper(Risk):
     def check(self, population: Any, sample: Any) -> None:
         """Raise a ValueError, before training starts, where `population` or `sample` do not suit the inner risk."""
         self.risk.check(population, sample)
+
+
+def tail_fraction_used(risk: Risk, cohort_size: int) -> float | None:
+    """The share of a cohort of `cohort_size` clients that contributes, as the risk for this cohort declares it.
+
+    Of a superquantile that is the tail_fraction (theta) used in the round, of the mean 1. None where the risk does not declare
+    it, or there is no client.
+    """
+    return risk.for_cohort(cohort_size).declares.contributing if cohort_size else None
 
 
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:

@@ -15,7 +15,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import PresentClients, Risk, check_is_number, check_positive
+from fedtail.risk.base import PresentClients, Risk, check_is_number, check_positive, weighted_mean
 from fedtail.risk.worst import extreme_weights
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -75,8 +75,7 @@ class Tilted(Risk):
         """
         present = self.present(losses, mass)
         if math.isinf(self.tilt):
-            weights = extreme_weights(present, largest=self.tilt > 0)      # a loss without weight may be infinite
-            return torch.where(weights > 0, weights * present.losses, 0.0).sum(-1).to(losses.dtype)
+            return weighted_mean(present.losses, extreme_weights(present, largest=self.tilt > 0)).to(losses.dtype)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
         is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
