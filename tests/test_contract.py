@@ -274,7 +274,8 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
+OTHERS = (fedtail.Proximal(0.1), local.EWC(0.5, 3), local.TrainOnly(("bias",)), fedtail.Ditto(0.5), fedtail.ValidatedDitto(),
+          fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=fedtail.Proximal(0.1))), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
           fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2),
           local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
           speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
@@ -316,6 +317,8 @@ RECIPES = {
     "fedavg": [recipes.fedavg(**SIZE), recipes.fedavg(**SIZE, work=local.Stragglers(0.5), schedule=local.Cosine(5), penalty=fedtail.Proximal(0.1)),
                *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True)),
                                                                   local.Deadline(4.0, speeds.LogNormalSpeeds(1.0))))],
+    "ditto": [recipes.ditto(0.5, **SIZE), *(replace(recipes.fedavg(**SIZE), personal=part) for part in (
+        fedtail.ValidatedDitto(), fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=local.EWC(0.1)))))],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
     "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal()),
                 replace(BASE, local=fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.AdaptiveProximal()), 0.3))],

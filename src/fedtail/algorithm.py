@@ -192,14 +192,14 @@ class FederatedAlgorithm:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
         First come those of the risk's questions (one non-private entry where the risk does not declare them), then those that
-        local training declares, then one of the updates for each time that the cohort trains in the round.
+        local training declares, then one of the updates for each time that the aggregator asks for them in the round.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
             losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
         updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=gathers).release(dim)
         local = self.local.declares
-        return (*losses, *local.releases, *[updates] * (1 + local.mean_updates))
+        return (*losses, *local.releases, *[updates] * (self.aggregate.declares.questions * (1 + local.mean_updates)))
 
     def _round_start(self, state: State, train: Train, seed: int, cohort: Cohort) -> RoundStart:
         """The argument of `local.prepare`: round, flat model, what local training kept, `mean_update`, seed and cohort.
