@@ -280,7 +280,7 @@ OTHERS = (fedtail.Proximal(0.1), local.EWC(0.5, 3), local.TrainOnly(("bias",)), 
           local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
           speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
-ROOMS = (aggregation, local, privacy, quantiles, risks, speeds, fedtail)
+ROOMS = (aggregation, local, fedtail.personal, privacy, quantiles, risks, speeds, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
 
 
