@@ -1,0 +1,54 @@
+"""How results decide on what chapter 3 says of stragglers and of the proximal term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedtail_studies.judging import all_of, lower, within
+from fedtail_studies.prox.methods import BEST, DROPS, KEEPS, run_name
+from fedtail_studies.results import Results
+from fedtail_studies.study import Finding
+
+WORDS = {"loss": "loss", "rough": "mean rise of the loss", "early": "loss of the first half", "accuracy": "accuracy",
+         "variance": "gradient variance"}
+HETEROGENEOUS = (0.5, 0.9)
+
+
+def smaller(results: Results, first: str, second: str, path: str) -> Finding:
+    """Whether a number of one run is below that of another."""
+    return lower(results.difference(first, second, path), results.papers_data, what=f"{WORDS[path]}, {first} less {second},")
+
+
+def larger_accuracy(results: Results, first: str, second: str) -> Finding:
+    """Whether the accuracy of one run is above that of another, in points."""
+    return lower(results.difference(second, first, "accuracy"), results.papers_data,
+                 what=f"accuracy in points, {second} less {first},")
+
+
+def worse_with_stragglers(results: Results, where: str, epochs: int = 20) -> Finding:
+    """FedAvg's loss grows with the share of stragglers that it drops."""
+    low, middle, high = (run_name(where, DROPS, level, epochs) for level in (0.0, 0.5, 0.9))
+    return all_of(smaller(results, low, middle, "loss"), smaller(results, middle, high, "loss"))
+
+
+def keeping_helps(results: Results, where: str, paths: Sequence[str] = ("loss", "rough"), epochs: int = 20) -> Finding:
+    """With mu = 0, keeping the partial work of stragglers gives smaller numbers than dropping them."""
+    return all_of(*(smaller(results, run_name(where, KEEPS, level, epochs), run_name(where, DROPS, level, epochs), path)
+                    for level in HETEROGENEOUS for path in paths))
+
+
+def penalty_helps(results: Results, where: str, path: str, levels: Sequence[float] = (0.0, 0.5, 0.9)) -> Finding:
+    """The best mu gives a smaller number than mu = 0, at all shares of stragglers."""
+    return all_of(*(smaller(results, run_name(where, BEST, level), run_name(where, KEEPS, level), path) for level in levels))
+
+
+def penalty_is_more_accurate(results: Results, where: str, level: float = 0.9) -> Finding:
+    """FedProx with the best mu is more accurate than FedAvg, which drops the stragglers."""
+    return larger_accuracy(results, run_name(where, BEST, level), run_name(where, DROPS, level))
+
+
+def keeping_changes_little(results: Results, where: str, reach: float) -> Finding:
+    """Keeping the work of stragglers and dropping it give accuracies within `reach` points of each other."""
+    return all_of(*(within(results.difference(run_name(where, KEEPS, level), run_name(where, DROPS, level), "accuracy"), reach,
+                           results.papers_data, f"accuracy in points at {level:.0%}, keeping less dropping,")
+                    for level in HETEROGENEOUS))
