@@ -159,9 +159,10 @@ def resumed_of(rng: random.Random, module: str, population: Population, settings
 
 def sampler_of(rng: random.Random, clients: int, channel: str) -> textbook.Part:
     some = rng.randint(min(3, clients), clients)
-    kinds = ["Everyone", "Everyone", "Uniform", "Uniform", "Poisson", "ByMass"]
+    kinds = ["Everyone", "Everyone", "Uniform", "Uniform", "Poisson", "ByMass", "EqualClients", "BySize"]
     name = rng.choice(kinds[:4] if channel == "SecureChannel" else kinds)      # a secure channel is not asked for fewer than two
-    return name, {"Everyone": {}, "Poisson": {"rate": rng.choice([0.2, 0.6, 1.0])}}.get(name, {"cohort_size": some})
+    sized = {"cohort_size": some} | ({"weighted": rng.random() < 0.5} if name == "BySize" else {})
+    return name, {"Everyone": {}, "Poisson": {"rate": rng.choice([0.2, 0.6, 1.0])}}.get(name, sized)
 
 
 def method_of(rng: random.Random, sampler: textbook.Part, population: Population, channel: str, huge: bool) -> textbook.Method:

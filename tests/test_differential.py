@@ -8,7 +8,7 @@ from itertools import count, islice
 import pytest
 import torch
 
-from fedtail import algorithm, sampling, server
+from fedtail import algorithm, server
 from fedtail.aggregation import weighted_mean
 from fedtail.aggregation.curvature_mean import CurvatureMean
 from fedtail.clients import Clients
@@ -29,6 +29,7 @@ from fedtail.risk import (
     Tilted,
 )
 from fedtail.runs import checkpoint
+from fedtail.sampling import by_mass
 from fuzz_core import Case, Disagreement, case_of, fuzz, table
 
 CASES = 25       # in each of four tests: a few seconds of one core
@@ -129,7 +130,7 @@ DEFECTS = {
         has("iterate", "AveragedIterate"), AveragedIterate, "keep",
         lambda self, kept, params, round, seed: params.clone() if kept is None else kept + (params - kept) / (round + 2)),
     "a client drawn twice counts once": (
-        has("sample", "ByMass"), sampling, "Cohort",
+        has("sample", "ByMass"), by_mass, "Cohort",
         lambda ids, key, importance, bound: algorithm.Cohort(ids, key, importance.clamp(max=float(importance.min())), bound)),
     "a residual of the closed form": (
         has("kernel", "closed"), linear, "_subtract_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),

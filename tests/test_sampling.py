@@ -5,6 +5,7 @@ Tests of randomness run on fixed seeds; the error rate they state is that of a r
 
 import re
 from dataclasses import replace
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import tensor
 
-from fedtail import ByMass, Everyone, Poisson, Population, Uniform
+from fedtail import ByMass, BySize, EqualClients, Everyone, Poisson, Population, Uniform
 from fedtail.draws import hash_bits, random_permutations, uniform_integers, uniform_numbers
 from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
 ERROR_RATE = 1e-6                     # of each statistical assertion below
 DEVIATIONS = stats.norm.isf(ERROR_RATE / 2)
-SAMPLERS = [Uniform(7), Everyone(), Poisson(0.3), ByMass(9)]
+SAMPLERS = [Uniform(7), Everyone(), Poisson(0.3), ByMass(9), EqualClients(7), BySize(7), BySize(7, weighted=True)]
 words = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -62,7 +63,7 @@ def test_same_seed_same_cohorts_and_they_do_not_depend_on_what_was_drawn_before(
         assert torch.equal(a.importance, b.importance)
 
 
-@pytest.mark.parametrize("sampler", [Uniform(7), Poisson(0.3), ByMass(9)], ids=repr)
+@pytest.mark.parametrize("sampler", [Uniform(7), Poisson(0.3), ByMass(9), EqualClients(7), BySize(7)], ids=repr)
 def test_other_rounds_and_seeds_give_other_cohorts(sampler):
     population = crowd()
     rounds = {tuple(c.ids.tolist()) for c in drawn(sampler, population, 10, seed=4)}
@@ -122,7 +123,7 @@ def test_uniform_draws_every_pair_of_clients_equally_often():
     assert_uniform_counts(counts, [rounds / 10] * 10)
 
 
-@pytest.mark.parametrize("sampler", [Uniform(7), Everyone(), Poisson(0.3), ByMass(7)], ids=repr)
+@pytest.mark.parametrize("sampler", [Uniform(7), Everyone(), Poisson(0.3), ByMass(7), EqualClients(7), BySize(7)], ids=repr)
 def test_the_order_of_the_population_does_not_matter(sampler):
     population = crowd()
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
@@ -151,7 +152,7 @@ def test_by_mass_a_draw_falls_on_the_client_whose_stretch_of_the_total_it_hits(m
     """Stretches of lengths 1, 2, 3, 2 out of 8, closed on the left; one that rounds up to the total is the last client's."""
     population, eighths = crowd(4, [1.0, 2, 3, 2]), torch.arange(9).double()
     assert population.key.argsort().tolist() == [0, 1, 2, 3]
-    monkeypatch.setattr("fedtail.sampling.uniform_numbers", lambda keys: eighths[: len(keys)] / 8)
+    monkeypatch.setattr("fedtail.sampling.by_mass.uniform_numbers", lambda keys: eighths[: len(keys)] / 8)
     cohort = ByMass(9)(population, 0, 0)
     assert cohort.ids.tolist() == [0, 1, 2, 3]
     assert (cohort.importance * population.mass).tolist() == pytest.approx([1, 2, 3, 3])
@@ -201,6 +202,48 @@ def test_by_mass_a_smaller_cohort_is_part_of_a_larger_one():
         assert set(few.ids.tolist()) <= set(many.ids.tolist())
 
 
+def successive_probabilities(mass, size) -> dict:
+    """The probability of each set of `size` clients, drawn one by one in proportion to the mass of those left: all orders summed."""
+    found = {}
+    for chosen in combinations(range(len(mass)), size):
+        for order in permutations(chosen):
+            likely, left = 1.0, sum(mass)
+            for client in order:
+                likely, left = likely * mass[client] / left, left - mass[client]
+            found[chosen] = found.get(chosen, 0.0) + likely
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_by_size_cohorts_are_those_of_successive_draws_without_replacement(size):
+    mass, rounds = [1.0, 2, 3, 4, 10], 4000
+    expected = successive_probabilities(mass, size)
+    assert sum(expected.values()) == pytest.approx(1)
+    drawn_sets = [tuple(cohort.ids.tolist()) for cohort in drawn(BySize(size), crowd(5, mass), rounds)]
+    assert_uniform_counts([drawn_sets.count(chosen) for chosen in expected], [rounds * likely for likely in expected.values()])
+
+
+def test_by_size_a_client_contributes_once_or_by_its_mass_and_a_smaller_cohort_is_part_of_a_larger_one():
+    population = crowd(mass=np.arange(1.0, 21))
+    for r in range(20):
+        few, many, weighted = BySize(4)(population, 0, r), BySize(9)(population, 0, r), BySize(9, weighted=True)(population, 0, r)
+        assert set(few.ids.tolist()) <= set(many.ids.tolist())
+        assert (population.mass[many.ids] * many.importance).tolist() == pytest.approx([1.0] * 9)
+        assert torch.equal(many.ids, weighted.ids)
+        assert weighted.importance.tolist() == [1.0] * 9
+
+
+def test_equal_clients_are_those_of_uniform_each_contributing_once():
+    population = crowd(mass=np.random.default_rng(0).uniform(0.1, 100, 20))
+    for r in range(20):
+        cohort = EqualClients(7)(population, 3, r)
+        weight = population.mass[cohort.ids] * cohort.importance
+        assert torch.equal(cohort.ids, Uniform(7)(population, 3, r).ids)
+        assert weight.tolist() == pytest.approx([1.0] * 7)
+        assert bool((weight <= cohort.mass_bound).all())
+        assert cohort.mass_bound < 1 + 1e-9
+
+
 def test_poisson_sizes_are_binomial_and_clients_are_drawn_at_the_rate():
     n, rate, rounds = 12, 0.3, 4000
     cohorts = drawn(Poisson(rate), crowd(n), rounds)
@@ -230,7 +273,8 @@ def test_drawn_without_regard_to_mass_a_client_stands_for_itself(sampler):
         assert cohort.importance.tolist() == [1.0] * len(cohort.ids)
 
 
-@pytest.mark.parametrize("sampler", [Uniform(7), Uniform(20), Everyone(), Poisson(0.3), Poisson(1.0), ByMass(20)], ids=repr)
+@pytest.mark.parametrize("sampler", [Uniform(7), Uniform(20), Everyone(), Poisson(0.3), Poisson(1.0), ByMass(20), EqualClients(7),
+                                     EqualClients(20), BySize(7), BySize(20)], ids=repr)
 def test_who_takes_everyone_draws_them_all_in_every_round(sampler):
     population = crowd()
     assert sampler.takes_everyone(population) == all(len(cohort.ids) == 20 for cohort in drawn(sampler, population, 20))
@@ -238,15 +282,15 @@ def test_who_takes_everyone_draws_them_all_in_every_round(sampler):
 
 def test_events_say_how_cohorts_are_drawn_and_claim_nothing_where_nothing_is_hidden():
     population = crowd()
-    assert Uniform(7).event(population) == FixedSampling(7, 20)
+    assert Uniform(7).event(population) == EqualClients(7).event(population) == FixedSampling(7, 20)
     assert Poisson(0.3).event(population) == PoissonSampling(0.3)
-    for open_to_all in (Everyone(), Poisson(1.0), ByMass(9)):
+    for open_to_all in (Everyone(), Poisson(1.0), ByMass(9), BySize(7)):
         assert open_to_all.event(population) == NoSampling()
 
 
 def test_expected_sizes():
-    sizes = [s.expected_size(crowd()) for s in (Uniform(7), Everyone(), Poisson(0.3), ByMass(9))]
-    assert sizes == pytest.approx([7, 20, 6, 9])
+    sizes = [s.expected_size(crowd()) for s in (Uniform(7), Everyone(), Poisson(0.3), ByMass(9), EqualClients(7), BySize(8))]
+    assert sizes == pytest.approx([7, 20, 6, 9, 7, 8])
 
 
 @pytest.mark.parametrize(("make", "text"), [
@@ -255,6 +299,12 @@ def test_expected_sizes():
     (lambda: Poisson(0), "rate must be in (0, 1], got 0. For 100 of 2500 clients on average write 0.04."),
     (lambda: Poisson(1.01), "rate must be in (0, 1], got 1.01. For 100 of 2500 clients on average write 0.04."),
     (lambda: Poisson(100), "rate must be in (0, 1], got 100. For 100 of 2500 clients on average write 0.04."),
+    (lambda: EqualClients(2.5), "cohort_size must be a whole number, at least 1, got 2.5."),
+    (lambda: BySize(0), "cohort_size must be a whole number, at least 1, got 0."),
+    (lambda: EqualClients(21).check(crowd()),
+     "cohort_size=21 clients a round, but the population has 20. Write cohort_size=20 or less, or sample=Everyone()."),
+    (lambda: BySize(21).check(crowd()),
+     "cohort_size=21 clients a round, but the population has 20. Write cohort_size=20 or less, or sample=Everyone()."),
     (lambda: Uniform(21).check(crowd()),
      "cohort_size=21 clients a round, but the population has 20. Write cohort_size=20 or less, or sample=Everyone()."),
 ])

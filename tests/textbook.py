@@ -134,8 +134,10 @@ def cohort(sampler: Part, clients: list[Client], seed: int, round: int) -> dict[
     bits = hash_bits(seed, "cohort", round, torch.tensor([c.key for c in clients]))
     if name == "Poisson":
         return {k: 1.0 for k in everyone if float(uniform_numbers(bits[k])) < settings["rate"]}
-    ranked = sorted(everyone, key=lambda k: int(bits[k]))
-    return dict.fromkeys(sorted(ranked[:settings["cohort_size"]]), 1.0)
+    clocks = [-math.log1p(-float(uniform_numbers(bits[k]))) / clients[k].mass for k in everyone]
+    ranked = sorted(everyone, key=lambda k: clocks[k] if name == "BySize" else int(bits[k]))
+    equal = name == "EqualClients" or (name == "BySize" and not settings["weighted"])
+    return {k: 1 / clients[k].mass if equal else 1.0 for k in sorted(ranked[:settings["cohort_size"]])}
 
 
 # Risks: a dual from all losses, a density from one loss

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedtail.engine import Engine
     from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
+    from fedtail.local import Constant, Cosine, LocalSGD, Participants, Proximal, StepDecay, Stragglers
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         ValueAtRisk,
         Worst,
     )
-    from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
+    from fedtail.sampling import ByMass, BySize, EqualClients, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.solvers import minimise, minimise_stochastic
     from fedtail.task import Metric, Task
@@ -65,7 +65,7 @@ _HOME = {
     "engine": ("Engine",),
     "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("Constant", "Cosine", "LocalSGD", "Participants", "Proximal", "StepDecay", "Stragglers"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
@@ -74,7 +74,7 @@ _HOME = {
     "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
              "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
-    "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
+    "sampling": ("ByMass", "BySize", "EqualClients", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
     "task": ("Metric", "Task"),

@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import ByMass, Cohort, Sampler
+from fedtail.sampling import ByMass, BySize, Cohort, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -210,10 +210,10 @@ class FederatedEvaluation:
         return EvaluatedRound(method, self, only)
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
-        """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        if isinstance(sample, ByMass):
-            return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
-                    "uniformly, or evaluate on everybody.")
+        """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
+        if isinstance(sample, (ByMass, BySize)):
+            return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be "
+                    "about them. Sample uniformly, or evaluate on everybody.")
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,16 +58,35 @@ class FullWork(Work):
 
 
 @dataclass(frozen=True)
+class DrawnStragglers(Work):
+    """The stragglers of one round that were drawn from its cohort, as `Stragglers(exact=True)` sends them to the clients."""
+
+    limit: int                       # of the draw "straggler": `RoundStart.draw_limit`
+    drop: bool
+
+    def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        """How many steps each client takes, (clients,): `full`, and for a straggler none (`drop`) or a uniform share of them.
+
+        `full` (clients,) is the number of steps with all work done, `epoch` (clients,) that of one epoch.
+        """
+        return straggler_steps(clients, clients.is_drawn("straggler", self.limit), full, epoch, self.drop)
+
+
+@dataclass(frozen=True)
 class Stragglers(Work):
     """Some clients manage only part of the work [Li23, section 3.4].
 
-    Each client is a straggler this round with probability `fraction`, by its own stream, and then does a uniform number of
-    epochs from 1 to all of them; where one epoch is set, a uniform number of mini-batches. `drop=True` leaves stragglers
-    out (FedAvg), `drop=False` keeps their partial work (FedProx).
+    A straggler does a uniform number of epochs from 1 to all of them (the thesis's text; its published code leaves out the
+    last); where one epoch is set, a uniform number of mini-batches. `drop=True` leaves stragglers out (FedAvg), `drop=False`
+    keeps their partial work (FedProx). By default each client is a straggler in a round with probability `fraction`, by its own
+    stream. With `exact`, as in the thesis, a fixed number of the cohort are: `fraction` times its size, rounded to the nearest
+    whole number (a half to the even one), drawn without replacement.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (DrawnStragglers,)
     fraction: float
     drop: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError if `fraction` is outside [0, 1]."""
@@ -78,16 +98,39 @@ class Stragglers(Work):
         """Whether every client takes a step: True unless `drop` is set and `fraction` is positive."""
         return not self.drop or self.fraction == 0
 
+    @property
+    def reads_cohort(self) -> bool:
+        """Whether what clients are sent depends on who was sampled: with `exact`, where a fixed number of them is drawn."""
+        return self.exact
+
+    def for_round(self, start: RoundStart) -> Work:
+        """Runs on the server before clients train: with `exact`, the stragglers drawn from this round's cohort; else itself."""
+        if not self.exact:
+            return self
+        return DrawnStragglers(start.draw_limit("straggler", round(self.fraction * len(start.cohort))), self.drop)
+
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         """How many steps each client takes, (clients,): `full`, or fewer for a straggler, drawn by each client's own stream.
 
         With `drop` a straggler takes 0 steps. Otherwise it does a uniform number of epochs, at least 1 and at most all of them;
-        where `full` is one epoch (`epoch` steps) or less, a uniform number of steps from 1 to `full`.
+        where `full` is one epoch (`epoch` steps) or less, a uniform number of steps from 1 to `full`. Raises TypeError with
+        `exact`, where `for_round` gives the part that says who is a straggler.
         """
+        if self.exact:
+            raise TypeError("Stragglers(exact=True) are drawn from a cohort on the server. Take the steps from for_round(start).")
         late = uniform_numbers(clients.random_bits("straggler")) < self.fraction
-        if self.drop:
-            return torch.where(late, 0, full)
-        unit = torch.where(full > epoch, epoch, 1)
-        pieces = (full + unit - 1) // unit
-        done = uniform_integers(clients.random_bits("straggler work"), 1, pieces + 1) * unit
-        return torch.where(late, done.minimum(full), full)
+        return straggler_steps(clients, late, full, epoch, self.drop)
+
+
+def straggler_steps(clients: Clients, late: Tensor, full: Tensor, epoch: Tensor, drop: bool) -> Tensor:
+    """How many steps each client takes, (clients,) int64, where those in the mask `late`, (clients,) bool, are stragglers.
+
+    The others take `full` steps. With `drop` a straggler takes 0 steps. Otherwise it does a uniform number of epochs by its own
+    stream, at least 1 and at most all of them; where `full` is one epoch (`epoch` steps) or less, a uniform number of steps.
+    """
+    if drop:
+        return torch.where(late, 0, full)
+    unit = torch.where(full > epoch, epoch, 1)
+    pieces = (full + unit - 1) // unit
+    done = uniform_integers(clients.random_bits("straggler work"), 1, pieces + 1) * unit
+    return torch.where(late, done.minimum(full), full)

@@ -269,10 +269,10 @@ def _changed_settings(old: Any, new: Any, key: str = "") -> Iterator[str]:
     """Yield a phrase for every setting that differs between two tables, such as `risk.tail_fraction was 0.5, is 0.3`.
 
     `key` is the path to `old` and `new` within the whole tables, empty at the top. A key that is absent in `old` and is
-    "none" in `new` (a field that a later version added, and that is not used) is no difference.
+    "none" or false in `new` (a field that a later version added, and that is not used) is no difference.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _changed_settings(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    elif old != new and (old, new) != (None, NONE):
+    elif old != new and not (old is None and (new == NONE or new is False)):
         yield f"{key} is new" if old is None else f"{key} is gone" if new is None else f"{key} was {old!r}, is {new!r}"
