@@ -251,8 +251,8 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), local.Cosine(3), local.StepDecay(0.5, 2), local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)),
-          NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+OTHERS = (fedtail.Proximal(0.1), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3), local.Cosine(3), local.StepDecay(0.5, 2),
+          local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
 ROOMS = (aggregation, local, privacy, quantiles, risks, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
@@ -291,7 +291,8 @@ RECIPES = {
     "fedavg": [recipes.fedavg(**SIZE), recipes.fedavg(**SIZE, work=local.Stragglers(0.5), schedule=local.Cosine(5), penalty=fedtail.Proximal(0.1)),
                *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True))))],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
-    "fedprox": [recipes.fedprox(0.1, **SIZE)],
+    "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal())],
+    "feddane": [recipes.feddane(0.1, **SIZE), recipes.feddane(0.1, gradient_clients=4, **SIZE)],
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
                  *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2)],
     "q_ffl": [recipes.q_ffl(1.0, **SIZE)],

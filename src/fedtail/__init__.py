@@ -21,12 +21,44 @@ if TYPE_CHECKING:
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
     from fedtail.engine import Engine
-    from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.evaluation import (
+        Distribution,
+        Evaluation,
+        FederatedEvaluation,
+        GradientDissimilarity,
+        choose,
+        evaluate,
+        evaluate_family,
+        finetune,
+        gradient_dissimilarity,
+    )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import Constant, Cosine, LocalSGD, Participants, Proximal, StepDecay, Stragglers
+    from fedtail.local import (
+        AdaptiveProximal,
+        Constant,
+        Cosine,
+        Dane,
+        LocalSGD,
+        Participants,
+        Proximal,
+        StepDecay,
+        Stragglers,
+    )
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
-    from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
+    from fedtail.recipes import (
+        afl,
+        delta_fl,
+        delta_fl_family,
+        dp_delta_fl,
+        dp_fedavg,
+        fedavg,
+        fedavg_sub,
+        feddane,
+        fedprox,
+        q_ffl,
+        term,
+    )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
         Ascent,
@@ -63,13 +95,15 @@ _HOME = {
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "GradientDissimilarity", "choose", "evaluate",
+                   "evaluate_family", "finetune", "gradient_dissimilarity"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "LocalSGD", "Participants", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "Participants", "Proximal", "StepDecay",
+              "Stragglers"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
+                "q_ffl", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",

@@ -135,7 +135,8 @@ class FederatedAlgorithm:
         fitting = risk.fit(state.dual)
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
         train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
-        local, kept_local = yield from self.local.prepare(self._round_start(state, train, seed, cohort))
+        preparing = self.local.prepare(self._round_start(state, train, seed, cohort))
+        local, kept_local = yield from preparing if objective is None else with_question_fields(preparing, objective=objective)
         if local is not self.local:
             self._refuse_undeclared_memory(local)
             train = replace(train, local=local)
@@ -177,8 +178,12 @@ class FederatedAlgorithm:
 
     @property
     def minimum_cohort(self) -> int:
-        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped."""
-        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
+        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped.
+
+        Where local training lets some clients answer a question in place of training, one more is needed, to train.
+        """
+        answering = self.local.declares.answers_only
+        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum, answering + 1 if answering else 0)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
@@ -201,7 +206,7 @@ class FederatedAlgorithm:
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
             """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
-            found = yield from self.aggregate.fit(replace(train, local=local))
+            found = yield from self.aggregate.fit(replace(train, local=local, marks_contributors=False))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update, seed, cohort.key)
 

@@ -216,6 +216,27 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     yield from channel.fleet_refusals(cohort, parts.fleet)
 
 
+def split_cohort_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where local training lets some clients of a cohort answer a question while the others train, and cannot.
+
+    It cannot where the cohort has too few clients for both, on average; where one of the two sums is over fewer than the
+    channel's `minimum_contributors`; and with noise, since the aggregator would divide both sums by the weight of a whole cohort.
+    """
+    answering, cohort, channel = parts.local.declares.answers_only, parts.cohort_size, parts.channel
+    if not answering:
+        return
+    if cohort <= answering:
+        yield (f"{answering} clients of a cohort are asked for their gradients and the others train, but only {cohort:g} are "
+               "drawn a round. Draw more clients, or lower gradient_clients.")
+    elif min(answering, cohort - answering) < channel.minimum_contributors:
+        yield (f"{answering} clients of a cohort are asked for their gradients and about {cohort - answering:g} train: a sum "
+               f"over so few reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, "
+               "or leave gradient_clients out: then all do both.")
+    if parts.aggregate.declares.mechanism.private:
+        yield (f"{parts.risk_and_aggregator_names[1]} divides by the weight of a whole cohort, of which {answering} clients are "
+               "asked for their gradients while only the others train. Leave gradient_clients out: then all do both.")
+
+
 def small_group_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where a risk without noise asks by group and the smallest group is too small for the channel.
 
@@ -273,8 +294,8 @@ def told_cohort_refusals(parts: Composition) -> Iterator[str]:
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
-    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
-    node_noise_refusals, told_cohort_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, split_cohort_refusals,
+    small_group_refusals, node_noise_refusals, told_cohort_refusals,
 )
 
 

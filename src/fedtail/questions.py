@@ -262,6 +262,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
 
@@ -293,8 +294,9 @@ class Train:
         return self.reads_losses and not self.losses_come_with_gradients(shard)
 
     def width(self, dim: int) -> int:
-        """The number of entries of a row: `dim` for the parameters, and the columns that the aggregator declares."""
-        return dim + int(self.aggregate.declares.columns)
+        """The number of entries of a row: the vectors of `dim` entries, mostly one, and columns that the aggregator declares."""
+        declared = self.aggregate.declares
+        return dim * int(declared.vectors) + int(declared.columns)
 
     def release(self, dim: int) -> Release:
         """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
@@ -322,15 +324,16 @@ class Train:
     def rows(self, clients: Clients) -> Tensor:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
-        All other clients have zero rows. Marks in the shard who contributed, and stores what the risk keeps on each client for
-        the next round.
+        All other clients have zero rows. Marks in the shard who contributed, unless `marks_contributors` is False, and stores
+        what the risk keeps on each client for the next round.
         """
         at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)
         if self.risk.declares.keeps:
             clients.store_rows(f"risk {self.model}", self.risk.remember(weighted, self.dual))
-        clients.shard.contributed[self.model, clients.place] |= chosen
+        if self.marks_contributors:
+            clients.shard.contributed[self.model, clients.place] |= chosen
         if bool(chosen.all()) and len(clients):
             return self.aggregate.rows(self.local.updates(clients, self.model, gradients), weighted, self, clients)
         where = chosen.nonzero().flatten()
@@ -366,8 +369,11 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool."""
-        return shard.contributed[self.model] & shard.failed
+        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool.
+
+        Where contributors are not marked, all that failed.
+        """
+        return shard.contributed[self.model] & shard.failed if self.marks_contributors else shard.failed
 
     def count_question(self) -> Question:
         """A `Count` of the clients that have a positive weight and take at least one step."""

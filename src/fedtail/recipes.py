@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
-from fedtail.local import LocalSGD, Proximal
+from fedtail.local import Dane, LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -61,6 +61,16 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
     keywords go to `LocalSGD`.
     """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
+
+
+def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:
+    """FedDane: FedProx whose clients also correct their steps by the difference of a mean gradient and their own.
+
+    `cohort_size` clients are sampled uniformly each round. With `gradient_clients`, so many of them are drawn for the mean
+    gradient and the others train; by default all do both. `strength` (mu) is that of the proximal term; other keywords go to
+    `LocalSGD`.
+    """
+    return fedavg(cohort_size, **local, penalty=Dane(strength, gradient_clients))
 
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",

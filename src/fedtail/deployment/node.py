@@ -23,6 +23,7 @@ from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
+from fedtail.evaluation.dissimilarity import GradientMoments
 from fedtail.evaluation.federated import ClientMetrics
 from fedtail.fleet import Broadcast
 from fedtail.questions import Count, Evaluate, Statistic, Train
@@ -82,7 +83,7 @@ def built_in_parts() -> Iterator[type]:
     A class declares others in its attribute `sends`. A class may come more than once.
     """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *classes_sent_with(ClientMetrics))
+                *classes_sent_with(ClientMetrics), *classes_sent_with(GradientMoments))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -217,6 +217,23 @@ class FederatedEvaluation:
         return None
 
 
+class CohortEvaluation(Protocol):
+    """What a cohort is asked about the models it receives: a question for each, and how its sums are read."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is done to rows and their sum before the release."""
+        ...
+
+    def questions(self, first: int, models: int) -> tuple[Any, ...]:
+        """One question for each of `models` consecutive broadcast models, the first of which has index `first`."""
+        ...
+
+    def evaluation_from_sums(self, sums: Tensor) -> Any:
+        """Runs on the server: the evaluation of one model from `sums`, (width,), the released sum of the clients' rows."""
+        ...
+
+
 @dataclass(frozen=True)
 class EvaluatedRound:
     """A round whose cohort evaluates the models that would be handed out, and then trains, unless it is for evaluation only.
@@ -226,7 +243,7 @@ class EvaluatedRound:
     """
 
     method: Method
-    evaluation: FederatedEvaluation
+    evaluation: CohortEvaluation
     only: bool = False
 
     @property
@@ -261,7 +278,7 @@ class EvaluatedRound:
         same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
-    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Any, ...] | None]]:
         """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
         It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -136,6 +136,10 @@ class LocalTraining(Part):
         if self.declares.keeps:
             clients = clients.with_memory(f"local {model}")
         return self.models(clients, anchor, anchor, first).sub_(anchor)
+
+    def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
+        """Numbers of a round by name, for records of a run, from what the server keeps after it; by default none."""
+        return {}
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, counted from 0. Here it raises TypeError; subclasses with a learning rate override it."""

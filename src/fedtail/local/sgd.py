@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -72,6 +73,9 @@ class LocalSGD(LocalTraining):
                                 "Proximal(0.1) or Stragglers(0.5), say.")
         if self.example_risk is not None:
             check_example_risk(self.example_risk)
+            if self.penalty.corrects_mean_loss:
+                raise ValueError(f"{type(self.penalty).__name__} corrects the gradient of the mean loss, and with example_risk "
+                                 "clients minimise another. Leave one of them out, or use Proximal.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}.")
         if not 0 <= self.learning_rate * self.weight_decay < 1:
@@ -103,11 +107,16 @@ class LocalSGD(LocalTraining):
     def steps(self, clients: Clients) -> Tensor:
         """How many steps each client takes in this round, (clients,) int64.
 
-        That is `local_steps`, or the number of batches in `epochs` passes over its examples, or fewer where `work` says so.
+        That is `local_steps`, or the number of batches in `epochs` passes over its examples, or fewer where `work` or `penalty`
+        says so.
         """
         epoch = self._steps_per_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
-        return self.work.steps(clients, full, epoch)
+        return self.penalty.limit_steps(clients, self.work.steps(clients, full, epoch))
+
+    def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
+        """The penalty's numbers of a round by name, from what the server keeps after it: `strength`, say; often none."""
+        return self.penalty.round_numbers(kept)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, counted from 0: `learning_rate` times the factor of `schedule` for that round."""

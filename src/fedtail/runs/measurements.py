@@ -63,10 +63,12 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
 
     `view` says who was sampled, contributed and failed. `asked` has the positions of the sampled clients, None for all `clients`;
     `failed` the number of failed answers; `members` a dict for each model, in which `counted` has the positions of contributors,
-    None for the whole cohort, and `threshold` the loss at which the tail begins, None where there is none.
+    None for the whole cohort, `threshold` the loss at which the tail begins, None where there is none, and `local` the numbers of
+    local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
     states = member_states(trained.state)
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state),
+                **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
@@ -79,6 +81,12 @@ def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
     """
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
+
+
+def _local_numbers(local: Any, state: State) -> dict[str, dict[str, float | None]]:
+    """{"local": numbers by name} of local training in this state, None for one that is not finite; empty where it gives none."""
+    numbers = local.round_numbers(state.part_state("local"))
+    return {"local": {name: one if math.isfinite(one) else None for name, one in numbers.items()}} if numbers else {}
 
 
 def _tail_threshold(risk: Any, state: State) -> float | None:
