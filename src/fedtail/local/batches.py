@@ -14,7 +14,7 @@ from fedtail.devices import to_device
 from fedtail.draws import random_permutations
 from fedtail.types import Examples
 
-PLACES = 2**16      # of examples in batches that are worked out at a time
+PLACES = 2**11      # of examples that are gathered at a time, where clients train for several epochs
 
 
 class Batch(NamedTuple):
@@ -71,21 +71,35 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
     """Yields the batches of clients of different sizes that train for several epochs: each is shuffled when its own epoch begins.
 
     `active` says how many clients train at each step after the first `done`. A batch is as wide as that of the client with most
-    examples in it; the others are padded with weight zero. Places and weights are computed for many steps at a time.
+    examples in it; the others are padded with weight zero. The examples of a few steps are gathered at once, and batches are
+    views of them.
     """
     shuffled = random_permutations(clients.random_bits("batches", done // epoch), clients.sizes)
-    together = max(1, PLACES // (len(clients) * batch_size))
+    width = min(batch_size, int(clients.sizes.max()))
+    together = max(1, PLACES // (len(clients) * width))
     for first in range(0, len(active), together):
-        counts = active[first : first + together]
-        places, weights, widths, begins = _places_by_step(clients, epoch, batch_size, counts, done + first)
-        for step, (count, width, begin) in enumerate(zip(counts, widths, begins, strict=True)):
-            if begin and step + first:
-                fresh = ((done + first + step) % epoch[:count] == 0).nonzero().flatten()
-                again = clients.take(fresh)
-                drawn = random_permutations(again.random_bits("batches", (done + first + step) // epoch[fresh]), again.sizes)
-                shuffled[fresh, : drawn.shape[1]] = drawn
-            inputs, targets = clients.take(slice(count)).examples(shuffled[:count].gather(1, places[step, :count, :width]))
-            yield Batch(count, inputs, targets, weights[step, :count, :width])
+        counts, orders = active[first : first + together], []
+        some = clients.take(slice(counts[0]))
+        places, weights, widths, begins = _places_by_step(some, epoch[: counts[0]], batch_size, counts, done + first)
+        for step, begin in enumerate(begins, first):
+            if begin and step:
+                _shuffle_again(clients, epoch[: active[step]], done + step, shuffled)
+            orders.append(shuffled[: counts[0]].gather(1, places[step - first]))
+        inputs, targets = some.examples(torch.cat(orders, 1))
+        for step, (count, filled) in enumerate(zip(counts, widths, strict=True)):
+            part = (slice(count), slice(step * width, step * width + filled))
+            yield Batch(count, select_rows(inputs, part), targets[part], weights[step, :count, :filled])
+
+
+def _shuffle_again(clients: Clients, epoch: Tensor, step: int, shuffled: Tensor) -> None:
+    """Write new permutations to the rows of `shuffled` whose clients begin an epoch at this step.
+
+    Only the first `len(epoch)` clients, which still train, are considered; `epoch` is how many steps one pass takes them.
+    """
+    fresh = (step % epoch == 0).nonzero().flatten()
+    again = clients.take(fresh)
+    drawn = random_permutations(again.random_bits("batches", step // epoch[fresh]), again.sizes)
+    shuffled[fresh, : drawn.shape[1]] = drawn
 
 
 def _places_by_step(clients: Clients, epoch: Tensor, batch_size: int, active: list[int],

@@ -47,9 +47,9 @@ class Course:
         engine, net = fedtail.Engine(device=self.device), self.network
         self.loss.append(fedtail.evaluate(progress.trained, net.train, weighted=True, engine=engine).loss.mean())
         self.accuracy.append(accuracy(progress.trained, net.task, net.test, self.device))
-        kept = progress.state.part_state("local")
-        if kept:
-            self.strength.append(float(kept[0][0]))
+        told = progress.trained.algorithm.members[0].local.round_numbers(progress.state.part_state("local"))
+        if "strength" in told:
+            self.strength.append(told["strength"])
         if self.spread_every and (progress.round % self.spread_every == 0 or progress.round == 1):
             found = gradient_dissimilarity(progress.trained, net.train, engine=engine)
             for name, value in (("round", progress.round), ("variance", found.client_variance), ("B", found.dissimilarity)):
@@ -83,8 +83,8 @@ def followed(cell: Cell, algorithm: Method, network: Network, rounds: int, sprea
 def stopped(losses: Sequence[float]) -> Stop:
     """The first round at which a run has converged or begins to diverge by the thesis's rule; else the last one.
 
-    >>> stopped([3.0, 2.0, 1.99995, 1.0]), stopped([1.0] + [1.5] * 9 + [2.1]).why, stopped([2.0, 1.0])
-    (Stop(place=2, why='converged'), 'converged', Stop(place=1, why='all rounds'))
+    >>> stopped([3.0, 2.0, 1.99995, 1.0]), stopped([0.11 * t for t in range(12)]), stopped([2.0, 1.0])
+    (Stop(place=2, why='converged'), Stop(place=10, why='diverged'), Stop(place=1, why='all rounds'))
     """
     for place, loss in enumerate(losses):
         if not math.isfinite(loss) or (place >= BACK and loss - losses[place - BACK] > DIVERGED):

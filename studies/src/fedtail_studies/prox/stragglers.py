@@ -31,7 +31,7 @@ class Plan:
     devices: int = 30
     cohort: int = 10
     epochs: int = 20
-    most: int = 300                              # samples of a device, at most
+    most: int = 1000                             # samples of a device, at most
     grid: tuple[float, ...] = (0.001, 0.01, 0.1)      # mu beside the printed best one, for the first seed
 
 
