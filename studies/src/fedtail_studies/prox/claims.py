@@ -16,13 +16,30 @@ HETEROGENEOUS = (0.5, 0.9)
 
 def smaller(results: Results, first: str, second: str, path: str) -> Finding:
     """Whether a number of one run is below that of another."""
-    return lower(results.difference(first, second, path), results.papers_data, what=f"{WORDS[path]}, {first} less {second},")
+    return lower(results.difference(first, second, path), results.papers_data, what=f"{WORDS[path]}, {versus(first, second)},")
+
+
+def versus(first: str, second: str) -> str:
+    """Two runs of a difference; what is the same of their names is said once.
+
+    >>> versus("MNIST: FedProx, mu 0, 90% stragglers", "MNIST: FedAvg, 90% stragglers"), versus("IID: mu 0", "(1,1): mu 0")
+    ('MNIST, 90% stragglers: FedProx, mu 0 less FedAvg', 'IID: mu 0 less (1,1): mu 0')
+    """
+    (where, one), (also, two) = (name.split(": ", 1) for name in (first, second))
+    if where != also:
+        return f"{first} less {second}"
+    ones, twos = one.split(", "), two.split(", ")
+    same = 0
+    while same < min(len(ones), len(twos)) - 1 and ones[-1 - same] == twos[-1 - same]:
+        same += 1
+    kept = [where, *ones[len(ones) - same :]]
+    return f"{', '.join(kept)}: {', '.join(ones[: len(ones) - same])} less {', '.join(twos[: len(twos) - same])}"
 
 
 def larger_accuracy(results: Results, first: str, second: str) -> Finding:
     """Whether the accuracy of one run is above that of another, in points."""
     return lower(results.difference(second, first, "accuracy"), results.papers_data,
-                 what=f"accuracy in points, {second} less {first},")
+                 what=f"points of accuracy, {versus(second, first)},")
 
 
 def worse_with_stragglers(results: Results, where: str, epochs: int = 20) -> Finding:
@@ -50,5 +67,5 @@ def penalty_is_more_accurate(results: Results, where: str, level: float = 0.9) -
 def keeping_changes_little(results: Results, where: str, reach: float) -> Finding:
     """Keeping the work of stragglers and dropping it give accuracies within `reach` points of each other."""
     return all_of(*(within(results.difference(run_name(where, KEEPS, level), run_name(where, DROPS, level), "accuracy"), reach,
-                           results.papers_data, f"accuracy in points at {level:.0%}, keeping less dropping,")
+                           results.papers_data, f"points of accuracy, {where}, {level:.0%} stragglers, keeping less dropping,")
                     for level in HETEROGENEOUS))

@@ -98,12 +98,12 @@ def notes(results: Results) -> Sequence[str]:
     """What was chosen and reduced."""
     plan = results.plan
     return [HOW,
-            f"{plan['rounds']} rounds, {plan['epochs']} epochs, mu = {plan['strength']:g} for both: the thesis does not say which mu "
-            "figure 3.4 has. Sizes of devices are 50 and a lognormal number with parameters 4 and 2, cut at "
+            f"{plan['rounds']} rounds, {plan['epochs']} epochs, mu = {plan['strength']:g} for both: the thesis does not say "
+            "which mu figure 3.4 has. Sizes of devices are 50 and a lognormal number with parameters 4 and 2, cut at "
             f"{plan['most']} samples.",
-            "The thesis gives no formula for FedDane: here a device minimises its loss plus the inner product of the model with the "
-            "mean gradient of other devices less its own, plus FedProx's penalty. With ten devices, ten train and ten others give "
-            "the gradient (the thesis: two independent samples, which may overlap); with thirty all do both, and "
+            "The thesis gives no formula for FedDane: here a device minimises its loss plus the inner product of the model with "
+            "the mean gradient of other devices less its own, plus FedProx's penalty. With ten devices, ten train and ten "
+            "others give the gradient (the thesis: two independent samples, which may overlap); with thirty all do both, and "
             "the gradient is exact."]
 
 

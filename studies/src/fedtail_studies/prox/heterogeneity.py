@@ -137,16 +137,16 @@ def notes(results: Results) -> Sequence[str]:
     """What was reduced, and how the rule for mu was read."""
     plan = results.plan
     return [HOW,
-            f"{plan['rounds']} rounds; the figures show 200. Every device does {plan['epochs']} epochs. Sizes of devices are 50 and "
-            "a lognormal number with parameters 4 and 2, the same for the four sets of a seed, cut at "
+            f"{plan['rounds']} rounds; the figures show 200. Every device does {plan['epochs']} epochs. Sizes of devices are 50 "
+            "and a lognormal number with parameters 4 and 2, the same for the four sets of a seed, cut at "
             f"{plan['most']} samples: the thesis prints \"a power law\" alone. alpha and beta are standard deviations, as in the "
             "published code; for (0.5,0.5) alone the text's variances would differ.",
             "The gradient variance is the plain mean over devices of the squared distance between their gradient and that of the "
-            f"whole, every {plan['spread_every']} rounds; the table has its mean over the run. The thesis calls it bounded below by "
-            "the dissimilarity B; it bounds B from above, and both are in the results.",
-            f"The adaptive mu grows by {plan['step']:g} after a round in which the loss over all devices rose, and shrinks by as much, "
-            f"not below 0, when it has fallen {plan['patience']} rounds in a row, which are then counted anew; the thesis leaves the "
-            "last two open. It starts at 1 on Synthetic-IID, at 0 elsewhere.",
+            f"whole, every {plan['spread_every']} rounds; the table has its mean over the run. The thesis calls it bounded "
+            "below by the dissimilarity B; it bounds B from above, and both are in the results.",
+            f"The adaptive mu grows by {plan['step']:g} after a round in which the loss over all devices rose, and shrinks by "
+            f"as much, not below 0, when it has fallen {plan['patience']} rounds in a row, which are then counted anew; the "
+            "thesis leaves the last two open. It starts at 1 on Synthetic-IID, at 0 elsewhere.",
             "Devices are the same ten in a round for mu = 0, mu = 1 and the adaptive one; drawn by size they are others."]
 
 

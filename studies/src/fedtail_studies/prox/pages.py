@@ -17,8 +17,8 @@ COLUMNS = {"loss": "loss", "accuracy, %": "accuracy", "mean rise of the loss": "
            "accuracy there, %": "stop.accuracy"}
 HOW = ("Loss over all training samples and accuracy over all test samples are means over the last fifth of the rounds. The mean "
        "rise is the sum of all rises of the loss from one round to the next over the number of rounds: the less, the stabler. A "
-       "run is read off as in [Li23, section 3.7.3.2]: where the loss has changed by less than 0.0001 in a round, or has risen by "
-       "more than 1 in ten rounds, or at the end.")
+       "run is read off as in [Li23, section 3.7.3.2]: where the loss has changed by less than 0.0001 in a round, or has risen "
+       "by more than 1 in ten rounds, or at the end.")
 
 
 def course_table(results: Results, title: str, names: Sequence[str], columns: Mapping[str, str] = COLUMNS) -> Table:

@@ -33,8 +33,8 @@ FIRST_LETTER, TEN = 36, 10                       # FEMNIST's label of "a"; lette
 SKEW = 1.2                                       # of lognormal sizes: deviation over mean as in table 3.1, about 1.6
 RATES = {MNIST: 0.03, WRITERS: 0.03, FEMNIST: 0.003, SHAKESPEARE: 0.8, SENT140: 0.3}      # printed
 BESTS = {MNIST: 1.0, WRITERS: 1.0, FEMNIST: 1.0, SHAKESPEARE: 0.001, SENT140: 0.01}       # mu, printed
-ADVICE = ("Write --data DIR, a folder that holds mnist_by_writer.npz, femnist.npz, shakespeare.npz, sent140.npz and glove100.npz, "
-          "or folders with them; or leave out what is missing, as in --set 'sets=[\"MNIST\"]'.")
+ADVICE = ("Write --data DIR, a folder that holds mnist_by_writer.npz, femnist.npz, shakespeare.npz, sent140.npz and "
+          "glove100.npz, or folders with them; or leave out what is missing, as in --set 'sets=[\"MNIST\"]'.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,8 @@ def drawn(results: Results, folder: Path) -> Sequence[Figure]:
     two = {name: three[name] for name in list(three)[:2]}
     panels = [[(f"{title}, {level:.0%} stragglers", {name: run_name(where, method, level, epochs)
                                                     for name, method in methods.items()}) for level in LEVELS]
-              for title, where, methods, epochs in ((HARD, HARD, three, 20), (f"{HARD}, E = 1", HARD, two, 1), (IID, IID, two, 20))]
+              for title, where, methods, epochs in ((HARD, HARD, three, 20), (f"{HARD}, E = 1", HARD, two, 1),
+                                                     (IID, IID, two, 20))]
     return loss_and_accuracy(results, folder, "stragglers", panels,
                              ("figures 3.1, 3.9 (first columns) and 3.5", "figures 3.7 and 3.10 (first columns) and 3.5"))
 
@@ -91,12 +92,12 @@ def notes(results: Results) -> Sequence[str]:
     mus = ", ".join(f"{mu:g}: loss {results.numbers(name, 0)['loss']:.2f}, accuracy {results.numbers(name, 0)['accuracy']:.1f}%"
                     for mu, name in [*((mu, tried(mu)) for mu in plan["grid"]), (PRINTED_BEST, run_name(HARD, BEST, 0.9))])
     return [HOW,
-            f"{plan['rounds']} rounds; the figures show 200. Sizes of devices are 50 and a lognormal number with parameters 4 and "
-            f"2, cut at {plan['most']} samples: the thesis prints \"a power law\" alone, and its largest devices would cost "
-            "most of the time. Every seed draws the data, the split into 80% and 20%, cohorts, stragglers and batches anew; these "
-            "are the same for all methods of a seed.",
-            "Exactly 5 or 9 of the 10 devices of a round are stragglers and do 1 to 20 epochs, each number equally likely, as the "
-            "text says; the published code leaves out 20. With one epoch a straggler does a uniform number of its batches.",
+            f"{plan['rounds']} rounds; the figures show 200. Sizes of devices are 50 and a lognormal number with parameters 4 "
+            f"and 2, cut at {plan['most']} samples: the thesis prints \"a power law\" alone, and its largest devices would cost "
+            "most of the time. Every seed draws the data, the split into 80% and 20%, cohorts, stragglers and batches anew; "
+            "these are the same for all methods of a seed.",
+            "Exactly 5 or 9 of the 10 devices of a round are stragglers and do 1 to 20 epochs, each number equally likely, as "
+            "the text says; the published code leaves out 20. With one epoch a straggler does a uniform number of its batches.",
             f"mu = 1 is the printed best. With 90% stragglers, on the first seed, by mu: {mus}."]
 
 
