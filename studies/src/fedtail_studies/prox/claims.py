@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from fedtail_studies.judging import all_of, lower, within
-from fedtail_studies.prox.methods import BEST, DROPS, KEEPS, run_name
+from fedtail_studies.prox.methods import BEST, DROPS, KEEPS, LEVELS, run_name
 from fedtail_studies.results import Results
 from fedtail_studies.study import Finding
 
@@ -43,20 +44,26 @@ def larger_accuracy(results: Results, first: str, second: str) -> Finding:
 
 
 def worse_with_stragglers(results: Results, where: str, epochs: int = 20) -> Finding:
-    """FedAvg's loss grows with the share of stragglers that it drops."""
-    low, middle, high = (run_name(where, DROPS, level, epochs) for level in (0.0, 0.5, 0.9))
-    return all_of(smaller(results, low, middle, "loss"), smaller(results, middle, high, "loss"))
+    """FedAvg's loss grows with the share of stragglers that it drops, at those that were run."""
+    names = [run_name(where, DROPS, level, epochs) for level in LEVELS if ran(results, run_name(where, DROPS, level, epochs))]
+    return all_of(*(smaller(results, low, high, "loss") for low, high in pairwise(names)))
+
+
+def ran(results: Results, name: str) -> bool:
+    """Whether there are results of a run."""
+    return all(name in results.cells[seed] for seed in results.seeds)
 
 
 def keeping_helps(results: Results, where: str, paths: Sequence[str] = ("loss", "rough"), epochs: int = 20) -> Finding:
     """With mu = 0, keeping the partial work of stragglers gives smaller numbers than dropping them."""
     return all_of(*(smaller(results, run_name(where, KEEPS, level, epochs), run_name(where, DROPS, level, epochs), path)
-                    for level in HETEROGENEOUS for path in paths))
+                    for level in HETEROGENEOUS for path in paths if ran(results, run_name(where, DROPS, level, epochs))))
 
 
-def penalty_helps(results: Results, where: str, path: str, levels: Sequence[float] = (0.0, 0.5, 0.9)) -> Finding:
-    """The best mu gives a smaller number than mu = 0, at all shares of stragglers."""
-    return all_of(*(smaller(results, run_name(where, BEST, level), run_name(where, KEEPS, level), path) for level in levels))
+def penalty_helps(results: Results, where: str, path: str, levels: Sequence[float] = LEVELS) -> Finding:
+    """The best mu gives a smaller number than mu = 0, at all shares of stragglers that were run."""
+    return all_of(*(smaller(results, run_name(where, BEST, level), run_name(where, KEEPS, level), path) for level in levels
+                    if ran(results, run_name(where, BEST, level))))
 
 
 def penalty_is_more_accurate(results: Results, where: str, level: float = 0.9) -> Finding:

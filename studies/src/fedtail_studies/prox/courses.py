@@ -61,7 +61,7 @@ class Course:
         last = max(1, round(LAST * len(self.loss)))
         found: Numbers = {
             "loss": float(np.mean(self.loss[-last:])), "accuracy": 100 * float(np.mean(self.accuracy[-last:])),
-            "rough": roughness(self.loss), "early": float(np.mean(self.loss[: len(self.loss) // 2])),
+            "rough": roughness(self.loss), "early": float(np.mean(self.loss[: max(1, len(self.loss) // 2)])),
             "stop": {"round": stop.place + 1, "why": stop.why, "loss": self.loss[stop.place],
                      "accuracy": 100 * self.accuracy[stop.place]},
             "course": {"loss": _short(self.loss), "accuracy": _short([100 * value for value in self.accuracy])},

@@ -29,11 +29,11 @@ class Plan:
     """Printed are 10 of 30 devices and larger samples; rounds, mu and the sizes of devices are not."""
 
     seeds: int = 5
-    rounds: int = 40
+    rounds: int = 30
     devices: int = 30
     cohort: int = 10
     epochs: int = 20
-    most: int = 1000                             # samples of a device, at most
+    most: int = 500                              # samples of a device, at most
     strength: float = BEST                       # mu of both methods
 
 
@@ -108,7 +108,7 @@ def notes(results: Results) -> Sequence[str]:
 
 
 PROX_DANE = Study(
-    name="prox_dane", paper="Li23", item="figure 3.4", title="FedDane against FedProx", cost=Cost(40, 10), full=Plan(),
+    name="prox_dane", paper="Li23", item="figure 3.4", title="FedDane against FedProx", cost=Cost(30, 4), full=Plan(),
     quick=Plan(seeds=2, rounds=15, most=80), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("FedDane performs like FedProx on identically distributed data.", "[Li23, figure 3.4]", alike_on_iid),

@@ -35,7 +35,7 @@ class Plan:
     """Printed are 200 rounds (in the figures) of 10 of 30 devices; the sizes of devices are not."""
 
     seeds: int = 5
-    rounds: int = 60
+    rounds: int = 40
     devices: int = 30
     cohort: int = 10
     epochs: int = 20
@@ -152,7 +152,7 @@ def notes(results: Results) -> Sequence[str]:
 
 PROX_HETEROGENEITY = Study(
     name="prox_heterogeneity", paper="Li23", item="figures 3.2, 3.3, 3.6, 3.11, 3.12",
-    title="FedProx and heterogeneous data", cost=Cost(60, 15), full=Plan(),
+    title="FedProx and heterogeneous data", cost=Cost(40, 10), full=Plan(),
     quick=Plan(seeds=2, rounds=20, most=80), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("Without a penalty the loss grows with the heterogeneity of the data: IID, (0,0), (0.5,0.5), (1,1).",

@@ -85,6 +85,7 @@ def _network(data: Several, name: str, seed: int, plan: Any, device: str) -> Net
     """Devices by seed, split into 80% and 20% of their samples, with a model from that seed."""
     people = data.parts[MNIST if name == WRITERS else name]
     torch.manual_seed(seed)
+    module: torch.nn.Module
     if name == SHAKESPEARE:
         share = min(plan.roles, len(people)) / len(people)
         people, module = thinned(people.split((share,), seed)[0], plan.windows), CharacterGRU(LETTERS, plan.hidden)

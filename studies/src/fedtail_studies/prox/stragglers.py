@@ -27,7 +27,7 @@ class Plan:
     """Printed are 200 rounds (in the figures) of 10 of 30 devices; the sizes of devices are not."""
 
     seeds: int = 5
-    rounds: int = 100
+    rounds: int = 50
     devices: int = 30
     cohort: int = 10
     epochs: int = 20
@@ -103,7 +103,7 @@ def notes(results: Results) -> Sequence[str]:
 
 PROX_SYNTHETIC = Study(
     name="prox_synthetic", paper="Li23", item="figures 3.1, 3.5, 3.7, 3.9, 3.10 (synthetic data)",
-    title="FedProx and stragglers on synthetic data", cost=Cost(100, 8), full=Plan(),
+    title="FedProx and stragglers on synthetic data", cost=Cost(50, 6), full=Plan(),
     quick=Plan(seeds=2, rounds=20, most=100, grid=(0.1,)), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("The more stragglers FedAvg drops, the worse it converges on Synthetic(1,1).", "[Li23, section 3.4.2]",
