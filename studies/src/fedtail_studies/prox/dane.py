@@ -13,7 +13,7 @@ from fedtail_studies.prox import claims
 from fedtail_studies.prox.courses import followed
 from fedtail_studies.prox.methods import local_settings
 from fedtail_studies.prox.networks import BEST, SETS, Network, synthetic_network
-from fedtail_studies.prox.pages import HOW, caption, course_grid, course_table, diverged
+from fedtail_studies.prox.pages import HOW, Panels, caption, course_grid, course_table, diverged
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study
 from fedtail_studies.tables import Table
@@ -71,9 +71,10 @@ def tables(results: Results) -> list[Table]:
 
 def drawn(results: Results, folder: Path) -> Sequence[Figure]:
     """Loss against rounds: both methods with ten devices above, FedDane with all below."""
-    panels = [[(where, {name: run(where, name) for name in names}) for where in SETS] for names in ((PROX, FEW), (FEW, ALL))]
-    course_grid(results, folder / "dane_loss.png", panels, "course.loss", "training loss", log=True)
-    return [Figure("dane_loss.png", caption("Training loss, with ten devices (above) and with all thirty (below)", "figure 3.4"))]
+    rows = [Panels("course.loss", "training loss", [(where, {name: run(where, name) for name in names}) for where in SETS])
+            for names in ((PROX, FEW), (FEW, ALL))]
+    course_grid(results, folder / "dane.png", rows, log=True)
+    return [Figure("dane.png", caption("Training loss, with ten devices (above) and with all thirty (below)", "figure 3.4"))]
 
 
 def alike_on_iid(results: Results) -> Finding:

@@ -13,7 +13,7 @@ from fedtail_studies.prox import claims
 from fedtail_studies.prox.courses import followed
 from fedtail_studies.prox.methods import BEST, DROPS, KEEPS, LEVELS, run_name, runs, straggling
 from fedtail_studies.prox.networks import SETS, Network, synthetic_network
-from fedtail_studies.prox.pages import HOW, caption, course_grid, course_table, loss_and_accuracy
+from fedtail_studies.prox.pages import HOW, Panels, caption, course_grid, course_table, loss_and_accuracy
 from fedtail_studies.prox.real_data import BESTS, FEMNIST, MNIST, REAL, SENT140, SHAKESPEARE, WRITERS, network
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study, Verdict
@@ -121,9 +121,9 @@ def drawn(results: Results, folder: Path) -> Sequence[Figure]:
                     {name: run_name(where, three[name], level, epochs) for name in list(three)[:many]})
                    for where in sets if runs_of(where, epochs)] for level in (LEVELS if epochs == 1 else (0.0, HIGH))]
         made += loss_and_accuracy(results, folder, stem, panels, like)
-    panels = [[(where, {"mu 0": run_name(where, DROPS, 0.0), f"mu {BESTS[where]:g}": run_name(where, BEST, 0.0)})
-               for where in sets]]
-    course_grid(results, folder / "variance.png", panels, "spread.variance", "gradient variance")
+    panels = [(where, {"mu 0": run_name(where, DROPS, 0.0), f"mu {BESTS[where]:g}": run_name(where, BEST, 0.0)})
+              for where in sets]
+    course_grid(results, folder / "variance.png", [Panels("spread.variance", "gradient variance", panels)])
     return [*made, Figure("variance.png", caption("Variance of gradients without stragglers", "figure 3.8"))]
 
 

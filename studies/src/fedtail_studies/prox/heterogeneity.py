@@ -16,7 +16,7 @@ from fedtail_studies.prox import claims
 from fedtail_studies.prox.courses import followed
 from fedtail_studies.prox.methods import local_settings
 from fedtail_studies.prox.networks import SETS, Network, synthetic_network
-from fedtail_studies.prox.pages import HOW, caption, course_grid, course_table
+from fedtail_studies.prox.pages import HOW, Panels, caption, course_grid, course_table
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study
 from fedtail_studies.tables import Table
@@ -82,25 +82,23 @@ def tables(results: Results) -> list[Table]:
 
 
 def drawn(results: Results, folder: Path) -> Sequence[Figure]:
-    """Loss, accuracy and variance for mu = 0 and 1; the adaptive mu; two ways to sample."""
-    made = []
+    """Loss, accuracy and variance for mu = 0 and 1 and for two ways to sample; loss and mu of the adaptive one."""
     both, adapts = {"mu 0 (FedAvg)": PLAIN, "mu 1": HELD}, {"mu 0": PLAIN, "mu 1": HELD, "adaptive": ADAPTS}
     schemes = {"mu 0, uniform": PLAIN, "mu 1, uniform": HELD, "mu 0, by size": BY_SIZE[PLAIN], "mu 1, by size": BY_SIZE[HELD]}
-    paths = (("course.loss", "training loss"), ("course.accuracy", "test accuracy, %"), ("spread.variance", "gradient variance"))
-    for stem, shown, like in (("penalty", both, "figures 3.2 and 3.6"), ("sampling", schemes, "figure 3.12")):
-        for path, label in paths:
-            file = f"{stem}_{path.partition('.')[2]}.png"
-            course_grid(results, folder / file, _panels(shown), path, label)
-            made.append(Figure(file, caption(f"{label.capitalize()}", like)))
-    course_grid(results, folder / "adaptive_loss.png", _panels(adapts), "course.loss", "training loss")
-    course_grid(results, folder / "adaptive_mu.png", _panels({"adaptive": ADAPTS}), "strength", "mu")
-    return [*made, Figure("adaptive_loss.png", caption("Training loss with an adaptive mu", "figures 3.3 and 3.11")),
-            Figure("adaptive_mu.png", "The adaptive mu of each round: the mean over seeds, and the range over seeds.")]
+    loss, *others = (("course.loss", "training loss"), ("course.accuracy", "test accuracy, %"),
+                     ("spread.variance", "gradient variance"))
+    course_grid(results, folder / "penalty.png", [Panels(*what, _panels(both)) for what in (loss, *others)])
+    course_grid(results, folder / "sampling.png", [Panels(*what, _panels(schemes)) for what in (loss, *others)])
+    course_grid(results, folder / "adaptive.png", [Panels(*loss, _panels(adapts)), Panels("strength", "mu",
+                                                                                         _panels({"adaptive": ADAPTS}))])
+    return [Figure("penalty.png", caption("Training loss, test accuracy and gradient variance", "figures 3.2 and 3.6")),
+            Figure("adaptive.png", caption("Training loss with an adaptive mu, and that mu", "figures 3.3 and 3.11")),
+            Figure("sampling.png", caption("Devices drawn uniformly (scheme B) and by size (scheme A)", "figure 3.12"))]
 
 
-def _panels(shown: dict[str, str]) -> list[list[tuple[str, dict[str, str]]]]:
-    """One row of panels, one for each set."""
-    return [[(where, {name: run(where, method) for name, method in shown.items()}) for where in SETS]]
+def _panels(shown: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """A row of panels, one for each set."""
+    return [(where, {name: run(where, method) for name, method in shown.items()}) for where in SETS]
 
 
 def on_all(results: Results, first: str, second: str, path: str, sets: Sequence[str] = tuple(MIXED)) -> Finding:

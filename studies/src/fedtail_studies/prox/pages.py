@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,22 +32,27 @@ def diverged(results: Results, name: str) -> int:
     return sum(results.numbers(name, seed)["stop"]["why"] == "diverged" for seed in results.seeds)
 
 
-def course_grid(results: Results, file: Path, panels: Sequence[Sequence[tuple[str, Mapping[str, str]]]], path: str,
-                label: str, log: bool = False) -> None:
-    """Rows and columns of panels, each a title and its runs by the name in the legend; the mean over seeds, and all of them.
+class Panels(NamedTuple):
+    """One row of a figure: the list of a run's numbers that is drawn against rounds, its name, and panels.
 
-    `path` is the list of a run's numbers that is drawn against rounds; `label` is the name of the vertical axis.
+    A panel is a title and its runs, by their name in the legend.
     """
-    with drawn(file, len(panels[0]), len(panels), 3.4, 2.7, squeeze=False) as axes:
-        for row, line in zip(axes, panels, strict=True):
-            for axis, (title, runs) in zip(row, line, strict=True):
+
+    path: str
+    label: str
+    panels: Sequence[tuple[str, Mapping[str, str]]]
+
+
+def course_grid(results: Results, file: Path, rows: Sequence[Panels], log: bool = False) -> None:
+    """A figure with rows of panels: the mean over seeds, and the range over seeds. With `log` on a logarithmic scale."""
+    with drawn(file, len(rows[0].panels), len(rows), 3.2, 2.5, squeeze=False) as axes:
+        for line, row in zip(axes, rows, strict=True):
+            for axis, (title, runs) in zip(line, row.panels, strict=True):
                 for (name, run), colour in zip(runs.items(), COLOURS, strict=False):
-                    _curve(axis, results, run, path, name, colour)
-                axis.set(title=title, xlabel="round")
-                if log:
-                    axis.set_yscale("log")
-            row[0].set_ylabel(label)
-        axes[0][0].legend(fontsize=7)
+                    _curve(axis, results, run, row.path, name, colour)
+                axis.set(title=title, xlabel="round", yscale="log" if log else "linear")
+            line[0].set_ylabel(row.label)
+            line[0].legend(fontsize=7)
 
 
 def _curve(axis: Any, results: Results, run: str, path: str, name: str, colour: str) -> None:
@@ -65,13 +70,12 @@ def caption(what: str, like: str) -> str:
     return f"{what}, as {like}: the mean over seeds, and the range over seeds."
 
 
-def loss_and_accuracy(results: Results, folder: Path, stem: str, panels: Sequence[Sequence[tuple[str, Mapping[str, str]]]],
+def loss_and_accuracy(results: Results, folder: Path, stem: str, rows: Sequence[Sequence[tuple[str, Mapping[str, str]]]],
                       like: tuple[str, str]) -> list[Figure]:
-    """Two figures of the same panels: training loss and test accuracy."""
+    """Two figures with the same rows of panels: training loss and test accuracy."""
     made = []
-    for path, label, what, source in (("course.loss", "training loss", "Training loss", like[0]),
-                                      ("course.accuracy", "test accuracy, %", "Test accuracy", like[1])):
+    for path, label, source in (("course.loss", "training loss", like[0]), ("course.accuracy", "test accuracy, %", like[1])):
         file = f"{stem}_{path.removeprefix('course.')}.png"
-        course_grid(results, folder / file, panels, path, label)
-        made.append(Figure(file, caption(what, source)))
+        course_grid(results, folder / file, [Panels(path, label, panels) for panels in rows])
+        made.append(Figure(file, caption(label.capitalize(), source)))
     return made
