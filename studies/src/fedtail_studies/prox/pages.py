@@ -22,8 +22,9 @@ HOW = ("Loss over all training samples and accuracy over all test samples are me
 
 
 def course_table(results: Results, title: str, names: Sequence[str], columns: Mapping[str, str] = COLUMNS) -> Table:
-    """A row for each run, with what it ends with."""
-    rows = tuple(Row(name, {title: results.values(name, path) for title, path in columns.items()}) for name in names)
+    """A row for each run, called by what comes after the data set in its name, with what it ends with."""
+    rows = tuple(Row(name.partition(": ")[2], {title: results.values(name, path) for title, path in columns.items()})
+                 for name in names)
     return Table(title, tuple(columns), rows, digits=3, head="run")
 
 
@@ -44,7 +45,7 @@ class Panels(NamedTuple):
 
 
 def course_grid(results: Results, file: Path, rows: Sequence[Panels], log: bool = False) -> None:
-    """A figure with rows of panels: the mean over seeds, and the range over seeds. With `log` on a logarithmic scale."""
+    """A figure with rows of panels: the mean over seeds, and each seed in a thin line. With `log` on a logarithmic scale."""
     with drawn(file, len(rows[0].panels), len(rows), 3.2, 2.5, squeeze=False) as axes:
         for line, row in zip(axes, rows, strict=True):
             for axis, (title, runs) in zip(line, row.panels, strict=True):
@@ -56,18 +57,18 @@ def course_grid(results: Results, file: Path, rows: Sequence[Panels], log: bool 
 
 
 def _curve(axis: Any, results: Results, run: str, path: str, name: str, colour: str) -> None:
-    """The mean over seeds against rounds, and the range over seeds."""
+    """The mean over seeds against rounds, and each seed in a thin line."""
     values = np.array(results.lists(run, path), dtype=float)
     spread = path.startswith("spread.")
     rounds = results.lists(run, "spread.round")[0] if spread else range(1, values.shape[1] + 1)
-    axis.plot(rounds, values.mean(0), color=colour, linewidth=1.2, label=name)
-    if len(values) > 1:
-        axis.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
+    axis.plot(rounds, values.mean(0), color=colour, linewidth=1.6, label=name)
+    for seed in values if len(values) > 1 else ():
+        axis.plot(rounds, seed, color=colour, linewidth=0.5, alpha=0.4)
 
 
 def caption(what: str, like: str) -> str:
     """A caption: what is shown, and which figure of the thesis it is like."""
-    return f"{what}, as {like}: the mean over seeds, and the range over seeds."
+    return f"{what}, as {like}: the mean over seeds, and each seed in a thin line."
 
 
 def loss_and_accuracy(results: Results, folder: Path, stem: str, rows: Sequence[Sequence[tuple[str, Mapping[str, str]]]],

@@ -80,6 +80,11 @@ def drawn(results: Results, folder: Path) -> Sequence[Figure]:
                              ("figures 3.1, 3.9 (first columns) and 3.5", "figures 3.7 and 3.10 (first columns) and 3.5"))
 
 
+def keeping_is_steadier(results: Results) -> Finding:
+    """With mu = 0, the loss rises less from round to round where the work of stragglers is kept than where it is dropped."""
+    return all_of(*(claims.keeping_helps(results, HARD, "rough", level) for level in (0.5, 0.9)))
+
+
 def steadier_with_one_epoch(results: Results) -> Finding:
     """With one epoch instead of twenty the loss of FedAvg rises less from round to round."""
     return all_of(*(claims.smaller(results, run_name(HARD, DROPS, level, 1), run_name(HARD, DROPS, level), "rough")
@@ -106,23 +111,35 @@ PROX_SYNTHETIC = Study(
     title="FedProx and stragglers on synthetic data", cost=Cost(50, 6), full=Plan(),
     quick=Plan(seeds=2, rounds=20, most=100, grid=(0.1,)), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
-        Claim("The more stragglers FedAvg drops, the worse it converges on Synthetic(1,1).", "[Li23, section 3.4.2]",
-              partial(claims.worse_with_stragglers, where=HARD)),
-        Claim("Keeping their partial work (mu = 0) gives a smaller loss.", "[Li23, section 3.4.2, figure 3.1]",
-              partial(claims.keeping_helps, where=HARD, paths=("loss",))),
-        Claim("Keeping their partial work (mu = 0) is more stable.", "[Li23, section 3.4.2, figure 3.1]",
-              partial(claims.keeping_helps, where=HARD, paths=("rough",))),
+        Claim("FedAvg converges worse when it drops 50% stragglers than without stragglers, on Synthetic(1,1).",
+              "[Li23, section 3.4.2, figure 3.1]", partial(claims.worse_with_stragglers, where=HARD, low=0.0, high=0.5)),
+        Claim("It converges worse still when it drops 90%.", "[Li23, section 3.4.2, figure 3.1]",
+              partial(claims.worse_with_stragglers, where=HARD, low=0.5, high=0.9)),
+        Claim("Keeping the partial work of 50% stragglers (mu = 0) gives a smaller loss than dropping it.",
+              "[Li23, section 3.4.2, figure 3.1]", partial(claims.keeping_helps, where=HARD, path="loss", level=0.5)),
+        Claim("Keeping the partial work of 90% stragglers (mu = 0) gives a smaller loss than dropping it.",
+              "[Li23, section 3.4.2, figure 3.1]", partial(claims.keeping_helps, where=HARD, path="loss", level=0.9)),
+        Claim("Keeping partial work (mu = 0) is more stable than dropping it, with 50% and 90% stragglers.",
+              "[Li23, section 3.4.2, figure 3.1]", keeping_is_steadier),
         Claim("mu = 1 improves the loss further, with and without stragglers.", "[Li23, section 3.4.3.2, figure 3.1]",
               partial(claims.penalty_helps, where=HARD, path="loss")),
         Claim("mu = 1 is more stable than mu = 0, with and without stragglers.", "[Li23, section 3.4.3.2, figure 3.1]",
               partial(claims.penalty_helps, where=HARD, path="rough")),
         Claim("With 90% stragglers FedProx with mu = 1 is more accurate than FedAvg.", "[Li23, figure 3.7]",
               partial(claims.penalty_is_more_accurate, where=HARD)),
-        Claim("With one epoch, keeping partial work still gives a smaller loss than dropping it.", "[Li23, figure 3.9]",
-              partial(claims.keeping_helps, where=HARD, paths=("loss",), epochs=1)),
+        Claim("With one epoch, keeping the work of 50% stragglers still gives a smaller loss than dropping it.",
+              "[Li23, figure 3.9]", partial(claims.keeping_helps, where=HARD, path="loss", level=0.5, epochs=1)),
+        Claim("With one epoch, keeping the work of 90% stragglers still gives a smaller loss than dropping it.",
+              "[Li23, figure 3.9]", partial(claims.keeping_helps, where=HARD, path="loss", level=0.9, epochs=1)),
         Claim("With one epoch, heterogeneous data disturb FedAvg less than with twenty.", "[Li23, figure 3.9]",
               steadier_with_one_epoch),
-        Claim("On identically distributed data FedAvg is robust to dropping: keeping partial work changes little.",
-              "[Li23, figure 3.5]", partial(claims.keeping_changes_little, where=IID, reach=LITTLE)),
+        Claim("On identically distributed data FedAvg is robust to dropping 50% stragglers.", "[Li23, figure 3.5]",
+              partial(claims.dropping_changes_little, where=IID, level=0.5, reach=LITTLE)),
+        Claim("On identically distributed data FedAvg is robust to dropping 90% stragglers.", "[Li23, figure 3.5]",
+              partial(claims.dropping_changes_little, where=IID, level=0.9, reach=LITTLE)),
+        Claim("On identically distributed data, keeping the work of 50% stragglers changes little.", "[Li23, figure 3.5]",
+              partial(claims.keeping_changes_little, where=IID, level=0.5, reach=LITTLE)),
+        Claim("On identically distributed data, keeping the work of 90% stragglers changes little.", "[Li23, figure 3.5]",
+              partial(claims.keeping_changes_little, where=IID, level=0.9, reach=LITTLE)),
     ),
 )
