@@ -102,7 +102,8 @@ def notes(results: Results) -> Sequence[str]:
             "most of the time. Every seed draws the data, the split into 80% and 20%, cohorts, stragglers and batches anew; "
             "these are the same for all methods of a seed.",
             "Exactly 5 or 9 of the 10 devices of a round are stragglers and do 1 to 20 epochs, each number equally likely, as "
-            "the text says; the published code leaves out 20. With one epoch a straggler does a uniform number of its batches.",
+            "the text says; the published code leaves out 20. With one epoch a straggler does a uniform number of its batches. "
+            "Without stragglers mu = 0 is FedAvg.",
             f"mu = 1 is the printed best. With 90% stragglers, on the first seed, by mu: {mus}."]
 
 
