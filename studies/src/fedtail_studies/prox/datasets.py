@@ -121,9 +121,9 @@ def drawn(results: Results, folder: Path) -> Sequence[Figure]:
                     {name: run_name(where, three[name], level, epochs) for name in list(three)[:many]})
                    for where in sets if runs_of(where, epochs)] for level in (LEVELS if epochs == 1 else (0.0, HIGH))]
         made += loss_and_accuracy(results, folder, stem, panels, like)
-    panels = [(where, {"mu 0": run_name(where, DROPS, 0.0), f"mu {BESTS[where]:g}": run_name(where, BEST, 0.0)})
-              for where in sets]
-    course_grid(results, folder / "variance.png", [Panels("spread.variance", "gradient variance", panels)])
+    spreads = [(where, {"mu 0": run_name(where, DROPS, 0.0), f"mu {BESTS[where]:g}": run_name(where, BEST, 0.0)})
+               for where in sets]
+    course_grid(results, folder / "variance.png", [Panels("spread.variance", "gradient variance", spreads)])
     return [*made, Figure("variance.png", caption("Variance of gradients without stragglers", "figure 3.8"))]
 
 
