@@ -169,7 +169,7 @@ def method_of(rng: random.Random, sampler: textbook.Part, population: Population
     risk = risk_of(rng, sampler, population, channel, huge)
     inner, local = inner_risk({"risk": risk}), local_of(rng)
     aggregate: textbook.Part = ("WeightedMean", {})
-    if sloped(inner) and rng.random() < (0.7 if inner[0] == "PowerFair" else 0.3):
+    if sloped(inner) and rng.random() < (0.7 if inner[0] in ("PowerFair", "AlphaFair") else 0.3):
         aggregate = ("CurvatureMean", rng.choice([{}, {"lipschitz": rng.choice([0.5, 10.0])}]))
     return {"sample": sampler, "risk": risk, "local": ("LocalSGD", local), "aggregate": aggregate, "server": server_of(rng),
             "iterate": rng.choice([("LastIterate", {})] * 3 + [("AveragedIterate", {"contraction": 1.0}), ("RandomIterate", {}),
@@ -179,13 +179,13 @@ def method_of(rng: random.Random, sampler: textbook.Part, population: Population
 def sloped(risk: textbook.Part) -> bool:
     """Risks whose density has a slope, and never a falling one."""
     name, settings = risk
-    return name in ("Mean", "PowerFair") or (name == "Tilted" and settings["tilt"] > 0) or (
+    return name in ("Mean", "PowerFair", "AlphaFair") or (name == "Tilted" and settings["tilt"] > 0) or (
         name == "SmoothedSuperquantile" and settings["tail_fraction"] < 1)
 
 
 def risk_of(rng: random.Random, sampler: textbook.Part, population: Population, channel: str, huge: bool) -> textbook.Part:
     names = ["Mean", "Superquantile", "Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", "Tilted",
-             "PowerFair", "Worst", "Refreshed"]
+             "PowerFair", "AlphaFair", "Worst", "Refreshed"]
     drawn = sampler[1].get("cohort_size", len(population))
     if population.group is not None and (channel != "SecureChannel" or 2 * len(population) <= drawn * int(population.group.unique(return_counts=True)[1].min())):
         names += ["GroupAscent"] * 2                   # a group of one client in a round is refused there
@@ -195,7 +195,7 @@ def risk_of(rng: random.Random, sampler: textbook.Part, population: Population, 
         names = [n for n in names if n != "Worst"]
     name = rng.choice(names)
     if name == "Refreshed":
-        inner = plain_risk(rng, rng.choice(["Superquantile", "TailFilter", "SmoothedSuperquantile", "Tilted", "PowerFair", *(["Worst"] if channel != "SecureChannel" else [])]),
+        inner = plain_risk(rng, rng.choice(["Superquantile", "TailFilter", "SmoothedSuperquantile", "Tilted", "PowerFair", "AlphaFair", *(["Worst"] if channel != "SecureChannel" else [])]),
                            unique=True)
         return name, {"risk": enough(inner, sampler, population, channel), "every": rng.choice([2, 3])}
     if name == "GroupAscent":
@@ -222,6 +222,8 @@ def plain_risk(rng: random.Random, name: str, unique: bool = False) -> textbook.
     if name == "Tilted":
         bound = rng.choice([None, None, 4.0])
         return name, {"tilt": rng.choice([-1.0, 0.1, 1.0, 3.0]), **({} if bound is None else {"loss_bound": bound})}
+    if name == "AlphaFair":
+        return name, {"alpha": rng.choice([0.0, 0.5, 1.0, 2.0, 3.0]), "loss_bound": rng.choice([8.0, 50.0])}
     return name, {"power": rng.choice([0.0, 0.1, 1.0, 2.0, 5.0])} if name == "PowerFair" else \
         {"step": rng.choice([0.01, 0.1, 1.0])} if name == "Ascent" else {}
 
@@ -615,9 +617,9 @@ def check_risks(case: Case) -> None:
     """A random risk on random losses with ties: weights alone, weights by questions, value and gradient."""
     rng = random.Random(f"risk {case.number}")
     name = rng.choice(["Mean", "Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", "Tilted", "PowerFair",
-                       "Worst"])
+                       "AlphaFair", "Worst"])
     part = plain_risk(rng, name)
-    part = (name, {k: v for k, v in part[1].items() if k not in ("loss_bound", "quantile")})
+    part = (name, {k: v for k, v in part[1].items() if k not in ("quantile", *(["loss_bound"] if name == "Tilted" else []))})
     count = rng.choice([1, 2, 3, 7, 20])
     losses = [float(np.float32(rng.choice([rng.uniform(0.01, 5), 0.0, 0.5, 1.0, 2.0]))) for _ in range(count)]
     mass = rng.choice([[1.0] * count, [float(rng.randint(1, 30)) for _ in range(count)], [rng.uniform(0.1, 5) for _ in range(count)]])
@@ -634,6 +636,10 @@ def check_risks(case: Case) -> None:
     if name == "PowerFair":                            # its weights are normalised, its gradient is not
         total = math.fsum(mass)
         exact = [m / total * f ** part[1]["power"] for f, m in zip(losses, mass, strict=True)]
+    if name == "AlphaFair":
+        total, bound = math.fsum(mass), part[1]["loss_bound"]
+        shared = bound - textbook.value_of(part, losses, mass)
+        exact = [m / total * (shared / (bound - f)) ** part[1]["alpha"] for f, m in zip(losses, mass, strict=True)]
     gradient, = torch.autograd.grad(value, given)
     near(gradient, exact, 1e-9, f"{part}: gradient at {losses}, masses {mass}")
 

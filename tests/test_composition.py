@@ -40,6 +40,7 @@ from fedtail.base_part import Part, classes_sent_with
 from fedtail.composition import NEEDS, RULES, Composition, check_composition, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
+from fedtail.local import LocalTraining
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
@@ -189,7 +190,7 @@ CASES = [
          method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
     Case("few_contributors_refusals", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("told_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
+    Case("secret_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
          "TellsOfCohort sends numbers that depend on who was sampled, and amplification by Poisson sampling relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, a fixed tail_fraction.",
          replace(private(Mean(), 30.0), local=TellsOfCohort())),
     Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
@@ -201,7 +202,7 @@ CASES = [
 def test_a_rule_says_its_text_where_it_is_broken_and_no_other_rule_says_anything(case):
     (said,) = refusals(case.refused, case.population, case.channel, case.fleet)
     assert said.startswith(case.text)
-    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet)
+    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet, case.refused.personal)
     asked = NEEDS if case.rule in {rule.__name__ for rule in NEEDS} else RULES
     assert {rule.__name__: list(rule(parts)) for rule in asked} == {rule.__name__: [said] if rule.__name__ == case.rule else [] for rule in asked}
     assert refusals(case.fits, case.fits_population, case.fits_channel or case.channel, case.fits_fleet or case.fleet) == ()
@@ -399,10 +400,10 @@ def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
     names = " ".join(row.part for row in rows)
-    for room in (fedtail.risk, fedtail.aggregation):
+    for room in (fedtail.risk, fedtail.aggregation, fedtail.local):
         for name in room.__all__:
             kind = getattr(room, name)
-            if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
+            if isinstance(kind, type) and issubclass(kind, Part if room is not fedtail.local else LocalTraining) and kind not in (Risk, LocalTraining):
                 assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 

@@ -16,6 +16,7 @@ import torch
 import fedtail
 from fedtail import (
     AdaptiveClip,
+    AlphaFair,
     Ascent,
     Binned,
     CurvatureMean,
@@ -42,6 +43,7 @@ from fedtail import (
     Spectral,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
     TiltedValueAtRisk,
     ValueAtRisk,
@@ -52,6 +54,7 @@ from fedtail import (
     privacy,
     quantiles,
     recipes,
+    speeds,
     train,
 )
 from fedtail import risk as risks
@@ -92,7 +95,7 @@ HISTOGRAM = NoisyHistogram(4.0, float(CLIENTS), SHARES, bins=8)
 BARE = {
     "Mean": Mean(), "Superquantile": Superquantile(0.6), "12 bits": Superquantile(0.6, ExactQuantile(12)), "majorise": Superquantile(0.6, MajoriseMinimise(4)),
     "TailFilter": TailFilter(0.6), "SmoothedSuperquantile": SmoothedSuperquantile(0.6, 0.5), "QuadraticSuperquantile": QuadraticSuperquantile(0.6, 0.5),
-    "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
+    "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "AlphaFair": AlphaFair(1.0, 20.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
     "ValueAtRisk": ValueAtRisk(0.5), "EntropicValueAtRisk": EntropicValueAtRisk(0.6), "TiltedValueAtRisk": TiltedValueAtRisk(0.6),
     "InverseSuperquantile": InverseSuperquantile(0.3), "IntervalSuperquantile": IntervalSuperquantile(0.2, 0.2), "Spectral": Spectral((1.0, 0.5), (0.5, 0.5)),
     "Hierarchical": Hierarchical(Tilted(1.0), Tilted(2.0), groups=3), "Tilted to the worst": Tilted(float("inf")), "a user's": Expectile(0.7),
@@ -104,6 +107,8 @@ WRAPPERS = {
     "Binned by the server": lambda risk: Binned(risk, replace(HISTOGRAM, noise=SERVER)),
     "Refreshed(Binned)": lambda risk: Refreshed(Binned(risk, HISTOGRAM), 2),
     "Binned(Refreshed)": lambda risk: Binned(Refreshed(risk, 2), HISTOGRAM),
+    "TailFloor": lambda risk: TailFloor(risk, 7),
+    "Refreshed(TailFloor)": lambda risk: Refreshed(TailFloor(risk, 7), 2),
 }
 CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(5, minimum_contributors=2, masks="none"), "masked": SecureChannel(5, minimum_contributors=2)}
 PLACES = ["here", "nodes"]
@@ -161,7 +166,7 @@ def draws_noise(risk, aggregator):
 
 ALL = list(aggregators(Mean()))
 EVERY_RISK = [(risk, "WeightedMean") for risk in RISKS]
-EVERY_AGGREGATOR = [(risk, aggregator) for risk in ("Mean", "PowerFair", "Binned Superquantile") for aggregator in ALL if aggregator != "WeightedMean"]
+EVERY_AGGREGATOR = [(risk, aggregator) for risk in ("Mean", "PowerFair", "AlphaFair", "Binned Superquantile") for aggregator in ALL if aggregator != "WeightedMean"]
 
 
 @pytest.mark.parametrize(("risk", "aggregator"), EVERY_RISK + EVERY_AGGREGATOR, ids=str)
@@ -194,7 +199,8 @@ def test_every_risk_with_every_aggregator_is_refused_or_trains_alike_over_floats
 
 # What wrappers and parts say of themselves
 
-CHANGED = {"Refreshed": set(), "Binned": {"releases", "mechanism", "releases_weight", "planned_clients"}}
+CHANGED = {"Refreshed": set(), "Binned": {"releases", "mechanism", "releases_weight", "planned_clients"},
+           "TailFloor": {"contributing", "weight", "reads_cohort", "not_private", "not_batched"}}
 
 
 @pytest.mark.parametrize(("around", "name", "risk", "made"), WRAPPED, ids=str)
@@ -203,14 +209,16 @@ def test_a_wrapper_declares_what_the_risk_inside_declares_but_for_what_it_change
         assert made.startswith(type(risk).__name__) or "Refreshed" in made
         assert any(word in made for word in ("cannot be", "does not look at the losses"))
         return
-    changed = CHANGED["Binned" if "Binned" in around else "Refreshed"]
+    changed = CHANGED[next(kind for kind in ("Binned", "TailFloor", "Refreshed") if kind in around)]
     assert {field.name for field in fields(RiskDeclaration) if getattr(made.declares, field.name) != getattr(risk.declares, field.name)} <= changed
 
 
 def test_wrappers_refuse_these_and_no_others():
     refused = {around: {name for which, name, _, made in WRAPPED if which == around and isinstance(made, str)} for around in WRAPPERS}
-    not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
-    assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if around != "Refreshed"}}
+    not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "AlphaFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
+    no_floor = set(BARE) - {"Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", *OTHER_QUANTILES}
+    assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if "Binned" in around},
+                       **{around: no_floor for around in WRAPPERS if "TailFloor" in around}}
 
 
 @dataclass(frozen=True)
@@ -251,10 +259,12 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3), local.Cosine(3), local.StepDecay(0.5, 2),
-          local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+OTHERS = (fedtail.Proximal(0.1), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
+          fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2),
+          local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
+          speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
-ROOMS = (aggregation, local, privacy, quantiles, risks, fedtail)
+ROOMS = (aggregation, local, privacy, quantiles, risks, speeds, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
 
 
@@ -289,13 +299,18 @@ class Recording(LocalFleet):
 SIZE = {"cohort_size": CLIENTS, **LOCAL}
 RECIPES = {
     "fedavg": [recipes.fedavg(**SIZE), recipes.fedavg(**SIZE, work=local.Stragglers(0.5), schedule=local.Cosine(5), penalty=fedtail.Proximal(0.1)),
-               *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True))))],
+               *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True)),
+                                                                  local.Deadline(4.0, speeds.LogNormalSpeeds(1.0))))],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
-    "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal())],
+    "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal()),
+                replace(BASE, local=fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.AdaptiveProximal()), 0.3))],
     "feddane": [recipes.feddane(0.1, **SIZE), recipes.feddane(0.1, gradient_clients=4, **SIZE)],
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
-                 *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2)],
+                 *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2),
+                 recipes.delta_fl(0.5, **SIZE, least_contributors=7)],
     "q_ffl": [recipes.q_ffl(1.0, **SIZE)],
+    "q_ffl_family": [recipes.q_ffl_family((0.0, 1.0, 5.0), **SIZE)],
+    "q_maml": [recipes.q_maml(1.0, CLIENTS, learning_rate=0.2, first_order=first_order) for first_order in (False, True)],
     "term": [recipes.term(1.0, **SIZE), recipes.term(1.0, **SIZE, loss_bound=4.0), recipes.term(1.0, **SIZE, example_tilt=-1.0, group_tilt=2.0, groups=3)],
     "afl": [recipes.afl(**LOCAL), recipes.afl(groups=3, **SIZE)],
     "dp_fedavg": [recipes.dp_fedavg(CLIENTS, 0.1, 1.0, **SIZE, noise=noise) for noise in ("gaussian", "discrete")],

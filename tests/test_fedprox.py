@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ from fedtail import (
     Engine,
     Everyone,
     Family,
+    FederatedInexactness,
     GradientDissimilarity,
     IntegerChannel,
     LocalSGD,
@@ -27,14 +29,22 @@ from fedtail import (
     Stragglers,
     Superquantile,
     Task,
+    UntilInexact,
     feddane,
     gradient_dissimilarity,
+    inexactness,
     resume,
+    theory,
     train,
 )
-from fedtail.draws import hash_bits
+from fedtail.channel.plain import Plain
+from fedtail.draws import hash_bits, random_permutations, uniform_numbers
+from fedtail.engine import blocks
+from fedtail.engine.local_fleet import LocalFleet
+from fedtail.experiment import Source, read_experiment
+from fedtail.experiment.experiment import build_experiments
 from fedtail.models import SoftmaxRegression
-from fedtail.parts import RoundStart
+from fedtail.parts import AggregatorDeclaration, Part, RoundStart, Train
 from fedtail.runs.checkpoint import Checkpoints
 
 from remote_cases import Sites, params_of
@@ -158,7 +168,7 @@ def test_the_loss_that_is_followed_is_the_one_that_clients_minimise():
 def test_a_strength_stays_as_it_was_where_no_client_has_a_finite_loss():
     broken = Population.from_clients([(x * 1e200, y) for x, y in DATA])
     with pytest.warns(fedtail.NoContributionWarning):
-        trained = train(everyone(LocalSGD(penalty=AdaptiveProximal(0.5))), replace(softmax(), loss=lambda o, y: o.square().sum(1)), broken, rounds=2)
+        trained = train(everyone(LocalSGD(penalty=AdaptiveProximal(0.5))), softmax(), broken, rounds=2)
     assert trained.state.part_state("local")[0] == 0.5
 
 
@@ -213,6 +223,7 @@ def test_feddane_is_its_formula_on_three_clients(count, kernel):
                     engine=Engine(kernel=kernel), on_round=lambda p: views.append(p.view.contributors_of().tolist()))
     assert torch.allclose(trained.state.params, dane_by_hand(4, drawn), rtol=1e-10, atol=1e-10)
     assert views == [[k for k in range(3) if count is None or k not in drawn(r)] for r in range(4)]      # the others train
+    assert trained.failed == 0                         # whoever does not train has not failed
     (event, rounds), = trained.ledger.rounds
     assert [release.what for release in event.releases] == ["the updates, by WeightedMean"] * 2      # the gradient is on the ledger too
     assert (rounds, feddane(0.5, 3, count).releases(15)) == (4, event.releases)
@@ -260,6 +271,15 @@ def test_feddane_where_stragglers_are_dropped_and_rounds_are_small():
     (lambda: AdaptiveProximal(patience=0), "patience must be a whole number of rounds, at least 1, got 0."),
     (lambda: LocalSGD(penalty=Dane(0.1), example_risk=fedtail.Tilted(1.0)),
      "Dane corrects the gradient of the mean loss, and with example_risk clients minimise another. Leave one of them out, or use Proximal."),
+    (lambda: UntilInexact(LocalSGD(), 1.5), "gamma must be in [0, 1], got 1.5. 0 is an exact solution, 1 none at all."),
+    (lambda: UntilInexact(LocalSGD(), 0.5, 0), "every must be a whole number of steps, at least 1, got 0."),
+    (lambda: UntilInexact(LocalSGD(momentum=0.9), 0.5), "momentum=0.9 is lost where training stops to be checked. Write momentum=0."),
+    (lambda: FederatedInexactness(LocalSGD(), every=0), "every must be at least 1 round, got 0."),
+    (lambda: theory.fedprox_decrease(1.0, 0.0, 1.0, 5, 1.0, 1.0), "strength (mu) = 1 must be above nonconvexity (L_-) = 1"),
+    (lambda: theory.fedprox_decrease(1.0, 1.1, 1.0, 5, 1.0), "inexactness (gamma) must be in [0, 1], got 1.1"),
+    (lambda: theory.fedprox_decrease(1.0, 0.0, 0.9, 5, 1.0), "dissimilarity (B) must be at least 1, and finite, got 0.9"),
+    (lambda: theory.fedprox_decrease(1.0, 0.0, 1.0, 0, 1.0), "cohort_size (K) must be at least 1, got 0"),
+    (lambda: theory.dissimilarity_bound(-1.0, 1.0), "variance (sigma^2) must be zero or more, and finite, got -1"),
     (lambda: GradientDissimilarity(every=0), "every must be at least 1 round, got 0."),
     (lambda: GradientDissimilarity(gradient_bound=-1.0), "gradient_bound must be positive and finite, got -1."),
 ])
@@ -267,6 +287,176 @@ def test_numbers_that_mean_nothing_are_refused(make, text):
     with pytest.raises(ValueError) as refused:
         make()
     assert str(refused.value).startswith(text)
+
+
+# stopping by inexactness
+
+def until_inexact_by_hand(batch_size: int | None, gamma: float, every: int, most: int, mu: float, rounds: int, seed: int) -> tuple[torch.Tensor, list[list[int]]]:
+    """SGD on three clients, each stopped by itself; the model, and how many steps each client took in each round."""
+    w, taken = START.clone(), []
+    for r in range(rounds):
+        new, counts = [], []
+        for k, (x, y) in enumerate(DATA):
+            v, steps, goal = w.clone(), 0, gamma * gradient(w, x, y).norm()
+            while steps < most:
+                rows = torch.arange(len(y)) if batch_size is None else batch_rows(k, len(y), batch_size, steps, r, seed)
+                v = v - 0.2 * (gradient(v, x[rows], y[rows]) + mu * (v - w))
+                steps += 1
+                if steps % every == 0 and (gradient(v, x, y) + mu * (v - w)).norm() <= goal:
+                    break
+            new.append(v)
+            counts.append(steps)
+        taken.append(counts)
+        w = mean_by_mass(new, THREE.mass)
+    return w, taken
+
+
+def batch_rows(client: int, size: int, batch_size: int, step: int, round: int, seed: int) -> torch.Tensor:
+    """The examples of a client's mini-batch: a shuffle by its own stream for each epoch."""
+    epoch, turn = divmod(step, -(-size // batch_size))
+    bits = hash_bits(seed, "batches", round, THREE.key[client : client + 1], epoch)
+    return random_permutations(bits, torch.tensor([size]), size)[0, turn * batch_size : (turn + 1) * batch_size]
+
+
+@pytest.mark.parametrize("kernel", ["closed", "stacked", "module"])
+@pytest.mark.parametrize(("batch_size", "gamma", "every"), [(None, 0.3, 1), (None, 0.1, 4), (3, 0.4, 1), (3, 0.5, 3)])
+def test_clients_stop_at_the_first_check_that_is_inexact_enough(batch_size, gamma, every, kernel):
+    local = LocalSGD(0.2, batch_size=batch_size, local_steps=25, penalty=Proximal(0.5))
+    trained = train(everyone(UntilInexact(local, gamma, every)), softmax(), THREE, rounds=3, seed=4, engine=Engine(kernel=kernel))
+    expected, taken = until_inexact_by_hand(batch_size, gamma, every, 25, 0.5, 3, 4)
+    assert torch.allclose(trained.state.params, expected, rtol=1e-10, atol=1e-10)
+    assert len({count for counts in taken for count in counts}) > 1
+    assert min(map(min, taken)) < 25                   # somebody stopped
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_goal_that_is_never_reached_is_training_as_without_it(batch_size):
+    """Epochs and stragglers give clients different numbers of steps; batches go on where the last piece ended."""
+    local = LocalSGD(0.2, batch_size=batch_size, epochs=4, penalty=Proximal(0.5), work=Stragglers(0.5), weight_decay=0.1)
+    plain = train(everyone(local), softmax(), people(), rounds=3).state.params
+    for every in (1, 2, 5):
+        assert torch.allclose(train(everyone(UntilInexact(local, 0.0, every)), softmax(), people(), rounds=3).state.params, plain, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("example_risk", [None, fedtail.Tilted(1.0)])
+def test_a_client_that_stopped_is_as_exact_as_it_was_to_be(example_risk):
+    """Measured by another function than the one that stops: the gradient of weighted examples, decay and penalty, by autograd."""
+    local = LocalSGD(0.3, batch_size=None, local_steps=200, penalty=Proximal(0.7), weight_decay=0.05, example_risk=example_risk)
+    def norm(params, x, y, received):
+        v = params.clone().requires_grad_()
+        single = nn.functional.cross_entropy(x @ v[:12].view(3, 4).T + v[12:], y, reduction="none")
+        own = single.mean() if example_risk is None else example_risk.value(single)
+        return torch.autograd.grad(own + 0.025 * v @ v + 0.35 * (v - received) @ (v - received), v)[0].norm()
+    for k, (x, y) in enumerate(DATA):
+        alone = THREE.select([k])
+        end = train(everyone(UntilInexact(local, 0.2)), softmax(), alone, rounds=1).state.params
+        ratio = norm(end, x, y, START) / norm(START, x, y, START)
+        assert 0.1 < ratio <= 0.2
+        found = inexactness(softmax().module, alone, UntilInexact(local, 0.2), softmax()).values
+        assert float(found) == pytest.approx(float(ratio), rel=1e-9)
+
+
+def test_inexactness_is_measured_for_every_client_and_by_sums():
+    population, task = people(), softmax()
+    local = LocalSGD(0.2, batch_size=3, local_steps=4, penalty=Proximal(0.8), work=Stragglers(0.4, drop=True))
+    found = [inexactness(task.module, population, local, task, seed=3, engine=Engine(workers=workers, kernel=kernel)).values
+             for workers, kernel in ((1, "closed"), (3, "closed"), (1, "module"))]
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], rtol=1e-9)
+    one = train(replace(everyone(local), risk=fedtail.Mean()), task, population, rounds=1, seed=3)
+    late = [k for k in range(7) if float(uniform_numbers(hash_bits(3, "straggler", 0, population.key[k : k + 1]))) < 0.4]
+    assert 0 < len(late) < 7
+    assert found[0][late].tolist() == [1.0] * len(late)      # who takes no step is where it was
+    assert all(value != 1 for value in found[0][[k for k in range(7) if k not in late]].tolist())
+    again = inexactness(replace(one, state=replace(one.state, round=0, params=START)), population, local).values
+    assert torch.equal(again, found[0])                # a run's own seed and round
+    method = everyone(LocalSGD(0.1))
+    by_sums = train(method, task, population, rounds=0, seed=3, evaluation=FederatedInexactness(local)).evaluation[0]["inexactness"]
+    assert by_sums.mean() == pytest.approx(float(found[0].clamp(max=1).mean()), rel=1e-6)
+    nodes = train(method, task, fleet=Sites(3, population, task).fleet(), rounds=0, seed=3, channel=IntegerChannel(), evaluation=FederatedInexactness(local))
+    assert nodes.evaluation[0]["inexactness"].mean() == pytest.approx(by_sums.mean(), rel=1e-9)
+    noisy = train(method, task, population, rounds=0, evaluation=FederatedInexactness(local, noise=fedtail.GaussianNoise(5.0)))
+    assert noisy.ledger.guarantee(1e-2).epsilon < 3
+
+
+def test_a_client_without_a_gradient_is_solved_already():
+    line = Task(nn.Linear(1, 1, bias=False).to(WIDE), loss=lambda o, y: 0.5 * (o[:, 0] - y) ** 2, error=lambda o, y: (o[:, 0] - y) ** 2)
+    line = replace(line, module=line.with_params(torch.zeros(1, dtype=WIDE)))
+    two = Population.from_clients([(torch.ones(1, 1, dtype=WIDE), torch.tensor([y], dtype=WIDE)) for y in (0.0, 1.0)])
+    found = inexactness(line.module, two, LocalSGD(0.5, batch_size=None, local_steps=2, penalty=Proximal(1.0)), line)
+    assert found.values.tolist() == [0.0, 0.0]         # 1 - 0.5 (1 + 1) = 0: one step solves the other
+    half = inexactness(line.module, two, LocalSGD(0.25, batch_size=None, local_steps=2, penalty=Proximal(1.0)), line)
+    assert half.values.tolist() == [0.0, 0.25]
+
+
+# theory
+
+def decrease_by_the_proof(mu, gamma, b, k, smooth, below):
+    """rho put together from the inequalities of the proof, (3.7), (3.9), (3.10), (3.13) to (3.15), for |grad f| = 1."""
+    bar = mu - below
+    moved = b * (1 + gamma) / bar                                        # |mean w_k - w|, (3.7)
+    other = (smooth * (1 + gamma) / bar + gamma) * b                     # |M|, (3.9)
+    mean_model = -1 / mu + other / mu + smooth / 2 * moved**2            # f(mean w_k) - f(w), (3.10)
+    away = math.sqrt(2 / k) * b * (1 + gamma) / bar                      # E |w_next - mean w_k|, (3.14), (3.15)
+    return -(mean_model + (1 + 2 * smooth * moved) * away + smooth * away**2)
+
+
+@pytest.mark.parametrize(("mu", "gamma", "b", "k", "smooth", "below"), [(24.0, 0.0, 2.0, 64, 1.0, 0.0), (3.0, 0.2, 1.1, 10, 0.4, 0.5), (50.0, 0.05, 1.0, 5, 7.0, 2.0)])
+def test_the_decrease_of_a_round_is_that_of_its_proof(mu, gamma, b, k, smooth, below):
+    assert theory.fedprox_decrease(mu, gamma, b, k, smooth, below) == pytest.approx(decrease_by_the_proof(mu, gamma, b, k, smooth, below), rel=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "curvatures"), [(0.0, (0.5, 1.0, 1.5)), (0.05, (0.5, 1.0, 1.5)), (0.02, (-0.1, 1.0, 1.2))])
+def test_a_round_on_quadratic_clients_decreases_the_expected_loss_by_what_is_said(gamma, curvatures):
+    """F_k(w) = w H_k w / 2 + b_k w in the plane; the expectation over all cohorts of K draws by mass, one by one."""
+    random = torch.Generator().manual_seed(3)
+    mass, mu, cohort_size = torch.tensor([0.5, 0.3, 0.2], dtype=WIDE), 12.0, 40
+    turns = [torch.linalg.qr(torch.randn(2, 2, dtype=WIDE, generator=random))[0] for _ in curvatures]
+    hessians = [turn @ torch.diag(torch.tensor([c, 0.7], dtype=WIDE)) @ turn.T for turn, c in zip(turns, curvatures, strict=True)]
+    slopes = 1.0 + 0.05 * torch.randn(3, 2, dtype=WIDE, generator=random)
+    w = torch.tensor([1.0, -2.0], dtype=WIDE)
+    own = torch.stack([h @ w + b for h, b in zip(hessians, slopes, strict=True)])
+    mean = mass @ own
+    dissimilarity = math.sqrt(float(mass @ own.square().sum(1)) / float(mean @ mean))
+    models = []
+    for h, b, g in zip(hessians, slopes, own, strict=True):
+        inside = h + mu * torch.eye(2, dtype=WIDE)
+        error = torch.randn(2, dtype=WIDE, generator=random)
+        models.append(torch.linalg.solve(inside, mu * w - b + gamma * g.norm() * error / error.norm()))      # |grad h| is gamma |grad F_k(w)|
+    def value(v):
+        return float(sum(m * (v @ h @ v / 2 + b @ v) for m, h, b in zip(mass.tolist(), hessians, slopes, strict=True)))
+    expected, total = 0.0, 0.0
+    for i in range(cohort_size + 1):
+        for j in range(cohort_size + 1 - i):
+            counts = (i, j, cohort_size - i - j)
+            chance = math.comb(cohort_size, i) * math.comb(cohort_size - i, j) * math.prod(p**c for p, c in zip(mass.tolist(), counts, strict=True))
+            expected += chance * value(sum(c * v for c, v in zip(counts, models, strict=True)) / cohort_size)
+            total += chance
+    assert total == pytest.approx(1.0, rel=1e-12)
+    rho = theory.fedprox_decrease(mu, gamma, dissimilarity, cohort_size, 1.5, max(0.0, -min(curvatures)))
+    assert rho > 0
+    fallen = (value(w) - expected) / float(mean @ mean)
+    assert rho <= fallen <= (1 + gamma * dissimilarity) / mu * 1.05      # and no more than a step of length 1 / mu gives
+
+
+def test_a_positive_decrease_needs_more_clients_than_the_thesis_prints():
+    """B < sqrt(K / 2): at the corner of Corollary 1, B = sqrt(K) / 2 and mu = 6 L B^2, rho is below 1 / (24 L B^2)."""
+    for b, k, most in ((5.0, 100, 0.51), (3.0, 36, 0.27), (50.0, 10_000, 0.81)):
+        assert theory.fedprox_decrease(6 * b**2, 0.0, b, k, 1.0) < most / (24 * b**2)
+        with pytest.raises(ValueError, match=rf"^dissimilarity \(B\) must be at most sqrt\(cohort_size / 8\) = {math.sqrt(k / 8):.4g}, got"):
+            theory.convex_proximal_strength(b, k, 1.0)
+        choice = theory.convex_proximal_strength(b, math.ceil(8 * b**2), 1.0)
+        assert choice.decrease >= 0.97 / (24 * b**2)
+        for mu in (1.0, 10.0, 1e3, 1e6, 1e9):
+            assert theory.fedprox_decrease(mu, 0.0, b, math.floor(2 * b**2), 1.0) < 0      # sqrt(K / 2) = B: for no mu
+            assert theory.fedprox_decrease(mu, 1 / b, b, 10**9, 1.0) < 0                   # gamma B = 1
+    assert theory.fedprox_decrease(1e6, 0.0, 5.0, 60, 1.0) > 0
+
+
+def test_the_bound_by_the_variance_is_above_the_dissimilarity_and_reached_at_its_gradient():
+    found = gradient_dissimilarity(softmax().module, people(), softmax())
+    assert theory.dissimilarity_bound(found.variance, found.gradient_norm**2) == pytest.approx(found.dissimilarity, rel=1e-12)
+    assert theory.dissimilarity_bound(found.variance, 0.5 * found.gradient_norm**2) > found.dissimilarity
 
 
 # dissimilarity
@@ -356,14 +546,20 @@ METHODS = {
     "adaptive mu in the tail": replace(fedtail.delta_fl(0.6, 6), local=LocalSGD(0.5, batch_size=3, penalty=AdaptiveProximal(0.2, patience=1))),
     "FedDane": feddane(0.3, 6, batch_size=3, learning_rate=0.2),
     "FedDane, split": feddane(0.3, 6, 3, batch_size=3, learning_rate=0.2),
+    "until inexact": replace(fedtail.fedavg(6), local=UntilInexact(LocalSGD(0.4, batch_size=3, epochs=4, penalty=Proximal(0.5), work=Stragglers(0.3)), 0.5, every=4)),
+    "until inexact, adaptive mu": replace(fedtail.fedavg(6), local=UntilInexact(LocalSGD(0.4, batch_size=None, epochs=6, penalty=AdaptiveProximal(0.2, patience=1)), 0.5)),
+    "until inexact, FedDane": replace(fedtail.fedavg(6), local=UntilInexact(LocalSGD(0.2, batch_size=3, epochs=3, penalty=Dane(0.3, 3)), 0.5, every=3)),
     "FedDane, tilted": replace(feddane(0.3, 6, 3, batch_size=3, learning_rate=0.2), risk=fedtail.Tilted(1.0)),
 }
 
 
 @pytest.mark.filterwarnings("ignore::fedtail.SmallTailWarning")
 @pytest.mark.parametrize("name", METHODS)
-def test_it_is_the_same_over_any_channel_workers_and_nodes(name):
+def test_it_is_the_same_over_any_channel_workers_and_nodes(name, monkeypatch):
     method, population, task = METHODS[name], people(), softmax()
+    monkeypatch.setattr(blocks, "GRAIN", 64)
+    monkeypatch.setattr(blocks, "TOGETHER", 2)
+    assert len(blocks.cohort_blocks(population.size[:6], 15, 1000, torch.device("cpu"))) == 3      # so that processes share a round
     plain = train(method, task, population, rounds=3)
     assert not torch.equal(plain.state.params, START)
     exact = train(method, task, population, rounds=3, channel=IntegerChannel())
@@ -382,12 +578,12 @@ def test_it_is_the_same_over_any_channel_workers_and_nodes(name):
 def test_it_goes_on_from_a_checkpoint_with_the_same_bits_also_in_a_family_with_dropout(name, tmp_path):
     task, other = tanh_network(), replace(fedtail.fedavg(6), local=LocalSGD(0.1, penalty=Proximal(0.1)))
     method, population = Family((METHODS[name], other)), people()
-    whole = train(method, task, population, rounds=5)
-    assert torch.equal(whole.state[0].params, train(METHODS[name], task, population, rounds=5).state.params)
-    Checkpoints(tmp_path).save(train(method, task, population, rounds=2), {})
+    whole = train(method, task, population, rounds=3)
+    assert torch.equal(whole.state[0].params, train(METHODS[name], task, population, rounds=3).state.params)
+    Checkpoints(tmp_path).save(train(method, task, population, rounds=1), {})
     back, problems = Checkpoints(tmp_path).load()
     assert problems == []
-    again = resume(back.to_trained(method, task, 0), population, rounds=3, engine=Engine(workers=3))
+    again = resume(back.to_trained(method, task, 0), population, rounds=2, engine=Engine(workers=3))
     assert torch.equal(params_of(again), params_of(whole))
 
 
@@ -398,6 +594,67 @@ def test_private_sums_of_gradients_and_updates_are_both_charged():
              for one in (method, dane)]
     costs = [one.ledger.guarantee(1e-2).epsilon for one in found]
     assert costs[0] < costs[1] < math.inf
+    adaptive, equal = replace(method, local=LocalSGD(0.1, penalty=AdaptiveProximal())), replace(people(), mass=torch.ones(7, dtype=WIDE))
+    assert math.isinf(train(adaptive, softmax(), equal, rounds=1).ledger.guarantee(1e-2).epsilon)
+    with pytest.raises(ValueError, match="CohortLoss"):
+        train(adaptive, softmax(), equal, rounds=1, privacy=fedtail.PrivacyBudget(epsilon=50.0, delta=1e-2))
     split = replace(method, local=LocalSGD(0.1, penalty=Dane(0.1, 2)))
     with pytest.raises(ValueError, match="LocalSGD sends numbers that depend on who was sampled"):
         train(split, softmax(), replace(people(), mass=torch.ones(7, dtype=WIDE)), rounds=1)
+
+
+# experiment files
+
+EXPERIMENT = """
+rounds = 2
+[data]
+kind = "digits"
+clients = 12
+[task.module]
+part = "SoftmaxRegression"
+features = 64
+classes = 10
+[sample]
+cohort_size = 6
+"""
+
+
+@pytest.mark.parametrize(("table", "made"), [
+    ('[local.penalty]\npart = "AdaptiveProximal"\nstart = 1.0\npatience = 3', LocalSGD(penalty=AdaptiveProximal(1.0, patience=3))),
+    ('[local]\npenalty = { part = "Dane", strength = 0.1, gradient_clients = 2 }', LocalSGD(penalty=Dane(0.1, 2))),
+    ('[local]\npart = "UntilInexact"\ngamma = 0.3\nevery = 10\n[local.local]\nepochs = 20\npenalty = { part = "Proximal", strength = 1.0 }',
+     UntilInexact(LocalSGD(epochs=20, penalty=Proximal(1.0)), 0.3, 10)),
+])
+def test_experiment_files_name_the_parts_and_write_them_down_again(table, made, tmp_path):
+    (tmp_path / "prox.toml").write_text(EXPERIMENT + table)
+    experiment = read_experiment(tmp_path / "prox.toml")
+    assert experiment.algorithm.local == made
+    written = tomli_w.dumps(experiment.as_table())
+    assert build_experiments(Source.parse(written, "prox.toml", tmp_path), "prox")[0].algorithm.local == made
+
+
+def test_whoever_answers_the_gradient_question_with_zeros_is_silent():
+    """A row of zeros is no contribution: the sum is over fewer clients than were counted, and the channel must know."""
+    population = people()
+    method = replace(fedtail.fedavg(len(population)), sample=fedtail.Everyone())
+    silent = {}
+    @dataclass(frozen=True)
+    class NothingOfTheFirst(Part):
+        """An aggregator that writes zeros for one of its clients."""
+
+        declares = AggregatorDeclaration(columns=0)
+
+        def rows(self, updates, weighted, train, clients):
+            return updates * (clients.keys != population.key[0])[:, None]
+
+    with LocalFleet(population, softmax(), dtype=torch.float64) as fleet:
+        state = method.initial_state(softmax().params(), 0)
+        fleet.open_round(method.sample(population, 0, 0), method.broadcast(state, 0))
+        for marks in (True, False):
+            question = Train(fedtail.local.FullGradient(), fedtail.Mean(), torch.zeros(0), NothingOfTheFirst(), marks_contributors=marks)
+            fleet.collect((question,), Plain(len(population), 1.0))
+            silent[marks] = fleet.count_silent_clients((question,))
+            fleet._shard.failed.zero_()
+            fleet._shard.contributed.zero_()
+        fleet.close_round(False)
+    assert silent == {True: 1, False: 1}

@@ -50,6 +50,8 @@ RECIPES = {
     "delta_fl refreshed": fedtail.delta_fl(0.4, 8, refresh_every=2, **LOCAL),
     "quadratic": replace(fedtail.fedavg(8, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.4, 0.2)),
     "q_ffl": fedtail.q_ffl(1.0, 8, **LOCAL),
+    "alpha fair": replace(fedtail.fedavg(8, **LOCAL), risk=fedtail.AlphaFair(1.0, 8.0), aggregate=fedtail.CurvatureMean()),
+    "q_maml": fedtail.q_maml(1.0, 8, learning_rate=0.2),
     "term": fedtail.term(2.0, 8, **LOCAL),
     "term bounded": fedtail.term(2.0, 8, loss_bound=5.0, **LOCAL),
     "worst": replace(fedtail.fedavg(8, **LOCAL), risk=fedtail.Worst()),

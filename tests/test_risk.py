@@ -16,6 +16,7 @@ from pytest import approx
 from scipy.optimize import linprog, minimize_scalar
 
 from fedtail import (
+    AlphaFair,
     Ascent,
     Binned,
     EntropicValueAtRisk,
@@ -54,12 +55,13 @@ from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import Present, Risk, check_is_number, fit_locally, normalised_mass
+from fedtail.risk.base import PresentClients, Risk, check_is_number, fit_locally, normalised_mass
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
-         Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst(), ValueAtRisk(0.4), EntropicValueAtRisk(0.4),
+         Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), AlphaFair(0.5, 30.0), AlphaFair(1.0, 30.0),
+         AlphaFair(3.0, 30.0), Worst(), ValueAtRisk(0.4), EntropicValueAtRisk(0.4),
          TiltedValueAtRisk(0.4), InverseSuperquantile(0.3), IntervalSuperquantile(0.3, 0.2), Spectral((1.0, 0.4, 0.1), (0.5, 0.25, 0.25))]
 
 
@@ -167,7 +169,7 @@ def test_gradients_of_values_are_right_and_proportional_to_weights(risk):
 CONVEX = [Mean(), Superquantile(0.25), Superquantile(0.5), Superquantile(1.0), Superquantile(1e-12), SmoothedSuperquantile(0.5, 0.3),
           SmoothedSuperquantile(1.0, 0.3), QuadraticSuperquantile(0.25, 0.3), QuadraticSuperquantile(0.5, 0.3),
           QuadraticSuperquantile(1.0, 0.3), QuadraticSuperquantile(1e-3, 0.3), Tilted(0.0), Tilted(1.5), Tilted(1e-9), PowerFair(0.0),
-          PowerFair(0.5), PowerFair(2.0), Worst(), Ascent(), GroupAscent(3), EntropicValueAtRisk(0.4), EntropicValueAtRisk(1.0), EntropicValueAtRisk(1e-6),
+          PowerFair(0.5), PowerFair(2.0), AlphaFair(0.0, 20.0), AlphaFair(1.0, 20.0), AlphaFair(2.0, 20.0), Worst(), Ascent(), GroupAscent(3), EntropicValueAtRisk(0.4), EntropicValueAtRisk(1.0), EntropicValueAtRisk(1e-6),
           Spectral((1.0, 0.25), (0.5, 0.5)), IntervalSuperquantile(0.0, 0.3), IntervalSuperquantile(0.0, 0.0)]
 EVERY = [*RISKS, *CONVEX, TailFilter(0.3), TailFilter(1.0), Tilted(-1e-9), Refreshed(Superquantile(0.3), 3)]
 
@@ -190,7 +192,7 @@ def test_gradients_are_subgradients_where_losses_tie_or_the_tail_is_a_whole_numb
         for sign in (1, -1):                                                       # one way each, so that no error cancels
             other = losses + sign * size * torch.tensor([random.random() for _ in range(count)], dtype=torch.float64)
             assert risk.value(other, mass).item() >= (value + gradient @ (other - losses)).item() - slack
-    if not isinstance(risk, (PowerFair, Ascent, GroupAscent)):
+    if not isinstance(risk, (AlphaFair, PowerFair, Ascent, GroupAscent)):
         assert gradient.sum().item() == approx(1)
         assert torch.allclose(gradient, risk.weights(losses, mass), atol=1e-9)
 
@@ -234,7 +236,7 @@ def test_nobody_with_mass_is_refused_and_a_loss_that_is_no_number_is_no_value(ri
 @given(weighted_losses(), st.sampled_from(EVERY), st.sampled_from([0.0, 2.0**19]))
 def test_in_float32_only_the_result_is_rounded(case, risk, shift):
     """Losses of float32 in sixteenths, so that a shift is exact: also 2^19, where float32 has nothing finer."""
-    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1]
+    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1].float().double()      # both exact in float32
     wide = value_and_gradient(risk, losses + shift, mass)
     narrow = value_and_gradient(risk, (losses + shift).float(), mass.float())
     assert narrow[0].item() == approx(wide[0].item(), rel=1e-6)
@@ -335,10 +337,10 @@ def test_a_risk_that_cannot_weigh_several_sets_of_clients_says_so():
         Plain().weights(losses)
     with pytest.raises(ValueError, match=r"^Eager takes .*: its weights are found in a conversation, which is held with one set of clients\."):
         Eager().weights(losses)
-    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.from_losses\(losses, mass, batched=True\)\."):
-        Present.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
+    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* PresentClients\.from_losses\(losses, mass, batched=True\)\."):
+        PresentClients.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
     with pytest.raises(ValueError, match=r"losses are one number, got a tensor of shape \(\)\."):
-        Present.from_losses(torch.tensor(0.5), None, batched=True)
+        PresentClients.from_losses(torch.tensor(0.5), None, batched=True)
 
 
 class Eager(Risk):
@@ -411,6 +413,39 @@ def test_a_zero_loss_has_no_weight_under_a_power_and_all_of_them_count_by_mass(c
     assert PowerFair(0.0).value(below, mass).item() == approx(float(mass @ below / mass.sum()))
 
 
+@given(weighted_losses(), st.sampled_from([0.25, 0.9999, 1.0, 1.0 + 1e-9, 2.0, 7.5]))
+def test_alpha_fairness_is_the_loss_that_shared_by_all_has_the_same_utility(case, alpha):
+    """By its definition: U of what all share is the mean of the utilities."""
+    losses, mass = case
+    share, bound = mass / mass.sum(), float(losses.max()) + 2.0
+    value = AlphaFair(alpha, bound).value(losses, mass).item()
+
+    def utility(x):
+        return np.log(x) if alpha == 1 else (np.asarray(x) ** (1 - alpha) - 1) / (1 - alpha)      # less a constant, which cancels little
+
+    assert float(utility(bound - value)) == approx(float((share.numpy() * utility((bound - losses).numpy())).sum()), rel=1e-6, abs=1e-6)
+    assert float(share @ losses) - 1e-9 <= value <= float(losses.max()) + 1e-9
+
+
+@given(weighted_losses(), st.sampled_from([2.0, 2.5, 4.0]))
+def test_alpha_fairness_of_other_utilities_is_another_risk(case, alpha):
+    """The gradient of the mean utility in the losses: of 1 / F it is PowerFair's with q = alpha - 2, of exp(-F) Tilted's with t = alpha - 1."""
+    losses, mass = case[0].abs() + 0.5, case[1]
+    for of_loss, risk in ((torch.reciprocal, PowerFair(alpha - 2)), (lambda f: (-f).exp(), Tilted(alpha - 1))):
+        given_losses = losses.clone().requires_grad_()
+        utility = (mass * of_loss(given_losses) ** (1 - alpha) / (1 - alpha)).sum()
+        gradient = -torch.autograd.grad(utility, given_losses)[0]
+        assert torch.allclose(gradient / gradient.sum(), risk.weights(losses, mass), rtol=1e-9, atol=1e-12)
+
+
+def test_losses_at_the_bound_or_beyond_have_nearly_all_the_weight():
+    losses, mass, risk = torch.tensor([0.5, 3.0, 4.0]).double(), torch.tensor([2.0, 1.0, 3.0]).double(), AlphaFair(2.0, 3.0)
+    for weights in (risk.weights(losses, mass), federated_weights(risk, losses, mass)):
+        assert weights.tolist() == approx([0.0, 0.25, 0.75], abs=1e-12)
+    seen = ClientStatistics(losses, mass)
+    assert risk.slope(seen, fit_locally(risk.fit(None), seen)).tolist()[1:] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("tail_fraction", [1e-2, 1e-4, 1e-6, 1e-9, 1e-12])
 def test_a_quadratic_found_by_questions_has_its_weights_however_small_theta_is(tail_fraction):
     """Densities are about theta in size: a threshold found to a fixed share of nu would leave all of them zero."""
@@ -435,7 +470,7 @@ def test_the_boundary_of_a_superquantile_holds_its_low_end_and_not_its_high_one(
     assert (Superquantile(0.5).tail_start(dual), TailFilter(0.5).tail_start(dual)) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("risk", [Mean(), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Tilted(1.5), Tilted(-1.5), Tilted(2.0, loss_bound=2.0),
+@pytest.mark.parametrize("risk", [Mean(), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), AlphaFair(0.0, 3.0), AlphaFair(0.5, 3.0), AlphaFair(2.0, 3.0), AlphaFair(2.0, 1.5), Tilted(1.5), Tilted(-1.5), Tilted(2.0, loss_bound=2.0),
                                   Tilted(-2.0, loss_bound=2.0), SmoothedSuperquantile(0.4, 0.3), Refreshed(PowerFair(2.0), 3),
                                   Binned(SmoothedSuperquantile(0.4, 0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(1e-9), bins=4))], ids=repr)
 def test_slopes_are_the_derivatives_of_densities(risk):
@@ -524,7 +559,7 @@ def test_shifting_all_losses_moves_the_value_and_keeps_the_weights(case, risk):
 def test_limits_are_the_mean(case):
     losses, mass = case
     mean = (mass / mass.sum() * losses).sum().item()
-    for risk in (Superquantile(1.0), TailFilter(1.0), Tilted(0.0), Tilted(1e-9), PowerFair(0.0), SmoothedSuperquantile(1.0, 0.1),
+    for risk in (Superquantile(1.0), TailFilter(1.0), Tilted(0.0), Tilted(1e-9), PowerFair(0.0), AlphaFair(0.0, 4.0), AlphaFair(1.0, 1e12), SmoothedSuperquantile(1.0, 0.1),
                  SmoothedSuperquantile(0.2, 1e7), Refreshed(Superquantile(1.0), 3)):
         assert torch.allclose(risk.weights(losses, mass), Mean().weights(losses, mass), atol=1e-6), risk
         assert risk.value(losses, mass).item() == approx(mean, rel=1e-5, abs=1e-5), risk
@@ -1089,6 +1124,8 @@ HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
     (lambda: check_is_number("tilt (t)", "2"), "tilt (t) must be a number, got '2'. Write it without quotes: 0.5, say."),
     (lambda: Tilted(math.nan), "tilt (t) must be a number, got nan. 0 is the mean, inf the worst client, -inf the best."),
     (lambda: Tilted(1.0, math.nan), "loss_bound must be positive and finite, got nan."),
+    (lambda: AlphaFair(-0.5, 4.0), "alpha must be at least 0 and finite, got -0.5. 0 is FedAvg, larger is fairer; for the worst client use Worst."),
+    (lambda: AlphaFair(1.0, 0.0), "loss_bound (B) must be positive and finite, got 0. It is a number that losses stay below."),
     (lambda: PowerFair(math.inf), "power (q) must be at least 0 and finite, got inf."),
     (lambda: Ascent(0), "step must be positive and finite, got 0."),
     (lambda: GroupAscent(0), "groups must be positive and finite, got 0."),

@@ -28,7 +28,7 @@ from fedtail_studies.tilted.classes_data import hiv_split, read_hiv, read_mnist
 from fedtail_studies.tilted.classes_hiv import accuracies, over_classes
 from fedtail_studies.tilted.classes_networks import Batch, Perceptron, RunningTilted, TiltedGroups
 from fedtail_studies.tilted.fairness_pca import Moments, descend, read_credit
-from fedtail_studies.tilted.fairness_vehicle import hinge, read_vehicle
+from fedtail_studies.tilted.fairness_vehicle import read_vehicle
 
 from generated_data import generated_writers
 
@@ -139,6 +139,19 @@ def test_chi_square_weights_solve_their_program():
                                 [weights >= 0, cvxpy.sum(weights) == 1, cvxpy.sum_squares(30 * weights - 1) / 60 <= radius])
         assert float(baselines.chi_square_weights(losses, radius) @ losses) == approx(program.solve(solver="CLARABEL"), rel=1e-5)
     assert baselines.chi_square_weights(torch.ones(4), 1.0).tolist() == [0.25] * 4
+
+
+def test_human_aligned_weights_are_the_integral_of_the_quantile_function_under_the_cubic_s_slope():
+    losses = torch.tensor(np.random.default_rng(1).exponential(size=7))
+    a, b, ranked = 0.4, 0.3, np.sort(losses.numpy())
+    slope = [1 + 3 * (1 - b) / (a * a - a + 1) * (3 * u * u - 2 * (a + 1) * u + a) for u in np.linspace(0, 1, 70_001)[:-1] + 1 / 140_000]
+    integral = np.mean(ranked[np.arange(70_000) // 10_000] * slope)      # midpoint rule: each loss is the quantile of a seventh
+    weights = baselines.prospect_weights(losses, a, b)
+    assert float(weights @ losses) == approx(integral, rel=1e-7)
+    assert float(weights.sum()) == approx(1)
+    assert min(slope) == approx(b, abs=1e-6)
+    assert np.allclose(baselines.prospect_weights(losses, a, 1.0), 1 / 7)
+    assert torch.equal(baselines.prospect_weights(losses.flip(0), a, b), weights.flip(0))
 
 
 def test_focal_loss_and_gce_of_probabilities_and_their_limits():
@@ -273,11 +286,6 @@ def test_tilting_over_groups_goes_from_pca_to_the_min_max():
     strong, values = descend(moments, moments.pooled(2), 20.0, 300, 0.02)
     assert values[-1] < values[0]
     assert float(moments.losses(strong).max()) == approx(moments.min_max_bound(2), rel=0.1)
-
-
-def test_the_hinge_loss_is_that_of_signs():
-    outputs, targets = torch.tensor([0.5, -2.0, 3.0]), torch.tensor([1, 1, 0])
-    assert hinge(outputs, targets).tolist() == approx([0.5, 3.0, 4.0])
 
 
 # networks

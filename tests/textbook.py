@@ -227,6 +227,9 @@ def density(risk: Part, loss: float, dual: Any) -> float:
         return math.exp(min(settings["tilt"] * (loss - dual), 0.0))
     if name == "PowerFair":
         return (clipped(loss, 0.0, dual) / dual if dual > 0 else 1.0) ** settings["power"]
+    if name == "AlphaFair":
+        least, left = (max(settings["loss_bound"] - f, 1e-10) for f in (dual, loss))
+        return min(least / left, 1.0) ** settings["alpha"]
     if name == "Worst":
         return float(loss >= dual)
     return 1.0      # Mean
@@ -238,6 +241,9 @@ def slope(risk: Part, loss: float, dual: Any) -> float:
     counted = density(risk, loss, dual)
     if name == "PowerFair":
         return settings["power"] * counted / loss if counted > 0 and 0 < loss <= dual else 0.0
+    if name == "AlphaFair":
+        left = settings["loss_bound"] - loss
+        return settings["alpha"] * counted / left if loss <= dual and left > 1e-10 else 0.0
     if name == "Tilted":
         return settings["tilt"] * counted if settings["tilt"] * (loss - dual) <= 0 else 0.0
     if name == "SmoothedSuperquantile":
@@ -266,6 +272,11 @@ def value_of(risk: Part, losses: list[float], mass: list[float]) -> float:
     if name == "PowerFair":
         power = settings["power"]
         return weighted(mass, [f ** (power + 1) for f in losses]) / (power + 1)
+    if name == "AlphaFair":
+        alpha, left = settings["alpha"], [max(settings["loss_bound"] - f, 1e-10) for f in losses]
+        if alpha == 1:
+            return settings["loss_bound"] - math.exp(weighted(mass, [math.log(x) for x in left]))
+        return settings["loss_bound"] - weighted(mass, [x ** (1 - alpha) for x in left]) ** (1 / (1 - alpha))
     if name == "QuadraticSuperquantile":
         theta, nu, eta = settings["tail_fraction"], settings["smoothing"], dual_of(risk, losses, mass)
         hinge = [nu / 2 if f <= eta else (f - eta) ** 2 / (2 * nu) + nu / 2 if f <= eta + nu else f - eta for f in losses]

@@ -25,31 +25,40 @@ if TYPE_CHECKING:
         Distribution,
         Evaluation,
         FederatedEvaluation,
+        FederatedInexactness,
         GradientDissimilarity,
         choose,
         evaluate,
         evaluate_family,
+        evaluate_personal,
         finetune,
         gradient_dissimilarity,
+        inexactness,
+        personal_module,
     )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import (
+        MAML,
         AdaptiveProximal,
         Constant,
         Cosine,
         Dane,
+        Deadline,
         LocalSGD,
         Participants,
         Proximal,
         StepDecay,
         Stragglers,
+        UntilInexact,
     )
+    from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
         delta_fl,
         delta_fl_family,
+        ditto,
         dp_delta_fl,
         dp_fedavg,
         fedavg,
@@ -57,10 +66,13 @@ if TYPE_CHECKING:
         feddane,
         fedprox,
         q_ffl,
+        q_ffl_family,
+        q_maml,
         term,
     )
     from fedtail.reducers import RiskLoss, RunningTiltedLoss
     from fedtail.risk import (
+        AlphaFair,
         Ascent,
         Binned,
         EntropicValueAtRisk,
@@ -77,14 +89,28 @@ if TYPE_CHECKING:
         Spectral,
         Superquantile,
         TailFilter,
+        TailFloor,
         Tilted,
         TiltedValueAtRisk,
         ValueAtRisk,
         Worst,
     )
-    from fedtail.sampling import ByMass, BySize, EqualClients, Everyone, Poisson, Uniform
+    from fedtail.sampling import (
+        Available,
+        ByMass,
+        BySize,
+        Diurnal,
+        EqualClients,
+        Everyone,
+        FirstArrivals,
+        Poisson,
+        Trace,
+        Uniform,
+        read_trace,
+    )
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.solvers import minimise, minimise_stochastic
+    from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
@@ -95,22 +121,26 @@ _HOME = {
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "GradientDissimilarity", "choose", "evaluate",
-                   "evaluate_family", "finetune", "gradient_dissimilarity"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
+                   "evaluate", "evaluate_family", "evaluate_personal", "finetune", "gradient_dissimilarity", "inexactness",
+                   "personal_module"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "LocalSGD", "Participants", "Proximal", "StepDecay",
-              "Stragglers"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal",
+              "StepDecay", "Stragglers", "UntilInexact"),
+    "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane", "fedprox",
-                "q_ffl", "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane",
+                "fedprox", "q_ffl", "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
-    "risk": ("Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
+    "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-             "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
-    "sampling": ("ByMass", "BySize", "EqualClients", "Everyone", "Poisson", "Uniform"),
+             "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
+    "sampling": ("Available", "ByMass", "BySize", "Diurnal", "EqualClients", "Everyone", "FirstArrivals", "Poisson", "Trace",
+                 "Uniform", "read_trace"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
+    "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }

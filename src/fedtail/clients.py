@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,13 +51,16 @@ class HeldOut:
 
     @classmethod
     def from_matching_keys(cls, clients: Population, population: Population) -> HeldOut:
-        """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1."""
+        """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1.
+
+        `clients` are the training clients of a shard; the result has one place, a position in `population`, for each of them.
+        """
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
         return cls(population, order[near].where(ranked[near] == clients.key, -1))
 
     def take(self, place: Tensor) -> HeldOut:
-        """The held-out examples of the clients at these positions, in this order; the population is shared, not copied."""
+        """The held-out examples of the clients at the positions `place`, in this order; the population is shared, not copied."""
         return HeldOut(self.population, self.place[place])
 
 
@@ -139,7 +143,7 @@ class Shard:
         return torch.cat(found)
 
     def report(self, place: Tensor) -> Report:
-        """A `Report` on the clients at these positions: who contributed, who failed, and the rows kept for the next round.
+        """A `Report` on the clients at the positions `place`: who contributed, who failed, and rows kept for the next round.
 
         The rows are those in memory, by name; rows that went to disk are not included.
         """
@@ -188,6 +192,12 @@ class Clients:
     def keys(self) -> Tensor:
         """The keys that name the clients' random streams, (clients,) int64."""
         return self.shard.population.key[self.place]
+
+    @property
+    def names(self) -> np.ndarray | None:
+        """What the data called the clients, (clients,); None where that is not known."""
+        names = self.shard.population.names
+        return None if names is None else names[self.place.numpy()]
 
     @property
     def sizes(self) -> Tensor:

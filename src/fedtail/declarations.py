@@ -66,6 +66,13 @@ class AggregatorDeclaration:
 
 
 @dataclass(frozen=True)
+class PersonalDeclaration:
+    """What personal models keep."""
+
+    keeps: Keeps | None = None           # a row on each client; None: there is no personal model
+
+
+@dataclass(frozen=True)
 class LocalDeclaration:
     """What local training needs, keeps and leaves out."""
 

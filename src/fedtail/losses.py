@@ -13,7 +13,7 @@ IGNORED = -100      # what pads sequences of classes: PyTorch's own convention; 
 
 
 def is_padding(targets: Tensor) -> Tensor:
-    """A boolean mask of the targets that are padding: -100 among integers, NaN among floating-point numbers."""
+    """A boolean mask, in the shape of `targets`, of those that are padding: -100 among integers, NaN among floats."""
     return targets.isnan() if targets.is_floating_point() else targets == IGNORED
 
 
@@ -35,6 +35,19 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     """Binary logistic loss of one logit per example, outputs (examples,) or (examples, 1), for targets 0 and 1: (examples,)."""
     return F.binary_cross_entropy_with_logits(outputs.reshape(len(outputs)), targets.to(outputs.dtype), reduction="none")
+
+
+def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Hinge loss of a linear SVM, max(0, 1 - s f), of one score f per example, for targets 0 and 1 (s = -1 and 1): (examples,).
+
+    `outputs` is (examples,) or (examples, 1). At the kink, s f = 1, the subgradient is 0. An SVM's penalty on the norm of the
+    weights is `weight_decay` of local training.
+
+    >>> hinge(torch.tensor([0.5, -2.0, 3.0]), torch.tensor([1, 1, 0]))
+    tensor([0.5000, 3.0000, 4.0000])
+    """
+    signs = 2 * targets.to(outputs.dtype) - 1
+    return (1 - signs * outputs.reshape(len(outputs))).relu()
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -90,7 +103,10 @@ def has_one_logit(outputs: Tensor) -> bool:
 
 
 def default_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The error of each example, (examples,): squared error for floating-point targets, misclassification for integer ones."""
+    """The error of each example, (examples,), of `outputs` and `targets`: squared error for floating-point targets.
+
+    For integer targets it is the misclassification.
+    """
     return squared_error(outputs, targets) if targets.is_floating_point() else misclassification(outputs, targets)
 
 

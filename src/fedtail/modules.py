@@ -54,8 +54,20 @@ def training_copy(module: nn.Module) -> nn.Module:
     return module
 
 
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """A context in which gradients can be differentiated once more: attention and cuDNN's recurrences are computed plainly.
+
+    PyTorch's fused attention, and cuDNN's recurrent layers, have first derivatives only. The former settings are restored.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether the layer itself has a running mean, as batch norm does; layers inside it are not checked."""
+    """Whether the layer `module` itself has a running mean, as batch norm does; layers inside it are not checked."""
     return getattr(module, "running_mean", None) is not None
 
 

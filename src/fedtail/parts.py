@@ -25,17 +25,16 @@ from fedtail.quantiles.base import Quantile
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import extreme_loss, loss_range
 from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, Train, converse, join_conversations
-from fedtail.risk.base import Present, Risk, RiskWrapper, fit_locally
+from fedtail.risk.base import PresentClients, Risk, RiskWrapper, fit_locally
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import ServerOptimizer
 
 __all__ = [
     "Aggregated", "Aggregator", "AggregatorDeclaration", "ClientStatistics", "Clients", "Cohort", "Composition", "Conversation",
     "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared",
-    "PreparedPenalty", "Present", "Quantile", "Risk", "RiskDeclaration", "RiskWrapper",
-    "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
-    "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients",
-    "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
+    "PreparedPenalty", "PresentClients", "Quantile", "Risk", "RiskDeclaration", "RiskWrapper", "RoundStart", "Sampler",
+    "Schedule", "ServerOptimizer", "Statistic", "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss",
+    "fit_locally", "full_gradients", "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
 ]
 
 __getattr__ = old_names(__name__)

@@ -194,7 +194,7 @@ class Statistic:
         return self.part.by_group
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: a statistic is computed from the losses."""
+        """Always true, whatever the `shard`: a statistic is computed from the losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -232,7 +232,7 @@ class Statistic:
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity, since every client of the cohort answers; `mass` is not used.
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers; `mass` is not used.
 
         For a question by group whose small groups were left out, the number of clients in the smallest group that remains.
         """
@@ -262,6 +262,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    personal: Any = None                # personal models, which all clients train beside; None: they train none
     marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
@@ -321,12 +322,19 @@ class Train:
         """
         return self.weigh_clients(clients)[1]
 
+    def was_to_contribute(self, clients: Clients) -> Tensor:
+        """Which clients were to have a row other than zero, (clients,) bool; called after `rows`, which marks them as a rule."""
+        return clients.shard.contributed[self.model, clients.place] if self.marks_contributors else self.contributes(clients)
+
     def rows(self, clients: Clients) -> Tensor:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
         All other clients have zero rows. Marks in the shard who contributed, unless `marks_contributors` is False, and stores
-        what the risk keeps on each client for the next round.
+        what the risk keeps on each client for the next round. Where there are personal models, all clients train theirs, also
+        those that do not contribute.
         """
+        if self.personal is not None:
+            self.personal.train_and_keep(clients, self.model)
         at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)
@@ -411,7 +419,7 @@ class Evaluate:
         return self.part                # its numbers are computed, shared out and kept for the round as losses are
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: rows are made of the part's metrics, which a shard computes in place of losses."""
+        """Always true: rows are made of the part's metrics, which the `shard` computes in place of losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -451,7 +459,10 @@ class Evaluate:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """None: clients may have no examples to evaluate on, so who contributes is not known before they are counted."""
+        """None, for an unknown number of contributors: clients may have no examples to evaluate on, and are counted first.
+
+        `mass` is not used.
+        """
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -504,7 +515,7 @@ class Count:
         return 1
 
     def release(self, dim: int) -> Release:
-        """The ledger's entry for an exact count of contributors, which is non-private."""
+        """The ledger's entry for an exact count of contributors, which is non-private; `dim` is not used."""
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -512,7 +523,10 @@ class Count:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity: every client of the cohort answers, with a one or a zero. `mass` is not used."""
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers a one or a zero.
+
+        `mass` is not used.
+        """
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -669,7 +683,8 @@ def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: C
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.trains and not question.mechanism.private:
-        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        train: Any = question
+        empty = (sums == 0).cpu() & train.was_to_contribute(clients)
         if bool(empty.any()):
             clients.shard.failed[clients.place[empty]] |= ~rows[to_device(empty, rows.device)].any(1).cpu()
     return rows

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
-from fedtail.local import Dane, LocalSGD, Proximal
+from fedtail.iterates import AveragedIterate, Iterate
+from fedtail.local import MAML, Dane, LocalSGD, Proximal
+from fedtail.personal import Ditto
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -30,11 +32,14 @@ from fedtail.risk import (
     SmoothedSuperquantile,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
 )
 from fedtail.risk.base import check_tail_fraction
 from fedtail.sampling import Everyone, Poisson, Uniform
 from fedtail.server import SGD
+
+Local = TypeVar("Local", LocalSGD, MAML)
 
 
 def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
@@ -42,7 +47,7 @@ def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
 
     Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...); raises TypeError for a name it does not have.
     """
-    return FederatedAlgorithm(Uniform(cohort_size), _local_sgd(local), Mean(), WeightedMean(), SGD(1.0))
+    return FederatedAlgorithm(Uniform(cohort_size), _local_part(LocalSGD, local), Mean(), WeightedMean(), SGD(1.0))
 
 
 def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
@@ -63,6 +68,16 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
 
+def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+    """Ditto: FedAvg, and beside it a model of each client's own, pulled towards the shared one by `strength` (lambda).
+
+    Both are trained by the same steps, whose settings are keywords of `LocalSGD`. `cohort_size` clients are sampled uniformly
+    each round. `fedtail.evaluate_personal` judges the personal models, which stay on the clients.
+    """
+    shared = fedavg(cohort_size, **local)
+    return replace(shared, personal=Ditto(strength, _local_part(LocalSGD, local)))
+
+
 def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:
     """FedDane: FedProx whose clients also correct their steps by the difference of a mean gradient and their own.
 
@@ -75,14 +90,16 @@ def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | Non
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
              smoothing: float | None = None, quantile: Quantile | None = None, refresh_every: int = 1,
-             **local: Any) -> FederatedAlgorithm:
+             least_contributors: int | None = None, **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
     `cohort_size` clients are sampled uniformly each round. `form` is "exact" (weights of Algorithm 3, the default), "filter"
     (Algorithm 1), or "smoothed" by a divergence (eq. 14); `smoothing` (nu, 0.1 by default) is for the last one only. `quantile`
     finds the threshold of the first two, by default `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the
-    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. Other keywords go to
-    `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong to the form.
+    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. With
+    `least_contributors` theta is raised in rounds with few clients, as where few are available, so that about so many contribute
+    (`TailFloor`). Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong
+    to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -95,16 +112,32 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
             raise ValueError(f"smoothing={smoothing:g} is for form='smoothed', got form={form!r}.")
         kind = Superquantile if form == "exact" else TailFilter
         risk = kind(tail_fraction, quantile or ExactQuantile())
+    risk = risk if least_contributors is None else TailFloor(risk, least_contributors)
     return replace(fedavg(cohort_size, **local), risk=risk if refresh_every == 1 else Refreshed(risk, refresh_every))
 
 
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """q-FFL, solved by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
+    """q-FFL: clients are weighted by their loss to the `power` (q), [Li23, eq. (4.1)]; power = 0 is FedAvg.
 
-    `cohort_size` clients are sampled uniformly each round. `lipschitz` (L) is by default one over the round's local learning
-    rate; other keywords go to `LocalSGD`.
+    The server's step needs no tuning for each q: its length follows from `lipschitz` (L), the Lipschitz constant of the clients'
+    gradients. By default L is one over the round's local learning rate: tune that at q = 0, and keep it for all q. With epochs
+    or steps of local work this is q-FedAvg (Algorithm 4), in which L may also be set apart from the learning rate. With one full
+    gradient, `batch_size=None, local_steps=1`, it is q-FedSGD (Algorithm 3): leave out `lipschitz` then and write
+    `learning_rate=1 / L`. `cohort_size` clients are sampled uniformly each round; other keywords go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
+
+
+def q_maml(power: float, cohort_size: int = 10, lipschitz: float | None = None, **adaptation: Any) -> FederatedAlgorithm:
+    """q-MAML: a start from which a few steps on a client's own examples lead to a good model, fairly; [Li23, Algorithm 5].
+
+    q-FFL of the losses after adaptation, weighted by their `power` (q); power = 0 is MAML. `cohort_size` clients (tasks) are
+    sampled uniformly each round. `lipschitz` (L) is by default one over `learning_rate`. Other keywords go to `MAML`
+    (learning_rate, inner_learning_rate, inner_steps, first_order, support_fraction). Another risk makes another method:
+    `replace(delta_fl(0.5), local=MAML())` is Delta-FL-MAML, `replace(term(1.0), local=MAML())` TERM-MAML.
+    """
+    return replace(fedavg(cohort_size), local=_local_part(MAML, adaptation), risk=PowerFair(power),
+                   aggregate=CurvatureMean(lipschitz))
 
 
 def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, example_tilt: float | None = None,
@@ -127,18 +160,23 @@ def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, e
     return replace(fedavg(cohort_size, **local, **inside), risk=risk)
 
 
-def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:
+def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, iterate: Iterate = AveragedIterate(),
+        **local: Any) -> FederatedAlgorithm:
     """Agnostic federated learning: weights of the clients, or of groups of clients, are learned by gradient ascent with `step`.
 
     Without `groups` each client has a weight, every client takes part in every round, and a `cohort_size` is refused with a
     ValueError. With `groups`, the number of groups in the population, each group has one, and `cohort_size` (100 by default)
-    clients are sampled uniformly. Other keywords go to `LocalSGD`.
+    clients are sampled uniformly. `iterate` says which model a run returns: by default `AveragedIterate()`, the mean of the
+    initial model and of those after each round, for which the guarantees of descent and ascent hold with convex losses; the last
+    model is `LastIterate()`. Other keywords go to `LocalSGD`: `batch_size=None, local_steps=1` is the method of [Li23, chapter
+    4], whose descent step is `learning_rate` (gamma_w) and ascent step `step` (gamma_lambda).
     """
-    if groups is not None:
-        return replace(fedavg(cohort_size or 100, **local), risk=GroupAscent(groups, step))
-    if cohort_size is not None:
+    if groups is None and cohort_size is not None:
         raise ValueError(f"AFL by client asks everybody, got cohort_size={cohort_size}. Leave it out, or give groups=.")
-    return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
+    base = replace(fedavg(cohort_size or 100, **local), iterate=iterate)
+    if groups is not None:
+        return replace(base, risk=GroupAscent(groups, step))
+    return replace(base, sample=Everyone(), risk=Ascent(step))
 
 
 def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort_size: int = 100,
@@ -202,15 +240,15 @@ def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,
         DiscreteNoise, planned_clients=planned_clients or minimum_cohort_for(rate, population))
 
 
-def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
-    """A `LocalSGD` with these settings; a TypeError, which suggests the nearest name, for one that it does not have."""
-    known = [f.name for f in fields(LocalSGD)]
+def _local_part(kind: type[Local], settings: dict[str, Any]) -> Local:
+    """A part of local training, `kind`, with these settings; a TypeError, which suggests the nearest name, for one it lacks."""
+    known = [f.name for f in fields(kind)]
     for name in settings:
         if name not in known:
             nearest = get_close_matches(name, known, 1)
             hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
-            raise TypeError(f"{name}={settings[name]!r} is not a setting of this recipe nor of LocalSGD. {hint}")
-    return LocalSGD(**settings)
+            raise TypeError(f"{name}={settings[name]!r} is not a setting of this recipe nor of {kind.__name__}. {hint}")
+    return kind(**settings)
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:
@@ -219,3 +257,14 @@ def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_si
     `settings` go to `delta_fl`. `fedtail.choose` picks a model for each client.
     """
     return Family(tuple(delta_fl(theta, cohort_size, **settings) for theta in tail_fractions))
+
+
+def q_ffl_family(powers: Sequence[float] = (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0), cohort_size: int = 100,
+                 **settings: Any) -> Family:
+    """A `Family` with one q-FFL method for each of `powers` (q), all on the same cohorts: device-specific q, [Li23, table 4.12].
+
+    All members share one learning rate, and with it the step-size transfer of `q_ffl`, to which `settings` go; the powers are by
+    default those of the thesis. `cohort_size` clients are sampled uniformly each round. Each client then picks its model by its
+    own validation examples: `fedtail.choose`, and `fedtail.evaluate_family` for all of them.
+    """
+    return Family(tuple(q_ffl(power, cohort_size, **settings) for power in powers))

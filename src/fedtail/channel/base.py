@@ -174,14 +174,14 @@ class Channel:
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Here `fleet.collect` is called, and the arguments after `fleet` are not used. A subclass that hides single clients raises
-        `RoundLost` where fewer than `needed` clients answered, and calls `again`, which charges the ledger, before it asks a
-        second time.
+        Here `fleet.collect` is called with `questions` and `encoding`, by which rows are encoded, and the other arguments are not
+        used. A subclass that hides single clients raises `RoundLost` where fewer than `needed` clients of `cohort` answered,
+        binds masks to `broadcast`, and calls `again`, which charges the ledger, before it asks a second time.
         """
         return fleet.collect(questions, encoding)
 
     def check_enough_answers(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
-        """Raise `RoundLost` where too few clients answered these questions; the ledger stays charged for them.
+        """Raise `RoundLost` where too few clients of `fleet` answered these questions; the ledger stays charged for them.
 
         At least `minimum` clients must have answered, and as many as the noise of each question relies on. Where clients add
         shares of integer noise, that many must be outside the node with most clients, since a node knows the shares of its own
@@ -210,7 +210,7 @@ class Channel:
         contributors may drop out. Only sums without noise are considered. Where a question cannot say that enough clients
         contribute, they are counted first by a question of its own, through `ask`, which is charged. Returns 0 where
         `minimum_contributors` is 0 or all sums have noise. Raises `RoundLost` where `least` is below the minimum, and ValueError
-        where a client has an importance of zero.
+        where a client has an importance of zero. n is the size of `cohort`.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -242,7 +242,7 @@ def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minim
 
     The copy also holds the size of the smallest remaining group. Only a question without noise whose rows are read group by group
     is changed; any other is returned as it is, and so are all if `minimum` is 0. Raises `RoundLost` where no group has `minimum`
-    clients in the cohort.
+    clients in the cohort. `population` has the group of each client.
     """
     if not minimum or not question.by_group or question.mechanism.private:
         return question
@@ -281,6 +281,7 @@ def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> 
     """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
     If clients add the noise, those of the node with most of the cohort are not included, since that node knows their shares.
+    `fleet` says which node each client of `cohort` is at.
     """
     nodes = fleet.population.node if clients_add_noise(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
@@ -307,7 +308,7 @@ def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> 
 
 
 def largest_cohort_size(sampling: Sampling, population: Any) -> int:
-    """The largest number of clients a cohort can have: the cohort size of `FixedSampling`, else the size of the population."""
+    """The largest number of clients a cohort can have under `sampling`: that of a `FixedSampling`, else the population's size."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
 
 

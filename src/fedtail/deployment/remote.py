@@ -100,10 +100,11 @@ class RemoteFleet:
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the nodes that answered, (width,), or where it gathers their clients' rows.
+        """For each question the encoded sum over the nodes that answered, (width,), or their clients' rows where it gathers them.
 
-        Gathered rows are (clients, width). The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says
-        which nodes failed and why. Raises RoundLost where no node answered.
+        Gathered rows are (clients, width). `encoding` is sent along: nodes encode their clients' rows by it. The answers are sent
+        without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises RoundLost where no node
+        answered.
         """
         ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
@@ -119,9 +120,10 @@ class RemoteFleet:
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """For each question the sum over `threshold` clients or more, (width,) int64 modulo 2 ** modulus_bits; rows stay masked.
 
-        Nothing is unmasked where fewer than `needed` clients answered with more than zeros. `again` is called before a retry and
-        charges the ledger for it; sums without noise are never retried. `graph` says which nodes share masks; None: every pair.
-        Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
+        `encoding`, by which nodes turn rows into integers, has the modulus. Nothing is unmasked where fewer than `needed` clients
+        answered with more than zeros. `again` is called before a retry and charges the ledger for it; sums without noise are
+        never retried. `graph` says which nodes share masks; None: every pair. Adds an `AnswerReport` to `reports`. Raises
+        RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
@@ -236,7 +238,7 @@ class RemoteFleet:
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Send each node its message of the secure sum, and return the replies' messages of the secure sum, both by node.
+        """Send each node its message of the secure sum, in `contents`, and return the messages in the replies; both by node.
 
         A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then
         noted in `_silent`. Nodes that failed are left out, with the reason in `_problems`.
@@ -282,9 +284,9 @@ class RemoteFleet:
         return replies
 
     def _checked_sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
-        """The sums in a node's reply, one tensor for each question, checked for shape, dtype and range.
+        """The sums in a node's reply, one tensor for each question, checked for the shape, dtype and range that `encoding` gives.
 
-        None where the reply holds a problem or the answer is malformed; the latter is noted in `_problems`.
+        None where the reply of `node` holds a problem or the answer is malformed; the latter is noted in `_problems`.
         """
         if reply.problem:
             return None

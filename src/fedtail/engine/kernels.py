@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
-from fedtail.engine.gpu.convolutions import Flat
+from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.modules import (
     call_module,
@@ -25,6 +25,7 @@ from fedtail.modules import (
     set_precision,
     trainable_parameters,
     training_copy,
+    twice_differentiable,
 )
 from fedtail.task import Task
 from fedtail.types import Examples
@@ -35,7 +36,7 @@ RESIDENT = 2**28     # on a GPU in its memory
 
 
 def stack_size(dim: int, device: torch.device) -> int:
-    """How many clients with `dim` parameters each to compute side by side, at least 1.
+    """How many clients with `dim` parameters each to compute side by side on `device`, at least 1.
 
     It is 2^20 // dim on a CPU, so that all parameters stay in cache, and 2^28 // dim on a GPU, to bound its memory.
     """
@@ -120,6 +121,14 @@ class Kernel(Protocol):
         """
         ...
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times that client's row of `vectors`, (clients, dim).
+
+        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        The module is in training mode. Kinks (ReLU, hinge) have second derivative zero.
+        """
+        ...
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of every client: `params` (clients, dim) -= `rate` * gradient of weighted sum of losses, in place.
 
@@ -135,7 +144,7 @@ class Kernel(Protocol):
 def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """A context in which no other thread uses torch's random generators, and at whose end their states are restored.
 
-    It does nothing for a kernel that draws no random numbers.
+    These are the CPU's and, where `device` is a GPU, its own. Nothing is done for a `kernel` that draws no random numbers.
     """
     return lock_and_restore_generators(device) if kernel.draws else nullcontext()
 
@@ -173,12 +182,14 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """The outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
+        """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in its dtype.
 
-        Leaves the parameters of the copy in evaluation mode as views of `params`.
+        They are computed in evaluation mode and without gradients. Leaves the parameters of the copy in evaluation mode as views
+        of `params`.
         """
         self._bind_parameters(self.evaluated, params)
-        with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
+        operations = FlatOperations() if self.device.type == "cuda" else nullcontext()
+        with torch.no_grad(), use_precision(self.precision, self.device), operations:
             return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
@@ -229,6 +240,30 @@ class ModuleKernel:
         found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
         return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), one client at a time.
+
+        The gradient of gradient times vector, so that it takes about as long as two gradients. `params` and `vectors` are
+        (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
+        rows = []
+        for k in range(len(params)):
+            self._bind_parameters(self.trained, params[k])
+            with torch.enable_grad(), twice_differentiable():
+                with use_precision(self.precision, self.device):
+                    outputs = call_module(self.training, select_rows(inputs, k)).to(params.dtype)
+                losses = self.task.loss(outputs, targets[k])
+                slopes = torch.autograd.grad(losses, self.trained, weight[k].to(losses.dtype), create_graph=True,
+                                             materialize_grads=True)
+                flat = torch.cat([slope.to_dense().reshape(-1) for slope in slopes])
+                along = torch.dot(flat, vectors[k])
+                if not along.requires_grad:                    # the loss is linear in the parameters
+                    rows.append(torch.zeros_like(params[k]))
+                    continue
+                parts = torch.autograd.grad(along, self.trained, materialize_grads=True)
+            rows.append(torch.cat([part.to_dense().reshape(-1) for part in parts]))
+        return torch.stack(rows)
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of each client, one after the other: `params` (clients, dim) -= `rate` * gradients, in place.
 
@@ -244,8 +279,8 @@ class ModuleKernel:
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
 
-        The tensors are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
-        `params` is (dim,).
+        `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,). The gradients are dense. If the
+        weighted sum is not finite, the first of them is all NaN, so that the client is left out.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
@@ -276,10 +311,11 @@ class ModuleKernel:
             parameter.data = part.view(shape)
 
 
-def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+def training_uses_random_numbers(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
     """Whether a training step of the task's module draws from torch's random generators, as dropout does.
 
-    Found out by one gradient on two examples of `population`; True where that raises. The generators are restored afterwards.
+    Found out by one gradient on two examples of `population`, computed on `device` in `dtype`; True where that raises. The
+    generators are restored afterwards.
     """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with lock_and_restore_generators(device), suppress(Exception):

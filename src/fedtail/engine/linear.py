@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_size
-from fedtail.losses import cross_entropy, default_loss, default_loss_function, is_padding, logistic, squared_error
+from fedtail.losses import cross_entropy, default_loss, default_loss_function, hinge, is_padding, logistic, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call_module
 from fedtail.task import Task
@@ -22,7 +22,7 @@ SMALL = 2**12       # weights of one client
 
 
 class LinearKernel:
-    """Softmax, logistic and least-squares models, side by side.
+    """Softmax, logistic, least-squares and linear SVM models, side by side.
 
     Scores are (clients, outputs, batch), and of outputs and batch the longer one lies innermost in memory: products and
     softmax are several times faster so.
@@ -80,6 +80,16 @@ class LinearKernel:
         weights = (residual[:, :, None] * inputs[0][:, None]).flatten(1)
         return torch.cat([weights, residual], 1) if self.bias else weights
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim).
+
+        That is the change of the residuals along the change of the scores, times the inputs. `params` and `vectors` are (clients,
+        dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
+        inputs = _feature_tensor(inputs).flatten(2)
+        scores, change = self._scores(params, inputs), self._scores(vectors, inputs)
+        return self._flat_gradients(_RESIDUAL_CHANGES[self.residual](scores, targets, change) * weight[:, None], inputs)
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
@@ -106,7 +116,7 @@ class LinearKernel:
         return (losses * weight).sum(1, dtype=torch.float64), self._flat_gradients(residual.mul_(weight[:, None]), inputs)
 
     def reseed(self, bits: int) -> None:
-        """Do nothing: linear models draw no random numbers."""
+        """Do nothing with `bits`: linear models draw no random numbers."""
 
     def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Gradients (clients, dim), those of the weights before those of the bias.
@@ -133,7 +143,8 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
 
     None where there is no closed form. There is one for the package's linear models and, if `population` has flat examples, for a
     plain `nn.Linear`; the module must have no hooks, no frozen and no further parameters, and the loss must be cross entropy,
-    logistic or squared error. The default loss is resolved by the targets of `population`; without one, it has no closed form.
+    logistic, squared error or hinge. The default loss is resolved by the targets of `population`; without one, it has no closed
+    form.
     """
     own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
     if not own and not (type(task.module) is nn.Linear and population is not None and _has_flat_examples(population)):
@@ -143,7 +154,8 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
     loss = task.loss
     if loss is default_loss and population is not None:
         loss = default_loss_function(population.targets.is_floating_point(), bool(task.module.out_features == 1))
-    closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual))
+    closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual),
+              (hinge, _hinge_residual))
     return next((residual for known, residual in closed if known is loss), None)
 
 
@@ -159,7 +171,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def _has_flat_examples(population: Population) -> bool:
-    """Whether each example is one vector with one target: inputs are a tensor (examples, features), targets (examples,)."""
+    """Whether each example of `population` is a vector with one target: inputs are (examples, features), targets (examples,)."""
     return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
 
@@ -178,13 +190,13 @@ def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
     else:                                  # torch's softmax is slow over a short innermost axis
         likely = (scores - scores.amax(1, keepdim=True)).exp_()
         likely.div_(likely.sum(1, keepdim=True))
-    return _subtract_targets(likely, targets)
+    return _subtract_one_at_targets(likely, targets)
 
 
-def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
+def _subtract_one_at_targets(likely: Tensor, targets: Tensor) -> Tensor:
     """Subtract one from `likely` (clients, classes, batch) at the target classes `targets` (clients, batch), in place.
 
-    Returns `likely`.
+    `likely` are class probabilities, so that the result is the derivative of cross entropy in the scores. Returns `likely`.
     """
     return likely.scatter_add_(1, targets[:, None], likely.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
 
@@ -210,6 +222,17 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
 
 
+def _hinge_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    """A derivative of the hinge loss in the scores, (clients, 1, batch): minus the target's sign where the margin is below 1.
+
+    It is 0 elsewhere, at a margin of 1 too, and NaN where the loss overflows, so that the client is left out. `scores` is
+    (clients, 1, batch), `targets` (clients, batch) is 0 or 1, of sign -1 or 1; the margin is sign times score.
+    """
+    signs = 2 * targets[:, None].to(scores.dtype) - 1
+    losses = (1 - signs * scores).relu()
+    return -signs * (losses > 0) + 0 * losses
+
+
 def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy (clients, batch) and its derivative in the scores (clients, classes, batch), from the same exponentials.
 
@@ -219,7 +242,7 @@ def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tens
     likely = (scores - largest).exp_()
     total = likely.sum(1, keepdim=True)
     losses = (total.log() + largest - scores.gather(1, targets[:, None]))[:, 0]
-    return losses, _subtract_targets(likely.div_(total), targets)
+    return losses, _subtract_one_at_targets(likely.div_(total), targets)
 
 
 def _logistic_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,6 +262,50 @@ def _squared_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tens
     return losses.view(targets.shape[:2]), _squared_residual(scores, targets)
 
 
+def _hinge_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Hinge losses (clients, batch) and their derivatives in the scores (clients, 1, batch).
+
+    `scores` is (clients, 1, batch), `targets` (clients, batch).
+    """
+    return hinge(scores.flatten(), targets.flatten()).view(targets.shape), _hinge_residual(scores, targets)
+
+
+def _softmax_residual_change(scores: Tensor, targets: Tensor, change: Tensor) -> Tensor:
+    """How the residual of cross entropy changes as the scores move along `change`: p (change - sum_c p_c change_c), p = softmax.
+
+    All are (clients, classes, batch), but for `targets`, which is not used.
+    """
+    likely = scores.softmax(1)
+    return likely * (change - (likely * change).sum(1, keepdim=True))
+
+
+def _logistic_residual_change(scores: Tensor, targets: Tensor, change: Tensor) -> Tensor:
+    """How the residual of the logistic loss changes as the scores move along `change`: p (1 - p) change, p = sigmoid(scores).
+
+    All are (clients, 1, batch), but for `targets`, which is not used.
+    """
+    likely = scores.sigmoid()
+    return likely * (1 - likely) * change
+
+
+def _squared_residual_change(scores: Tensor, targets: Tensor, change: Tensor) -> Tensor:
+    """How the residual of the squared error changes as the scores move along `change`, (clients, outputs, batch): 2 change.
+
+    It is 0 where a target of three axes, `targets` (clients, batch, outputs), is padding. `scores` is not used.
+    """
+    if targets.ndim > 2:
+        change = change.where(~is_padding(targets.reshape(change.mT.shape).mT), 0.0)
+    return 2 * change
+
+
+def _hinge_residual_change(scores: Tensor, targets: Tensor, change: Tensor) -> Tensor:
+    """How the residual of the hinge loss changes as the scores move: zeros, in the shape of `change`. No argument is read."""
+    return torch.zeros_like(change)
+
+
+_RESIDUAL_CHANGES: dict[Residual, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    _softmax_residual: _softmax_residual_change, _logistic_residual: _logistic_residual_change,
+    _squared_residual: _squared_residual_change, _hinge_residual: _hinge_residual_change}
 _LOSSES_AND_RESIDUALS: dict[Residual, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     _softmax_residual: _softmax_losses_and_residuals, _logistic_residual: _logistic_losses_and_residuals,
-    _squared_residual: _squared_losses_and_residuals}
+    _squared_residual: _squared_losses_and_residuals, _hinge_residual: _hinge_losses_and_residuals}

@@ -70,7 +70,7 @@ class AnswerJob:
     memo: Memo = field(default_factory=dict)
 
 
-class Answered(NamedTuple):
+class BlockAnswer(NamedTuple):
     """The result of an `AnswerJob`: a block's sum or rows, or where its sum lies in shared memory, and a report on its clients.
 
     The report is None where the block was computed in the process that holds the round.
@@ -100,10 +100,10 @@ class LocalFleet(SimulatedFleet):
                  test: Population | None = None):
         """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
-        `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
-        processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
-        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
-        compute the task.
+        `population` holds the clients and `task` what they train. `dtype` is by default that of the task's parameters; `chunk` is
+        the most clients computed at once, `workers` the number of processes (None: one per usable core), `precision` how a GPU
+        multiplies, `folder` for files of large rows, and `test` held-out examples of the same clients, found by their keys.
+        Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
@@ -138,7 +138,7 @@ class LocalFleet(SimulatedFleet):
 
     def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
                          places: RowPlaces | None) -> None:
-        """Begin a round as `open_round` does, but with the clients' memory given by the caller instead of what is stored here.
+        """Begin a round for `cohort` under `broadcast`, with the clients' memory given by the caller instead of that stored here.
 
         `memory` holds small rows, (clients, ...) by name; `large` holds large rows, or where to read them, by name. New large
         rows are written to `places`, or to this fleet's own folder if that is None. All are in the order of the cohort. Where
@@ -155,8 +155,8 @@ class LocalFleet(SimulatedFleet):
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Rows are in cohort order. Losses that the questions need are computed once in a round. Raises RuntimeError if no round is
-        open.
+        Rows are encoded by `encoding`, and in cohort order. Losses that the questions need are computed once in a round. Raises
+        RuntimeError if no round is open.
         """
         return [self._collect_question(question, encoding) for question in questions]
 
@@ -207,8 +207,8 @@ class LocalFleet(SimulatedFleet):
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
         """The cohort's encoded sum for one question, (width,), or the encoded rows, (clients, width), if it gathers rows.
 
-        Losses that the question needs are computed first and stored for the round. What worker processes report of their clients
-        is added to the round.
+        `encoding` encodes rows and adds them. Losses that the question needs are computed first and stored for the round. What
+        worker processes report of their clients is added to the round.
         """
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
@@ -224,7 +224,7 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(total) if question.gather else total[0]
 
     def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Yield, for each block in order, its encoded sum or rows, and a `Report` on its clients.
+        """Yield, for each block in order, its sum or rows for `question`, encoded by `encoding`, and a `Report` on its clients.
 
         The report is None for a block that was computed in this process, where the open round holds its findings already.
         """
@@ -233,11 +233,11 @@ class LocalFleet(SimulatedFleet):
             found, report = answered
             yield self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found, report
 
-    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
+    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | BlockAnswer:
         """Compute block number `block` of a job, in this process or in a worker process.
 
-        Returns losses (clients,) for a LossJob, and `Answered` for an AnswerJob. In a worker process, the round is opened first
-        if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
+        Returns losses (clients,) for a LossJob, and a `BlockAnswer` for an AnswerJob. In a worker process, the round is opened
+        first if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
         """
         in_worker, opening = self._home != os.getpid(), job.opening
         if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
@@ -252,14 +252,15 @@ class LocalFleet(SimulatedFleet):
             shard.memo.update(job.memo)
             found = self._answer_clients(job.question, job.encoding, low, high)
         if not in_worker or self._shared is None:
-            return Answered(found, None)
+            return BlockAnswer(found, None)
         stored = found if job.question.gather else self._shared.put_sum(block, found)
-        return Answered(stored, shard.report(torch.arange(low, high)))
+        return BlockAnswer(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.
 
-        Clients are computed in batches that fit into memory and cache, whose sums are added in order. The result is on the CPU.
+        `encoding` encodes rows and adds them. Clients are computed in batches that fit into memory and cache, whose sums are
+        added in order. The result is on the CPU.
         """
         parts: list[Tensor] = []
         for clients in self._client_chunks(question, low, high):
@@ -291,7 +292,8 @@ class LocalFleet(SimulatedFleet):
     def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
         """The `Shard` of a round: its clients in cohort order, cut into blocks, and the models on this fleet's device.
 
-        `params` (models, dim) are the broadcast models; they are cast to the dtype of this fleet.
+        `opening` has the cohort, seeds and memory; `params` (models, dim) are the broadcast models, which are cast to the dtype
+        of this fleet.
         """
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)

@@ -54,6 +54,9 @@ class SharedMemory:
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros in anonymous shared memory: this process and processes forked from it later all read and write it."""
+    """A tensor of zeros of this shape and `dtype` in anonymous shared memory.
+
+    This process and processes forked from it later all read and write it.
+    """
     memory = mmap.mmap(-1, max(1, prod(shape) * torch.empty(0, dtype=dtype).element_size()))
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)

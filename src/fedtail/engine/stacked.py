@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedtail.data.population import Population
-from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call_module, trainable_parameters, training_copy
+from fedtail.modules import call_module, trainable_parameters, training_copy, twice_differentiable
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -25,11 +28,11 @@ CLOSE = 1e-3                 # how far a stacked gradient may be from the lean l
 
 
 class StackedKernel(ModuleKernel):
-    """The lean loop's module with its parameters and batches stacked by client.
+    """Computes many clients at once: one module with its parameters and batches stacked by client.
 
-    For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU
-    for small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is the
-    lean loop's.
+    For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU for
+    small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is as in
+    `ModuleKernel`.
     """
 
     name = "stacked"
@@ -50,9 +53,9 @@ class StackedKernel(ModuleKernel):
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """The outputs (examples, ...) under one model `params` (dim,), in evaluation mode and without gradients.
+        """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in evaluation mode.
 
-        On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
+        No gradients are recorded. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
         """
         given = {k: v[None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[None]
         outputs = self._outputs(params[None], given)[0]
@@ -91,6 +94,17 @@ class StackedKernel(ModuleKernel):
         """
         return self._function.example_gradients(params, inputs, targets)
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), for all at once.
+
+        Modules with convolutions, recurrences or attention, whose second derivatives torch.func does not stack, are computed one
+        client at a time. `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is
+        (clients, batch). CUDA graphs are not used.
+        """
+        if _has_costly_layers(self.training):
+            return super().hessian_products(params, inputs, targets, weight, vectors)
+        return self._function.hessian_products(params, inputs, targets, weight.to(params.dtype), vectors)
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
@@ -115,7 +129,8 @@ class StackedGradients:
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
         """Make functions for the losses and gradients of `module` that `torch.func.vmap` stacks over clients.
 
-        Changes `module`: `flatten_parameters` of its RNN, LSTM and GRU layers is replaced by a function that does nothing.
+        `loss(outputs, targets)` gives the loss of each example, and `precision` is how a GPU, `device`, multiplies. Changes
+        `module`: `flatten_parameters` of its RNN, LSTM and GRU layers is replaced by a function that does nothing.
         """
         self.precision, self.device = precision, device
         for part in module.modules():
@@ -126,17 +141,34 @@ class StackedGradients:
         everything = (*module.named_parameters(), *module.named_buffers())
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
-        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
-            """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name."""
+        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype,
+                           operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
+            """Losses (batch,) of one client's examples, `inputs` and `targets` (batch, ...), in `dtype`.
+
+            `named` are the client's trained parameters by name. `operations` makes the context in which the module is called:
+            `StackedOperations` for this package's convolutions, which have first derivatives only.
+            """
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-            with use_precision(precision, device), Stacked():
+            with use_precision(precision, device), operations():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
-        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`."""
-            return (example_losses(named, inputs, targets, weight.dtype) * weight).sum()
+        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+                          operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
+            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`.
 
+            `named` are its trained parameters by name, `inputs` and `targets` (batch, ...) its examples; `operations` makes the
+            context in which the module is called.
+            """
+            return (example_losses(named, inputs, targets, weight.dtype, operations) * weight).sum()
+
+        def slope_along(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+                        vector: dict[str, Tensor]) -> Tensor:
+            """The derivative of one client's `weighted_loss` in the direction `vector`, a scalar; by PyTorch's own operations."""
+            slopes = grad(partial(weighted_loss, operations=nullcontext))(named, inputs, targets, weight)
+            return torch.stack([(slopes[name] * vector[name]).sum() for name in named]).sum()
+
+        self._hessian_products = vmap(grad(slope_along))
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))
         self._gradients_of_examples = vmap(grad_and_value(weighted_loss), in_dims=(None, 0, 0, 0))      # all of one model
         self._losses = vmap(example_losses, in_dims=(0, 0, 0, None))
@@ -167,6 +199,16 @@ class StackedGradients:
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
             return self._losses(self.split_by_name(params), inputs, targets, params.dtype)
 
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+        """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim).
+
+        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
+        named, vector = self.split_by_name(params), self.split_by_name(vectors)
+        with use_precision(self.precision, self.device, activations=False), twice_differentiable():
+            found = self._hessian_products(named, inputs, targets, weight, vector)
+        return torch.cat([found[name].flatten(1) for name in named], 1)
+
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The gradient of each example's loss, (examples, dim), under one model `params` (dim,).
 
@@ -181,7 +223,7 @@ class StackedGradients:
         return flat
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
-        """Split flat vectors (clients, dim) into trained parameters (clients, ...), a dict by name of views, not copies."""
+        """Split the flat vectors `params` (clients, dim) into trained parameters (clients, ...): a dict by name of views."""
         split = params.split([size for *_, size in self._parts], 1)
         return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
 
@@ -199,16 +241,16 @@ class StackedGradients:
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
     """Make a function from parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
 
-    Each call of it makes the parameters of `module` views of the parameters it is given.
+    Each call of it makes the parameters of `module` views of the parameters it is given, and computes in `precision` on `device`.
     """
     parameters = trainable_parameters(module)
 
     def outputs(params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs (1, examples, ...) of all examples in one pass; makes the module's parameters views of `params[0]`."""
+        """Outputs (1, examples, ...) for all of `inputs` in one pass; makes the module's parameters views of `params[0]`."""
         for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
-        with torch.no_grad(), use_precision(precision, device), Flat():
+        with torch.no_grad(), use_precision(precision, device), FlatOperations():
             return call_module(module, given).to(params.dtype)[None]
 
     return outputs
@@ -231,7 +273,7 @@ def _skip_flattening() -> None:
 
 
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
-    """Whether stacking clients is likely faster than one client after the other: a guess from the device and the module.
+    """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
     True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
     """
@@ -240,9 +282,9 @@ def stacking_is_faster(task: Task, device: torch.device) -> bool:
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether `StackedKernel` computes the same gradients as `ModuleKernel`, tried on the population's first example.
+    """Whether `StackedKernel` computes the same gradients of `task` as `ModuleKernel`, tried on the population's first example.
 
-    False without a trial for a module with tied parameters or active dropout.
+    It is tried on `device` in `dtype`. False without a trial for a module with tied parameters or active dropout.
     """
     if _has_tied_parameters(task.module) or _has_active_dropout(task.module):
         return False
@@ -250,7 +292,7 @@ def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, populat
 
 
 def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
-    """Whether two clients with different models get the same gradients stacked and one by one.
+    """Whether two clients with different models of `task` get the same gradients stacked and one by one, on `device` in `dtype`.
 
     `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. Gradients agree if they differ
     by at most 1e-3 of the largest entry. False where either computation raises.
@@ -272,7 +314,7 @@ def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, input
 
 
 def _clamp_floats(values: Tensor) -> Tensor:
-    """Floating-point values clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
+    """Floating-point `values` clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
     return values.clamp(-1, 1) if values.is_floating_point() else values
 
 

@@ -8,9 +8,12 @@ from fedtail.evaluation.evaluate import Evaluation, evaluate
 from fedtail.evaluation.family import Choice, FamilyEvaluation, choose, evaluate_family
 from fedtail.evaluation.federated import FederatedEvaluation, MetricRange
 from fedtail.evaluation.finetune import FineTuned, finetune
+from fedtail.evaluation.inexactness import FederatedInexactness, inexactness
+from fedtail.evaluation.personal import PersonalEvaluation, evaluate_personal, personal_module
 
-__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "Evaluation", "FamilyEvaluation", "FederatedEvaluation",
-           "FineTuned", "GradientDissimilarity", "MetricRange", "choose", "evaluate", "evaluate_family", "finetune",
-           "gradient_dissimilarity", "text_table"]
+__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "Evaluation", "FamilyEvaluation",
+           "FederatedEvaluation", "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange",
+           "PersonalEvaluation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
+           "gradient_dissimilarity", "inexactness", "personal_module", "text_table"]
 
 __getattr__ = old_names(__name__)

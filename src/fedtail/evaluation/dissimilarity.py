@@ -20,7 +20,7 @@ from fedtail.devices import to_device
 from fedtail.engine.engine import Engine
 from fedtail.errors import FieldError
 from fedtail.evaluation.evaluate import task_with_model
-from fedtail.evaluation.federated import EvaluatedRound
+from fedtail.evaluation.federated import EvaluatedRound, unequal_cohort_refusal
 from fedtail.fleet import Fleet
 from fedtail.local.full_gradient import FullGradient
 from fedtail.privacy.ledger import Ledger
@@ -28,7 +28,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Conversation, Train
 from fedtail.recipes import fedavg
 from fedtail.risk.mean import Mean
-from fedtail.sampling import ByMass, Everyone, Sampler
+from fedtail.sampling import Everyone, Sampler
 from fedtail.task import Task
 from fedtail.training import Trained, train
 
@@ -146,10 +146,7 @@ class GradientDissimilarity:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
-        if isinstance(sample, ByMass):
-            return ("ByMass draws large clients more often, so that a mean over the clients of its cohorts would be about them. "
-                    "Sample uniformly, or call gradient_dissimilarity(progress.module, population) in on_round.")
-        return None
+        return unequal_cohort_refusal(sample)
 
 
 def gradient_dissimilarity(model: Trained | nn.Module, population: Population | None = None, task: Task | None = None, *,

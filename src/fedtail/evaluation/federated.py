@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import ByMass, BySize, Cohort, Sampler
+from fedtail.sampling import Available, ByMass, BySize, Cohort, FirstArrivals, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -211,10 +211,18 @@ class FederatedEvaluation:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
-        if isinstance(sample, (ByMass, BySize)):
-            return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be "
-                    "about them. Sample uniformly, or evaluate on everybody.")
-        return None
+        return unequal_cohort_refusal(sample)
+
+
+def unequal_cohort_refusal(sample: Sampler) -> str | None:
+    """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
+    if isinstance(sample, (ByMass, BySize)):
+        return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be about "
+                "them. Sample uniformly, or evaluate on everybody.")
+    if isinstance(sample, (Available, FirstArrivals)):
+        return (f"{type(sample).__name__} does not draw every client equally often, so that an evaluation over its cohorts would "
+                "be about those it draws. Sample uniformly, or evaluate on everybody.")
+    return None
 
 
 class CohortEvaluation(Protocol):

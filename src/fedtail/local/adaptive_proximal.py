@@ -79,9 +79,10 @@ class AdaptiveProximal(Penalty):
         Kept are three numbers, float64: the strength, the loss, and how many rounds in a row it has fallen. All stay as they were
         where no client has a finite loss.
         """
-        before = [self.start, math.nan, 0.0] if start.kept is None else start.kept.tolist()
+        strength, loss, falls = (self.start, math.nan, 0.0) if start.kept is None else start.kept.tolist()
         mass, lifted = yield self._question()
-        strength, loss, falls = self.after_loss(*before, float(lifted / mass)) if mass > 0 else before
+        if mass > 0:
+            strength, loss, falls = self.after_loss(strength, loss, falls, float(lifted / mass))
         return PreparedPenalty(Proximal(strength), torch.tensor([strength, loss, falls], dtype=torch.float64))
 
     def after_loss(self, strength: float, before: float, falls: float, loss: float) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
+    from fedtail.risk.base import Risk
 
 
 class Objective(Protocol):
@@ -158,18 +159,24 @@ class LocalTraining(Part):
         raise NotImplementedError
 
 
-def full_gradients(clients: Clients, params: Tensor) -> Tensor:
+def full_gradients(clients: Clients, params: Tensor, example_risk: Risk | None = None) -> Tensor:
     """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or one for each client (clients, dim).
 
-    Where the kernel draws (dropout), torch's generators are seeded from each client's own stream, and clients are computed one at
-    a time. The stream is the same at every call in a round.
+    With an `example_risk`, that of this risk over the losses of its examples. Where the kernel draws (dropout), torch's
+    generators are seeded from each client's own stream, and clients are computed one at a time. The stream is the same at every
+    call in a round.
     """
     from fedtail.local.batches import batches
+    from fedtail.local.objectives import example_weights
 
     if clients.kernel.draws and len(clients) > 1:
         parts = enumerate(clients.batches_of_one())
-        return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k]) for k, alone in parts])
+        return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k], example_risk) for k, alone in parts])
     clients.seed_torch("full gradients")
     one = torch.ones(len(clients), dtype=torch.int64)
-    batch = next(iter(batches(clients, one, one, None)))
-    return clients.kernel.gradients(params.expand(len(clients), -1), batch.inputs, batch.targets, batch.weight)
+    batch, params = next(iter(batches(clients, one, one, None))), params.expand(len(clients), -1)
+    weight = batch.weight
+    if example_risk is not None:
+        losses = clients.kernel.losses(params, batch.inputs, batch.targets)
+        weight = example_weights(example_risk, losses, weight).to(weight.dtype)
+    return clients.kernel.gradients(params, batch.inputs, batch.targets, weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
-from fedtail.local.base import LocalTraining, Prepared, RoundStart
+from fedtail.local.base import LocalTraining, Prepared, RoundStart, full_gradients
 from fedtail.local.batches import Batch, batches
 from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
 from fedtail.local.penalties import NoPenalty, Penalty
@@ -168,6 +168,30 @@ class LocalSGD(LocalTraining):
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
         return params.index_select(0, to_device(order.argsort(), params.device))
+
+    def sorted_batches(self, clients: Clients) -> tuple[Clients, Tensor, Iterator[Batch]]:
+        """The mini-batches that these clients would train on in this round, for parts that take steps of their own kind.
+
+        Returns the clients sorted by falling numbers of steps, their positions in the given batch (clients,), and the batches:
+        each is of the first `batch.active` of the sorted clients. Work and shuffling are those of `models`.
+        """
+        steps, order = self.steps(clients).sort(descending=True, stable=True)
+        clients = clients.take(order)
+        if not len(steps) or int(steps[0]) == 0:
+            return clients, order, iter(())
+        return clients, order, batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size)
+
+    def subproblem_gradients(self, clients: Clients, anchor: Tensor, params: Tensor, own: Tensor | None = None) -> Tensor:
+        """The gradient of what each client's steps minimise, (clients, dim): its loss, `weight_decay` / 2 |w|^2 and the penalty.
+
+        It is taken over all examples of a client, at one model `params` (dim,) or one for each client (clients, dim); `anchor`
+        (dim,) is the model received. `own` are the gradients of the losses there, (clients, dim), where they are known already.
+        At most `kernel.stack` clients may be given.
+        """
+        own = full_gradients(clients, params, self.example_risk) if own is None else own
+        params = params.expand(len(clients), -1)
+        penalty = self.penalty.prepare_for_clients(clients, anchor)
+        return penalty.add_gradient(own + self.weight_decay * params if self.weight_decay else own, params, anchor)
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:

@@ -174,10 +174,10 @@ class RowFolder:
         return {name: store.rows for name, store in self.stores.items()}
 
     def reserve_places(self, key: Tensor) -> RowPlaces:
-        """Reserve, for a round, a place for one row of each client in `key` (int64 client keys) at the end of every store's file.
+        """Places for a round: one row for each client in `key` (int64 client keys), at the end of every store's file.
 
-        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where
-        there are stores. Raises RowsError where there is another writer.
+        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where there
+        are stores. Raises RowsError where there is another writer.
         """
         self._check_or_become_writer()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}

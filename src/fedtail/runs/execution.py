@@ -56,7 +56,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})
     with hold_folder_lock(folder):
-        table, checkpoints = experiment.table(seed), Checkpoints(folder)
+        table, checkpoints = experiment.as_table(seed), Checkpoints(folder)
         checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume)
         if is_run_finished_and_intact(folder):
             watch.note(f"{folder} is finished; nothing to do.")
@@ -96,7 +96,8 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
 def _log_failures(recorder: Recorder) -> Iterator[None]:
     """Within the block, log any Exception except Interrupted and RunError to `log.txt`, then raise it again as a RunError.
 
-    The log has the full traceback, so that a failure in a user's loss or on a device can be found later.
+    The log has the full traceback, so that a failure in a user's loss or on a device can be found later. `recorder` is that of
+    the run.
     """
     try:
         yield
@@ -135,7 +136,7 @@ def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
     """
     if not (folder / "run.json").is_file():
         return False
-    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.table(seed))
+    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.as_table(seed))
     return not list(_changed_settings(_comparable_table(old), _comparable_table(new)))
 
 
@@ -184,7 +185,7 @@ def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except (ValueError, TypeError) as reason:
-        raise experiment.source.error_at(_key_of_error(reason, experiment.table()), reason) from reason
+        raise experiment.source.error_at(_key_of_error(reason, experiment.as_table()), reason) from reason
 
 
 def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populations) -> None:

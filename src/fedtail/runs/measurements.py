@@ -15,6 +15,7 @@ from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
+from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
@@ -63,12 +64,13 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
 
     `view` says who was sampled, contributed and failed. `asked` has the positions of the sampled clients, None for all `clients`;
     `failed` the number of failed answers; `members` a dict for each model, in which `counted` has the positions of contributors,
-    None for the whole cohort, `threshold` the loss at which the tail begins, None where there is none, and `local` the numbers of
-    local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
+    None for the whole cohort, `threshold` the loss at which the tail begins, None where there is none, `tail_fraction` the share
+    of the cohort that contributes by the risk's declaration (theta of a superquantile), None where it is not known, and `local`
+    the numbers of local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
-    states = member_states(trained.state)
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state),
-                **_local_numbers(member.local, state)}
+    states, size = member_states(trained.state), view.cohort_size
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk.for_cohort(size), state),
+                "tail_fraction": tail_fraction_used(member.risk, size), **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}

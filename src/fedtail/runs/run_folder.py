@@ -46,11 +46,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """Open the run in the folder `path`: read and check its `run.json`.
+        """The run in the folder `path`, whose `run.json` is read and checked.
 
-        A deployed run that evaluated nothing, so that there is nothing to report, is refused (ValueError) unless
-        `also_deployed` is True. Raises FileNotFoundError where there is no `run.json`, and ValueError where it is damaged or
-        of another format version.
+        A deployed run that evaluated nothing, so that there is nothing to report, is refused (ValueError) unless `also_deployed`
+        is True. Raises FileNotFoundError where there is no `run.json`, and ValueError where it is damaged or of another format
+        version.
         """
         place = Path(path) / "run.json"
         if not place.is_file():
@@ -238,7 +238,7 @@ class RunFolder:
 
 
 def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
-    """Open the runs in one or several places, each the folder of a run, or a folder with runs at any depth below it.
+    """The runs in one or several places, opened; a place is the folder of a run, or a folder with runs at any depth below it.
 
     Within a comparison, methods come in its order, the baseline first; other runs come sorted by path. A run found twice is
     listed once. Raises FileNotFoundError where a place holds no run, and ValueError where a run is damaged.

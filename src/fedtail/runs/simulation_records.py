@@ -11,7 +11,7 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.files import Lines, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
+from fedtail.runs.files import JsonLinesFile, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
 from fedtail.runs.measurements import (
     Populations,
     SplitEvaluations,
@@ -76,7 +76,7 @@ class SimulationRecords:
                 raise RunRefused(f"{what} not what {self.folder} began with. Undo the change, or start again in another folder "
                                  "with --out.")
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
         `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
@@ -87,7 +87,7 @@ class SimulationRecords:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
         return self._evaluate_splits(start, self._shown_splits())
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
         `progress` is about the round, `lines` has the open files by name. Returns the state and, for each model, the evaluations
@@ -101,10 +101,10 @@ class SimulationRecords:
         return trained, self._evaluate_splits(trained, self._shown_splits())
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
-        """Evaluate all splits and write `clients.parquet`.
+        """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics
-        before and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics before
+        and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         tuned, shown = self._write_client_table(trained, evaluations), self._shown_splits()

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import fedtail
 from fedtail.data import Population
 from fedtail.data.tables import read_arrays
-from fedtail.losses import misclassification
+from fedtail.losses import hinge, misclassification
 from fedtail.models import LogisticRegression
 from fedtail_studies.drawing import COLOURS, drawn
 from fedtail_studies.judging import Difference, all_of, lower, not_above
@@ -54,11 +53,6 @@ def read_vehicle(place: Path) -> Data:
     about = f"They are {len(y)} samples of {len(people)} sensors, {int(people.size.min())} to {int(people.size.max())} each; " \
             f"the thesis has {SAMPLES}, about 1,900 each."
     return Data(f"Vehicle, {len(y)} samples", people, len(y) == SAMPLES and len(people) == SENSORS, about)
-
-
-def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    """max(0, 1 - y f) of one score per example for targets 0 and 1."""
-    return (1 - (2 * targets.to(outputs.dtype) - 1) * outputs.reshape(len(outputs))).clamp(min=0)
 
 
 def methods(plan: Plan) -> dict[str, fedtail.FederatedAlgorithm]:
@@ -126,7 +120,7 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [
-        "A linear SVM (hinge loss as a loss of one's own in `fedtail.Task`), features standardised over the training samples; "
+        "A linear SVM (`fedtail.losses.hinge`), features standardised over the training samples; "
         f"{plan['rounds']} rounds of {plan['cohort']} sensors, an epoch of batches of {plan['batch']} with step "
         f"{plan['learning_rate']:g}, weight decay {plan['weight_decay']:g}; {plan['held_out']:.0%} of each sensor's samples "
         "are tested, which is two to 160 samples: accuracies of the smallest sensors are coarse.",
