@@ -149,8 +149,8 @@ def notes(results: Results) -> Sequence[str]:
             f"as much, not below 0, when it has fallen {plan['patience']} rounds in a row, which are then counted anew; the "
             "thesis leaves the last two open. It starts at 1 on Synthetic-IID, from where it needs fifty rounds to reach 0, and "
             "at 0 elsewhere.",
-            "Devices are the same ten in a round for mu = 0, mu = 1 and the adaptive one; drawn by size they are others, and fewer "
-            "than ten where a large device is drawn twice."]
+            "Devices are the same ten in a round for mu = 0, mu = 1 and the adaptive one; drawn by size they are others, and "
+            "fewer than ten where a large device is drawn twice."]
 
 
 PROX_HETEROGENEITY = Study(
@@ -179,8 +179,8 @@ PROX_HETEROGENEITY = Study(
               "[Li23, figures 3.3 and 3.11]", partial(on_all, first=ADAPTS, second=HELD, path="loss", sets=(IID,))),
         Claim("From mu = 0 on heterogeneous data, the adaptive mu is competitive with the better one of mu = 0 and mu = 1.",
               "[Li23, figure 3.11]", competitive),
-        Claim("On identically distributed data, devices drawn by size and averaged plainly give a smaller loss than devices drawn "
-              "uniformly and averaged by size.", "[Li23, figure 3.12]", partial(by_size_is_better, path="loss", sets=(IID,))),
+        Claim("On identically distributed data, devices drawn by size and averaged plainly give a smaller loss than devices "
+              "drawn uniformly and averaged by size.", "[Li23, figure 3.12]", partial(by_size_is_better, path="loss", sets=(IID,))),
         Claim("On heterogeneous data too, devices drawn by size and averaged plainly give a smaller loss.", "[Li23, figure 3.12]",
               partial(by_size_is_better, path="loss")),
         Claim("On heterogeneous data, devices drawn by size and averaged plainly are more stable.",
