@@ -263,7 +263,7 @@ def test_feddane_is_judged_against_fedprox_and_tells_who_diverged():
 
     def numbers(name: str, seed: int) -> dict:
         bad = 0.0 if "IID" in name or "FedProx" in name else 2.0 if "10 devices" in name else 1.0
-        return {"loss": 0.5 + bad + 0.01 * seed * bad, "stop": {"why": "diverged" if bad == 2 and seed else "all rounds"}}
+        return {"loss": 0.5 + bad + 0.01 * seed * bad, "rough": bad + 0.01 * seed * bad, "stop": {"why": "diverged" if bad == 2 and seed else "all rounds"}}
     results = planted(study, study.full, numbers)
     assert set(verdicts(study, results).values()) == {Verdict.AGREES}
     assert "seeds of 3 that diverge by the thesis's rule: Synthetic(0,0) 2, Synthetic(0.5,0.5) 2, Synthetic(1,1) 2" in judged(study, results)[1]["reason"]

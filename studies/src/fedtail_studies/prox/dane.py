@@ -83,9 +83,9 @@ def alike_on_iid(results: Results) -> Finding:
                   "loss on Synthetic-IID, FedDane less FedProx,")
 
 
-def worse(results: Results, method: str) -> Finding:
-    """FedDane ends with a larger loss than FedProx with ten devices on all heterogeneous sets."""
-    found = all_of(*(claims.smaller(results, run(where, PROX), run(where, method), "loss") for where in MIXED))
+def worse(results: Results, method: str, path: str) -> Finding:
+    """FedDane has a larger number than FedProx with ten devices on all heterogeneous sets; with how often it diverged."""
+    found = all_of(*(claims.smaller(results, run(where, PROX), run(where, method), path) for where in MIXED))
     apart = ", ".join(f"{where} {diverged(results, run(where, method))}" for where in MIXED)
     return found._replace(reason=f"{found.reason}; seeds of {len(results.seeds)} that diverge by the thesis's rule: {apart}")
 
@@ -113,10 +113,14 @@ PROX_DANE = Study(
     quick=Plan(seeds=2, rounds=15, most=80), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("FedDane performs like FedProx on identically distributed data.", "[Li23, figure 3.4]", alike_on_iid),
-        Claim("FedDane converges worse than FedProx on heterogeneous data, with ten devices of thirty.", "[Li23, figure 3.4]",
-              partial(worse, method=FEW)),
+        Claim("With ten devices of thirty FedDane ends with a larger loss than FedProx on heterogeneous data.",
+              "[Li23, figure 3.4]", partial(worse, method=FEW, path="loss")),
+        Claim("With ten devices of thirty FedDane is less stable than FedProx on heterogeneous data.", "[Li23, figure 3.4]",
+              partial(worse, method=FEW, path="rough")),
         Claim("Sampling more devices helps FedDane to some extent.", "[Li23, figure 3.4]", more_devices_help),
-        Claim("With all devices FedDane is still worse than FedProx with ten on heterogeneous data.", "[Li23, figure 3.4]",
-              partial(worse, method=ALL)),
+        Claim("With all devices FedDane still ends with a larger loss than FedProx with ten on heterogeneous data.",
+              "[Li23, figure 3.4]", partial(worse, method=ALL, path="loss")),
+        Claim("With all devices FedDane is still less stable than FedProx with ten on heterogeneous data.", "[Li23, figure 3.4]",
+              partial(worse, method=ALL, path="rough")),
     ),
 )

@@ -180,7 +180,8 @@ PROX_HETEROGENEITY = Study(
         Claim("From mu = 0 on heterogeneous data, the adaptive mu is competitive with the better one of mu = 0 and mu = 1.",
               "[Li23, figure 3.11]", competitive),
         Claim("On identically distributed data, devices drawn by size and averaged plainly give a smaller loss than devices "
-              "drawn uniformly and averaged by size.", "[Li23, figure 3.12]", partial(by_size_is_better, path="loss", sets=(IID,))),
+              "drawn uniformly and averaged by size.", "[Li23, figure 3.12]",
+              partial(by_size_is_better, path="loss", sets=(IID,))),
         Claim("On heterogeneous data too, devices drawn by size and averaged plainly give a smaller loss.", "[Li23, figure 3.12]",
               partial(by_size_is_better, path="loss")),
         Claim("On heterogeneous data, devices drawn by size and averaged plainly are more stable.",
