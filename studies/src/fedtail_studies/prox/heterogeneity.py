@@ -155,7 +155,7 @@ def notes(results: Results) -> Sequence[str]:
 
 PROX_HETEROGENEITY = Study(
     name="prox_heterogeneity", paper="Li23", item="figures 3.2, 3.3, 3.6, 3.11, 3.12",
-    title="FedProx and heterogeneous data", cost=Cost(40, 10), full=Plan(),
+    title="FedProx and heterogeneous data", cost=Cost(40, 12), full=Plan(),
     quick=Plan(seeds=2, rounds=20, most=80), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("Without a penalty the loss grows with the heterogeneity of the data: IID, (0,0), (0.5,0.5), (1,1).",

@@ -52,6 +52,9 @@ def course_grid(results: Results, file: Path, rows: Sequence[Panels], log: bool 
                 for (name, run), colour in zip(runs.items(), COLOURS, strict=False):
                     _curve(axis, results, run, row.path, name, colour)
                 axis.set(title=title, xlabel="round", yscale="log" if log else "linear")
+                if log:
+                    axis.yaxis.set_major_formatter("{x:g}")
+                    axis.yaxis.set_minor_formatter(lambda value, place: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
             line[0].set_ylabel(row.label)
             line[0].legend(fontsize=7)
 

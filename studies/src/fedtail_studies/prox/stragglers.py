@@ -109,7 +109,7 @@ def notes(results: Results) -> Sequence[str]:
 
 PROX_SYNTHETIC = Study(
     name="prox_synthetic", paper="Li23", item="figures 3.1, 3.5, 3.7, 3.9, 3.10 (synthetic data)",
-    title="FedProx and stragglers on synthetic data", cost=Cost(50, 6), full=Plan(),
+    title="FedProx and stragglers on synthetic data", cost=Cost(50, 8), full=Plan(),
     quick=Plan(seeds=2, rounds=20, most=100, grid=(0.1,)), cells=cells, tables=tables, figures=drawn, notes=notes,
     claims=(
         Claim("FedAvg converges worse when it drops 50% stragglers than without stragglers, on Synthetic(1,1).",
