@@ -58,12 +58,12 @@ class Evaluation:
 
     @property
     def by_client(self) -> Evaluation:
-        """The same values with equal weight for every client: statistics over devices, as [Li23, table 4.7] calls them."""
+        """An evaluation with these values and equal weight for every client: over devices, as [Li23, table 4.7] says."""
         return Evaluation({name: found.by_client() for name, found in self.distributions.items()})
 
     @property
     def by_example(self) -> Evaluation:
-        """The same values with clients weighted by their number of examples: means are those over all data points.
+        """An evaluation with these values and clients weighted by their number of examples: means are over all data points.
 
         Raises ValueError where these numbers are not known, as after an evaluation on nodes.
         """

@@ -22,7 +22,7 @@ def check_no_server_half(local: LocalSGD) -> None:
 
 
 def split_own_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:
-    """The same clients twice: with a random `fraction` of each one's training examples, and with the rest.
+    """These clients twice: with a random `fraction` of each one's training examples, and with the rest.
 
     The draw depends on `seed` and the client alone, so that it is the same in every round. A client with a single example has it
     in both parts. Both batches have the clients' random streams and the broadcast models; neither has memory or a memo.
