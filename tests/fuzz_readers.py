@@ -540,14 +540,14 @@ def read_experiment_file(place: Path) -> None:
     from fedtail.experiment import AS_WRITTEN, read_experiments
 
     for one in read_experiments(place / "experiment.toml", (), AS_WRITTEN):
-        tomli_w.dumps(one.table())
+        tomli_w.dumps(one.as_table())
 
 
 def read_for_a_run(place: Path) -> None:
     from fedtail.experiment import read_experiments
 
     for one in read_experiments(place / "experiment.toml"):
-        tomli_w.dumps(one.table())
+        tomli_w.dumps(one.as_table())
 
 
 def read_search_file(place: Path) -> None:
@@ -673,11 +673,26 @@ def read_reply(place: Path) -> None:
 
 
 def read_numbers(place: Path) -> None:
-    from fedtail.cli.quantile import read_values
+    from fedtail.cli.value_file import read_values
     from fedtail.quantiles.private import checked_values
 
     path = next(place.iterdir(), place / "gone.npy")
     checked_values(read_values(path, None))
+
+
+def read_client_tables(place: Path) -> None:
+    from fedtail import read_speeds, read_trace
+
+    for path in sorted(place.iterdir()):
+        (read_trace if path.stem == "trace" else read_speeds)(path)
+
+
+def client_tables() -> list[dict[str, bytes]]:
+    """Traces and speeds, by name in text and by key in arrays."""
+    arrays = io.BytesIO()
+    np.savez(arrays, key=np.array([3, 5, 4]), start=np.array([0.0, 1.0, 2.5]), end=np.array([4.0, 2.0, 3.0]))
+    return [{"trace.csv": b'client,start,end\n"ann",0,4\nbob,1,2.5\nann,6,7\n', "speeds.csv": b"key,steps_per_second\n3,1.5\n4,2e-1\n"},
+            {"trace.npz": arrays.getvalue()}]
 
 
 READERS = {reader.name: reader for reader in (
@@ -695,7 +710,7 @@ READERS = {reader.name: reader for reader in (
     Reader("checkpoint", run_files, read_checkpoints, ("run/checkpoint-a.safetensors", "run/checkpoint-b.safetensors")),
     Reader("whole", run_files, read_whole, ("run/result.json", "run/run.json")),
     Reader("models", run_files, read_models, ("run/model.safetensors", "run/model-0.safetensors", "run/experiment.toml", "run/run.json")),
-    Reader("rows", row_files, read_rows),
+    Reader("rows", row_files, read_rows), Reader("client_tables", client_tables, read_client_tables),
     Reader("wire", wire_messages, read_wire),
     Reader("node_info", wire_messages, read_info), Reader("message", node_messages, read_node_message),
     Reader("reply", node_messages, read_reply),

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import fedtail
 from fedtail.data.arrays import input_tensors, inputs_to_device, select_rows
-from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed
 from fedtail.engine.gpu.precision import use_precision
 from fedtail.engine.kernel_choice import kernel_for
@@ -34,6 +34,7 @@ RECIPES = {
     "delta_fl": fedtail.delta_fl(0.5, 10),
     "delta_fl smoothed": fedtail.delta_fl(0.5, 10, form="smoothed"),
     "q_ffl": fedtail.q_ffl(1.0, 10),
+    "q_maml": fedtail.q_maml(1.0, 10, inner_steps=2),
     "term": fedtail.term(1.0, 10),
     "afl": fedtail.afl(0.1),
     "afl groups": fedtail.afl(0.1, groups=3, cohort_size=10),
@@ -85,12 +86,12 @@ def convolutions_agree() -> bool:
 
         for place in range(3):
             expected = vmap(grad(total, place))(*given)
-            with Stacked():
+            with StackedOperations():
                 gap = (vmap(grad(total, place))(*given) - expected).abs().max().item() / expected.abs().max().item()
             good &= gap < 1e-12
         with torch.no_grad():
             plain = F.conv2d(given[0][0], given[1][0], given[2][0], stride, padding, dilation)
-            with Flat():
+            with FlatOperations():
                 flat = (F.conv2d(given[0][0], given[1][0], given[2][0], stride, padding, dilation) - plain).abs().max().item()
         good &= flat < 1e-11
         print(f"convolution {name:12} {gap:.1e}  flat {flat:.1e}")
@@ -98,7 +99,7 @@ def convolutions_agree() -> bool:
     tied[0, 0, 0, 0, 0] = float("nan")
     pooled = grad(lambda x: F.max_pool2d(x, (2, 3)).nan_to_num(5).square().sum())
     expected = vmap(pooled)(tied)
-    with Stacked():
+    with StackedOperations():
         return good and torch.equal(vmap(pooled)(tied), expected)
 
 
@@ -126,9 +127,9 @@ def products_are_exact() -> bool:
         exact = vmap(with_slopes)(*(t.double() for t in given))
         for precision, bound in (("full", 1e-5), ("tf32", 5e-4)):
             with use_precision(precision, card):
-                with Stacked():
+                with StackedOperations():
                     found = vmap(with_slopes)(*given)
-                with torch.no_grad(), Flat():
+                with torch.no_grad(), FlatOperations():
                     flat = torch.stack([convolved(*one) for one in zip(images, weight, bias, strict=True)])
             gaps = [((one.double() - other).norm() / other.norm()).item()
                     for one, other in zip((*found, flat), (*exact, exact[0]), strict=True)]
@@ -144,7 +145,7 @@ def _none_stay_none(card: torch.device) -> bool:
     kept = []
     for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000):
         images[0, 0, 0, :1].view(torch.int32).fill_(bits)
-        with torch.no_grad(), use_precision("tf32", card), Flat():
+        with torch.no_grad(), use_precision("tf32", card), FlatOperations():
             outputs = F.conv2d(images, weight)[0, :, 0, 0]
         kept.append(bool(outputs.isinf().all() if bits == 0x7F800000 else outputs.isnan().all()))
     return all(kept)

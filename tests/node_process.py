@@ -12,7 +12,7 @@ from fedtail import Population, Task
 from fedtail.deployment import Node, Site
 from fedtail.models import SoftmaxRegression
 
-from own_risk import CoordinateMedian, Expectile
+from own_risk import Expectile, OwnMedian
 
 
 def make_task(kind: str) -> Task:
@@ -25,7 +25,7 @@ def make_task(kind: str) -> Task:
 
 def main(kind: str, folder: str) -> None:
     torch.set_num_threads(1)
-    node = Site(lambda: Node(Population.open(folder), make_task(kind), parts=(Expectile, CoordinateMedian)), masked_only=False)
+    node = Site(lambda: Node(Population.open(folder), make_task(kind), parts=(Expectile, OwnMedian)), masked_only=False)
     while head := sys.stdin.buffer.read(8):
         reply = node.handle(sys.stdin.buffer.read(struct.unpack("<q", head)[0]))
         sys.stdout.buffer.write(struct.pack("<q", len(reply)) + reply)

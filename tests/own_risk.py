@@ -50,7 +50,7 @@ class Expectile(Risk):
 
 
 @dataclass(frozen=True)
-class CoordinateMedian:
+class OwnMedian:
     """The median of the updates in each coordinate: it looks at single rows."""
 
     @property

@@ -34,6 +34,19 @@ METHODS = {
     "refreshed momentum": '[sample]\ncohort_size = 5\n[risk]\npart = "Refreshed"\nevery = 3\n'
                           'risk = { part = "TailFilter", tail_fraction = 0.5 }\n[server]\npart = "SGD"\nmomentum = 0.5\n',
 }
+METHODS["away"] = """\
+[sample]
+part = "Available"
+sample = { part = "Uniform", cohort_size = 6 }
+availability = { part = "Diurnal", period = 6, share = 0.4, seed = 1 }
+[local]
+epochs = 2
+work = { part = "Deadline", seconds = 3.0, speeds = { part = "LogNormalSpeeds", spread = 1.0 } }
+[risk]
+part = "TailFloor"
+least = 3
+risk = { part = "SmoothedSuperquantile", tail_fraction = 0.25, smoothing = 0.1 }
+"""
 METHODS["private"] = """\
 [sample]
 part = "Poisson"

@@ -40,12 +40,13 @@ from fedtail.base_part import Part, classes_sent_with
 from fedtail.composition import NEEDS, RULES, Composition, check_composition, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
+from fedtail.local import LocalTraining
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
 
 from cases import small_population
-from own_risk import CoordinateMedian
+from own_risk import OwnMedian
 from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
 
 HERE = LocalFleet(PEOPLE, TASK)
@@ -128,9 +129,9 @@ CASES = [
          method(risk=GroupAscent(3)), population=GROUPLESS),
     Case("client_and_group_refusals", method(risk=GroupAscent(2)), "population.group goes up to 2, but groups=2. Write groups=3.", method(risk=GroupAscent(3))),
     Case("client_and_group_refusals", method(risk=Refreshed(Particular(29), 2)), "Particular is for 29 clients.", method(risk=Refreshed(Particular(30), 2))),
-    Case("channel_refusals", method(aggregate=CoordinateMedian()),
-         "CoordinateMedian looks at single rows, but IntegerChannel reveals only sums. Use an aggregator that needs only sums (WeightedMean), or PlainChannel.",
-         method(aggregate=CoordinateMedian()), ROWS, fits_channel=PlainChannel()),
+    Case("channel_refusals", method(aggregate=OwnMedian()),
+         "OwnMedian looks at single rows, but IntegerChannel reveals only sums. Use an aggregator that needs only sums (WeightedMean, GeometricMedian), or PlainChannel.",
+         method(aggregate=OwnMedian()), ROWS, fits_channel=PlainChannel()),
     Case("channel_refusals", private(Mean(), 30.0, GaussianNoise(1.0)),
          "PrivateMean adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide. Use DiscreteNoise, whose shares are added by the clients, or PlainChannel.",
          private(Mean(), 30.0), ROWS),
@@ -160,6 +161,9 @@ CASES = [
     Case("divisor_refusals", private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=46.0)), 30.0),
          "the histogram is planned for expected_clients=46, but of this population 30 are expected in a round. Write expected_clients=30.",
          private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=44.0)), 30.0)),
+    Case("few_rows_refusals", method(risk=Superquantile(0.1), aggregate=fedtail.Krum(0.4)),
+         "Krum needs the updates of 7 clients or more, and about 3 of 30 contribute to a round under Superquantile. Draw more clients, raise tail_fraction, or lower corrupted_fraction.",
+         method(risk=Superquantile(0.1), aggregate=fedtail.Krum(0.2))),
     Case("slope_refusals", method(risk=Superquantile(0.5), aggregate=CurvatureMean()),
          "CurvatureMean needs the slope of the density, which Superquantile does not give. Use WeightedMean, or PowerFair as the risk.",
          method(risk=Refreshed(PowerFair(1.0), 2), aggregate=CurvatureMean())),
@@ -175,12 +179,21 @@ CASES = [
     Case("few_contributors_refusals", method(risk=Superquantile(0.15)),
          "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 8, 8),
+         "8 clients of a cohort are asked for their gradients and the others train, but only 8 are drawn a round. Draw more clients, or lower gradient_clients.",
+         fedtail.feddane(0.1, 9, 8)),
+    Case("split_cohort_refusals", fedtail.feddane(0.1, 20, 16),
+         "16 clients of a cohort are asked for their gradients and about 4 train: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or leave gradient_clients out: then all do both.",
+         fedtail.feddane(0.1, 20, 15), HIDING),
+    Case("split_cohort_refusals", replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1, 10))),
+         "PrivateMean divides by the weight of a whole cohort, of which 10 clients are asked for their gradients while only the others train. Leave gradient_clients out: then all do both.",
+         replace(private(Mean(), 30.0), local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1)))),
     Case("small_group_refusals", method(sample=fedtail.Uniform(16), risk=Refreshed(GroupAscent(3), 2)),
          "Refreshed asks by group, and group 1 has 5 of 30 clients, about 2.67 of them in a round: a sum over so few reveals much about each (minimum_contributors=5). Merge small groups, or draw more clients.",
          method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
     Case("few_contributors_refusals", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("told_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
+    Case("secret_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
          "TellsOfCohort sends numbers that depend on who was sampled, and amplification by Poisson sampling relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, a fixed tail_fraction.",
          replace(private(Mean(), 30.0), local=TellsOfCohort())),
     Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
@@ -192,7 +205,7 @@ CASES = [
 def test_a_rule_says_its_text_where_it_is_broken_and_no_other_rule_says_anything(case):
     (said,) = refusals(case.refused, case.population, case.channel, case.fleet)
     assert said.startswith(case.text)
-    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet)
+    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet, case.refused.personal)
     asked = NEEDS if case.rule in {rule.__name__ for rule in NEEDS} else RULES
     assert {rule.__name__: list(rule(parts)) for rule in asked} == {rule.__name__: [said] if rule.__name__ == case.rule else [] for rule in asked}
     assert refusals(case.fits, case.fits_population, case.fits_channel or case.channel, case.fits_fleet or case.fleet) == ()
@@ -258,8 +271,9 @@ def test_weights_too_small_for_integers_are_refused_alone_and_inside_a_wrapper(r
     (AggregatorDeclaration(1, needs_slope=True), "Own needs the slope of the density, which Superquantile does not give."),
     (AggregatorDeclaration(0, mechanism=NoisySum(1.0, GaussianNoise(1.0)), total=15.0), "Own adds GaussianNoise on the server, to the exact sum"),
     (AggregatorDeclaration(0, mechanism=NoisySum(1.0, NOISE), total=60.0), "updates are divided by total=60, but of 30 clients about 15 contribute under Superquantile"),
+    (AggregatorDeclaration(1, fewest_rows=16), "Own needs the updates of 16 clients or more, and about 15 of 30 contribute to a round under Superquantile."),
     (AggregatorDeclaration(0, divides_by_release=True), "Own needs a total: Superquantile does not release the weight of those who contribute."),
-], ids=["gathers", "needs_slope", "mechanism", "total", "divides_by_release"])
+], ids=["gathers", "needs_slope", "mechanism", "total", "fewest_rows", "divides_by_release"])
 def test_an_aggregator_of_a_users_own_is_checked_like_ours(declared, text):
     (said,) = refusals(method(risk=Superquantile(0.5), aggregate=Own(declared)), PEOPLE, IntegerChannel(), HERE)
     assert said.startswith(text)
@@ -390,10 +404,10 @@ def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
     names = " ".join(row.part for row in rows)
-    for room in (fedtail.risk, fedtail.aggregation):
+    for room in (fedtail.risk, fedtail.aggregation, fedtail.local):
         for name in room.__all__:
             kind = getattr(room, name)
-            if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
+            if isinstance(kind, type) and issubclass(kind, Part if room is not fedtail.local else LocalTraining) and kind not in (Risk, LocalTraining):
                 assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 

@@ -19,20 +19,29 @@ from fedtail import (
     AlphaFair,
     Ascent,
     Binned,
+    ClippedMean,
+    CoordinateMedian,
     CurvatureMean,
     DiscreteNoise,
     EntropicValueAtRisk,
     Everyone,
     ExactQuantile,
     GaussianNoise,
+    GeometricMedian,
+    GeometricMedianOfRows,
     GroupAscent,
     Hierarchical,
     IntegerChannel,
     IntervalSuperquantile,
     InverseSuperquantile,
+    Krum,
+    LossFilter,
     MajoriseMinimise,
     Mean,
+    MinimumNormDirection,
+    MultiKrum,
     NoisyHistogram,
+    NormFilter,
     PlainChannel,
     PowerFair,
     PrivateMean,
@@ -43,8 +52,10 @@ from fedtail import (
     Spectral,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
     TiltedValueAtRisk,
+    TrimmedMean,
     ValueAtRisk,
     WeightedMean,
     Worst,
@@ -53,6 +64,7 @@ from fedtail import (
     privacy,
     quantiles,
     recipes,
+    speeds,
     train,
 )
 from fedtail import risk as risks
@@ -105,6 +117,8 @@ WRAPPERS = {
     "Binned by the server": lambda risk: Binned(risk, replace(HISTOGRAM, noise=SERVER)),
     "Refreshed(Binned)": lambda risk: Refreshed(Binned(risk, HISTOGRAM), 2),
     "Binned(Refreshed)": lambda risk: Binned(Refreshed(risk, 2), HISTOGRAM),
+    "TailFloor": lambda risk: TailFloor(risk, 7),
+    "Refreshed(TailFloor)": lambda risk: Refreshed(TailFloor(risk, 7), 2),
 }
 CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(5, minimum_contributors=2, masks="none"), "masked": SecureChannel(5, minimum_contributors=2)}
 PLACES = ["here", "nodes"]
@@ -124,11 +138,16 @@ WRAPPED = list(wrapped())
 RISKS = {**BARE, **{f"{around} {name}": made for around, name, _, made in WRAPPED if isinstance(made, Risk)}}
 
 
+OF_ROWS = {type(one).__name__: one for one in (CoordinateMedian(), TrimmedMean(0.1), Krum(0.1), MultiKrum(0.1), ClippedMean(), NormFilter(0.2), LossFilter(0.2),
+                                               GeometricMedianOfRows(), MinimumNormDirection(0.1))}
+
+
 def aggregators(risk):
     """Every aggregator, with a total that suits the risk."""
     total = CLIENTS * (1.0 if risk.declares.weight is None else risk.declares.weight)
     return {"WeightedMean": WeightedMean(), "CurvatureMean": CurvatureMean(), "PrivateMean": PrivateMean(0.1, SHARES, total), "PrivateMean by release": PrivateMean(0.1, SHARES),
-            "PrivateMean by the server": PrivateMean(0.1, SERVER, total), "AdaptiveClip": AdaptiveClip(0.1, SHARES, total), "AdaptiveClip by the server": AdaptiveClip(0.1, SERVER, total)}
+            "PrivateMean by the server": PrivateMean(0.1, SERVER, total), "AdaptiveClip": AdaptiveClip(0.1, SHARES, total), "AdaptiveClip by the server": AdaptiveClip(0.1, SERVER, total),
+            "GeometricMedian": GeometricMedian(3), **OF_ROWS}
 
 
 def method(risk, aggregator="WeightedMean"):
@@ -185,7 +204,7 @@ def test_whatever_is_not_refused_trains_the_model_of_the_plain_channel_over_ever
 @pytest.mark.parametrize("risk", RISKS)
 def test_every_risk_with_every_aggregator_is_refused_or_trains_alike_over_floats_and_integers(risk):
     """Noise of the server is for plain channels alone; what both carry ends in one model, to the resolution of the integers."""
-    for aggregator in ALL:
+    for aggregator in [name for name in ALL if name not in OF_ROWS]:      # those are refused over integers, as the others show
         plain, integers = model(risk, aggregator, "plain", "here"), model(risk, aggregator, "integers", "here")
         declared = method(risk, aggregator)
         by_server = any(one.private and one.reveals_exact_sum for one in (declared.mechanism, declared.risk.declares.mechanism))
@@ -195,7 +214,8 @@ def test_every_risk_with_every_aggregator_is_refused_or_trains_alike_over_floats
 
 # What wrappers and parts say of themselves
 
-CHANGED = {"Refreshed": set(), "Binned": {"releases", "mechanism", "releases_weight", "planned_clients"}}
+CHANGED = {"Refreshed": set(), "Binned": {"releases", "mechanism", "releases_weight", "planned_clients"},
+           "TailFloor": {"contributing", "weight", "reads_cohort", "not_private", "not_batched"}}
 
 
 @pytest.mark.parametrize(("around", "name", "risk", "made"), WRAPPED, ids=str)
@@ -204,14 +224,16 @@ def test_a_wrapper_declares_what_the_risk_inside_declares_but_for_what_it_change
         assert made.startswith(type(risk).__name__) or "Refreshed" in made
         assert any(word in made for word in ("cannot be", "does not look at the losses"))
         return
-    changed = CHANGED["Binned" if "Binned" in around else "Refreshed"]
+    changed = CHANGED[next(kind for kind in ("Binned", "TailFloor", "Refreshed") if kind in around)]
     assert {field.name for field in fields(RiskDeclaration) if getattr(made.declares, field.name) != getattr(risk.declares, field.name)} <= changed
 
 
 def test_wrappers_refuse_these_and_no_others():
     refused = {around: {name for which, name, _, made in WRAPPED if which == around and isinstance(made, str)} for around in WRAPPERS}
     not_private = {"Hierarchical", "Tilted to the worst", "PowerFair", "AlphaFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
-    assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if around != "Refreshed"}}
+    no_floor = set(BARE) - {"Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", *OTHER_QUANTILES}
+    assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if "Binned" in around},
+                       **{around: no_floor for around in WRAPPERS if "TailFloor" in around}}
 
 
 @dataclass(frozen=True)
@@ -252,10 +274,13 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2), local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)),
-          NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+OTHERS = (fedtail.Proximal(0.1), local.EWC(0.5, 3), local.TrainOnly(("bias",)), fedtail.Ditto(0.5), fedtail.ValidatedDitto(),
+          fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=fedtail.Proximal(0.1))), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
+          fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2),
+          local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
+          speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
-ROOMS = (aggregation, local, privacy, quantiles, risks, fedtail)
+ROOMS = (aggregation, local, fedtail.personal, privacy, quantiles, risks, speeds, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]
 
 
@@ -290,11 +315,17 @@ class Recording(LocalFleet):
 SIZE = {"cohort_size": CLIENTS, **LOCAL}
 RECIPES = {
     "fedavg": [recipes.fedavg(**SIZE), recipes.fedavg(**SIZE, work=local.Stragglers(0.5), schedule=local.Cosine(5), penalty=fedtail.Proximal(0.1)),
-               *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True))))],
+               *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True)),
+                                                                  local.Deadline(4.0, speeds.LogNormalSpeeds(1.0))))],
+    "ditto": [recipes.ditto(0.5, **SIZE), *(replace(recipes.fedavg(**SIZE), personal=part) for part in (
+        fedtail.ValidatedDitto(), fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=local.EWC(0.1)))))],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
-    "fedprox": [recipes.fedprox(0.1, **SIZE)],
+    "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal()),
+                replace(BASE, local=fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.AdaptiveProximal()), 0.3))],
+    "feddane": [recipes.feddane(0.1, **SIZE), recipes.feddane(0.1, gradient_clients=4, **SIZE)],
     "delta_fl": [*(recipes.delta_fl(0.5, **SIZE, form=form) for form in ("exact", "filter", "smoothed")),
-                 *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2)],
+                 *(recipes.delta_fl(0.5, **SIZE, quantile=quantile) for quantile in (ExactQuantile(12), MajoriseMinimise(3))), recipes.delta_fl(0.5, **SIZE, refresh_every=2),
+                 recipes.delta_fl(0.5, **SIZE, least_contributors=7)],
     "q_ffl": [recipes.q_ffl(1.0, **SIZE)],
     "q_ffl_family": [recipes.q_ffl_family((0.0, 1.0, 5.0), **SIZE)],
     "q_maml": [recipes.q_maml(1.0, CLIENTS, learning_rate=0.2, first_order=first_order) for first_order in (False, True)],

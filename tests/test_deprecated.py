@@ -26,7 +26,7 @@ from fedtail.engine import LocalFleet
 from fedtail.evaluation import ClientHistogram, FederatedEvaluation, MetricRange
 from fedtail.fleet import RoundView
 from fedtail.local import Penalty, Proximal
-from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
+from fedtail.privacy import DiscreteGaussianTable, GaussianRelease, PoissonSampling, RoundEvent, guarantee
 from fedtail.quantiles import Edges, NoisyHistogram, flat_strategy, plan_quantiles
 from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
@@ -91,7 +91,7 @@ def holders():
             "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
             "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(0.1, 0.1),
             "ClientHistogram": ClientHistogram(Edges.of_equal_width(0.0, 1.0, 2), np.array([1.0, 2.0]), 1.0, 1.0),
-            "Edges": Edges.of_equal_width(0.0, 1.0, 4), "Strategy": flat_strategy(4), "MetricRange": MetricRange("error"),
+            "DiscreteGaussianTable": DiscreteGaussianTable.from_variance(4.0), "Edges": Edges.of_equal_width(0.0, 1.0, 4), "Strategy": flat_strategy(4), "MetricRange": MetricRange("error"),
             "FederatedEvaluation": FederatedEvaluation(), "NoisyHistogram": NoisyHistogram(2.0, 8.0, GaussianNoise(1.0), bins=4),
             "RemoteFleet": Sites().fleet(), "SimulatedFleet": fleet, "QuantilePlan": plan_quantiles(100, [0.5], Edges.of_equal_width(0.0, 1.0, 4), epsilon=1.0, delta=1e-5),
             "WeightedClients": ClientStatistics(some.double(), some.double()).with_density(some.double()),
@@ -198,7 +198,7 @@ def test_an_experiment_with_an_old_field_warns_and_is_the_same():
     new = experiment("delta_fl", more=SECURE)
     with pytest.warns(DeprecationWarning, match="hides_among of SecureChannel is now minimum_contributors"):
         old = experiment("delta_fl", more=SECURE.replace("minimum_contributors", "hides_among"))
-    assert (old.channel, old.table(0)) == (new.channel, new.table(0))
+    assert (old.channel, old.as_table(0)) == (new.channel, new.as_table(0))
 
 
 def aged(folder):

@@ -133,7 +133,7 @@ DEFECTS = {
         has("sample", "ByMass"), by_mass, "Cohort",
         lambda ids, key, importance, bound: algorithm.Cohort(ids, key, importance.clamp(max=float(importance.min())), bound)),
     "a residual of the closed form": (
-        has("kernel", "closed"), linear, "_subtract_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),
+        has("kernel", "closed"), linear, "_subtract_one_at_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),
     "a checkpoint forgets the dual": (
         lambda case: has("resumed", "checkpoint")(case) and has("risk", "GroupAscent", "Refreshed")(case), checkpoint, "_state_of_model",
         lambda *given: replace(right_state(*given), dual=None)),

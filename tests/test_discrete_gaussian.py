@@ -64,7 +64,7 @@ def chi_square(draws: np.ndarray, variance: Fraction) -> float:
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
 def test_both_samplers_have_the_probabilities_of_the_definition(variance):
     rejected = exact_discrete_gaussian(variance, DRAWS, SeededRandomness(1, "exact", str(variance)))
-    inverted = DiscreteGaussianTable.of(variance).sample(DRAWS, SeededRandomness(1, "table", str(variance)))
+    inverted = DiscreteGaussianTable.from_variance(variance).sample(DRAWS, SeededRandomness(1, "table", str(variance)))
     for draws in (rejected, inverted):
         assert draws.dtype == np.int64
         assert chi_square(draws, variance) > ALPHA
@@ -98,7 +98,7 @@ def distribution(variance: Fraction, digits: int = 90) -> tuple[int, list[mpmath
 
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
 def test_a_table_holds_the_first_bits_of_the_distribution_function(variance):
-    table = DiscreteGaussianTable.of(variance)
+    table = DiscreteGaussianTable.from_variance(variance)
     reach, values = distribution(variance)
     with mpmath.workdps(90):
         expected = [min(int(mpmath.floor(values[x + reach] * 2**63)), 2**63 - 1) for x in range(-table.reach, table.reach + 1)]
@@ -108,7 +108,7 @@ def test_a_table_holds_the_first_bits_of_the_distribution_function(variance):
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(7, 3), Fraction(2500)], ids=str)
 def test_a_draw_that_63_bits_do_not_decide_takes_as_many_more_as_it_needs(variance):
     """Uniform numbers chosen a hair below and above values of the distribution function, in 190 and in 318 bits."""
-    table, (reach, values) = DiscreteGaussianTable.of(variance), distribution(variance, 150)
+    table, (reach, values) = DiscreteGaussianTable.from_variance(variance), distribution(variance, 150)
     for x in (-2, -1, 0, 1, 2):
         with mpmath.workdps(150):
             for bits, words in ((191, 2), (319, 4)):
@@ -136,7 +136,7 @@ def test_numbers_next_to_a_value_are_not_decided(variance):
 
 def test_a_draw_beyond_the_table_is_possible():
     """All bits zero for 318 of them: far in the tail, where no table reaches."""
-    table = DiscreteGaussianTable.of(Fraction(2))
+    table = DiscreteGaussianTable.from_variance(Fraction(2))
     far = table.sample(1, Scripted(0, *[0] * 4, *[1 << 40] * 2, *[0] * 40))[0]
     assert far < -table.reach
 
@@ -230,9 +230,9 @@ def test_an_event_of_given_odds_happens_as_often_as_they_say():
 
 def test_a_table_that_would_be_too_long_is_refused():
     with pytest.raises(ValueError, match=r"would be too long\. Use the exact sampler"):
-        DiscreteGaussianTable.of(1e13)
+        DiscreteGaussianTable.from_variance(1e13)
     with pytest.raises(ValueError, match=r"a table for variance 1e\+10 would be too long"):
-        DiscreteGaussianTable.of(Fraction(10**10 + 1))
+        DiscreteGaussianTable.from_variance(Fraction(10**10 + 1))
 
 
 class Scripted:

@@ -41,6 +41,7 @@ from fedtail.evaluation import text_table
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.losses import cross_entropy, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
+from fedtail.runs.measurements import metrics_line
 from fedtail.training import Trained
 
 numbers = st.floats(-50, 50, allow_subnormal=False)
@@ -508,6 +509,30 @@ def binary_clients(seed=5) -> Population:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+def test_errors_are_reachable_by_client_and_by_example_whatever_weights_were_asked_for(weighted):
+    """[Li23, table 4.7]: against the list of all examples, and a plain mean over clients; masses are neither."""
+    draw, sizes = np.random.default_rng(4), [1, 9, 30, 2]
+    owner = np.repeat(np.arange(4), sizes)
+    population = Population.from_arrays(draw.normal(size=(42, 3)), draw.integers(0, 2, 42), owner, mass=[5.0, 1.0, 1.0, 2.0])
+    module = randomised(LogisticRegression(3))
+    result = evaluate(module, population, weighted=weighted, **DOUBLE)
+    wrong = np.concatenate([((module(x).detach().numpy() > 0) != y.numpy()) for x, y in (population.client(k) for k in range(4))])
+    each = np.array([wrong[owner == k].mean() for k in range(4)])
+    for found, mean, variance in ((result.by_example, wrong.mean(), np.average((each - wrong.mean()) ** 2, weights=sizes)), (result.by_client, each.mean(), each.var())):
+        assert found.error.mean() == pytest.approx(mean, abs=1e-12)
+        assert found.error.variance() == pytest.approx(variance, abs=1e-12)
+        assert found.error.summary()["mean_by_example"] == pytest.approx(wrong.mean(), abs=1e-12)
+        assert found.by_example.error.mean() == pytest.approx(wrong.mean(), abs=1e-12)
+    worst = np.sort(np.repeat(each, sizes))[-21:]                    # the worse half of the examples, each with its client's error
+    assert result.by_example.error.worst(0.5) == pytest.approx(worst.mean(), abs=1e-12)
+    last = [line.split()[-1] for line in result.table().splitlines()]
+    assert last == ["mean_by_example", f"{result.by_example.loss.mean():.4f}", f"{wrong.mean():.4f}"]
+    assert metrics_line(3, [{"test": result}])["members"][0]["test"]["error"]["mean_by_example"] == pytest.approx(wrong.mean(), abs=1e-12)
+    with pytest.raises(ValueError, match=r"^this Distribution does not know how many examples each client has\. Give it sizes=population.size, or take one from fedtail.evaluate\.$"):
+        distribution(each).by_example()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 def test_per_client_and_per_example_metrics_have_every_statistic_with_their_own_bad_end(weighted):
     population, module = binary_clients(), randomised(LogisticRegression(3))
     accuracy = Metric("accuracy", lambda o, t: ((o > 0) == t).double(), better="higher")
@@ -521,7 +546,7 @@ def test_per_client_and_per_example_metrics_have_every_statistic_with_their_own_
         right.append(((score > 0) == y.numpy()).mean())
     assert list(result.distributions) == ["loss", "error", "auc", "accuracy"]
     for name, values in (("auc", aucs), ("accuracy", right)):
-        expected = distribution(values, population.mass.tolist() if weighted else None, "higher")
+        expected = replace(distribution(values, population.mass.tolist() if weighted else None, "higher"), sizes=population.size)
         assert result[name].values.tolist() == pytest.approx(values)
         assert result[name].summary() == pytest.approx(expected.summary(), abs=1e-9)
         assert result[name].worst(0.1) <= result[name].mean() <= result[name].best(0.1)
@@ -540,7 +565,7 @@ def test_an_evaluation_refuses_names_it_does_not_have_and_prints_those_it_has():
     with pytest.raises(KeyError, match="no metric 'auc'; there are loss, error"):
         result["auc"]
     head, *rows = result.table().splitlines()
-    assert head.split() == ["5", "clients", "mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10"]
+    assert head.split() == ["5", "clients", "mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "mean_by_example"]
     assert [row.split()[0] for row in rows] == ["loss", "error"]
     assert rows[1].split()[1] == f"{result.error.mean():.4f}"
 

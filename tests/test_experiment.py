@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +62,33 @@ RECIPES = {
                  fedtail.delta_fl(0.3, 8, form="smoothed")),
     "refreshed": ('[risk]\npart = "Refreshed"\nevery = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }',
                   fedtail.delta_fl(0.3, 8, refresh_every=5)),
+    "q_maml": ('[local]\npart = "MAML"\ninner_steps = 2\n[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_maml(1.0, 8, inner_steps=2)),
+    "alpha fair": ('[risk]\npart = "AlphaFair"\nalpha = 2\nloss_bound = 9', replace(fedtail.fedavg(8), risk=fedtail.AlphaFair(2.0, 9.0))),
     "q_ffl": ('[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_ffl(1.0, 8)),
     "term": ('[risk]\npart = "Tilted"\ntilt = 2\nloss_bound = 4', fedtail.term(2.0, 8, loss_bound=4.0)),
-    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2', fedtail.afl(0.2)),
+    "afl": ('[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.2\n[iterate]\npart = "AveragedIterate"', fedtail.afl(0.2)),
     "local": ('[local]\nlearning_rate = 1\nbatch_size = "none"\nlocal_steps = 3\nmomentum = 0.9\n'
               'schedule = { part = "StepDecay", factor = 0.5, every = 3 }\nwork = { part = "Stragglers", fraction = 0.5 }',
               fedtail.fedavg(8, learning_rate=1.0, batch_size=None, local_steps=3, momentum=0.9,
                              schedule=fedtail.StepDecay(0.5, 3), work=fedtail.Stragglers(0.5))),
+    "exact stragglers": ('[local]\nepochs = 20\nwork = { part = "Stragglers", fraction = 0.9, drop = true, exact = true }',
+                         fedtail.fedavg(8, epochs=20, work=fedtail.Stragglers(0.9, drop=True, exact=True))),
+    "participants": ('[sample]\npart = "Everyone"\n[local.work]\npart = "Participants"\ncount = 5\nwork = { part = "Stragglers", fraction = 0.5 }',
+                     replace(fedtail.fedavg(work=fedtail.Participants(5, fedtail.Stragglers(0.5))), sample=fedtail.Everyone())),
+    "deadline": ('[local.work]\npart = "Deadline"\nseconds = 60\nspeeds = { part = "LogNormalSpeeds", spread = 1.0 }',
+                 fedtail.fedavg(8, work=fedtail.Deadline(60.0, fedtail.LogNormalSpeeds(1.0)))),
+    "speeds by name": ('[local.work]\npart = "Deadline"\nseconds = 60\nspeeds = { part = "SpeedTable", client = ["a", "b"], speed = [1, 0.5] }',
+                       fedtail.fedavg(8, work=fedtail.Deadline(60.0, fedtail.SpeedTable(("a", "b"), (1.0, 0.5))))),
+    "equal clients": ('[sample]\npart = "EqualClients"\ncohort_size = 8', replace(fedtail.fedavg(), sample=fedtail.EqualClients(8))),
+    "by size": ('[sample]\npart = "BySize"\ncohort_size = 8\nweighted = true', replace(fedtail.fedavg(), sample=fedtail.BySize(8, weighted=True))),
+    "first arrivals": ('[sample]\npart = "FirstArrivals"\ncohort_size = 8\nfactor = 1.3\nspeeds = { part = "LogNormalSpeeds", spread = 1.0 }',
+                       replace(fedtail.fedavg(), sample=fedtail.FirstArrivals(8, 1.3, fedtail.LogNormalSpeeds(1.0)))),
+    "available": ('[sample]\npart = "Available"\nsample = { part = "Uniform", cohort_size = 8 }\navailability = { part = "Diurnal", period = 24, share = 0.3 }',
+                  replace(fedtail.fedavg(), sample=fedtail.Available(fedtail.Uniform(8), fedtail.Diurnal(24.0, 0.3)))),
+    "trace": ('[sample]\npart = "Available"\nsample = { part = "Uniform", cohort_size = 8 }\n'
+              'availability = { part = "Trace", client = [1, 2], start = [0, 1.5], end = [3, 4], period = 5 }',
+              replace(fedtail.fedavg(), sample=fedtail.Available(fedtail.Uniform(8), fedtail.Trace([1, 2], [0, 1.5], [3, 4], 5)))),
+    "floor": ('[risk]\npart = "TailFloor"\nleast = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }', fedtail.delta_fl(0.3, 8, least_contributors=5)),
 }
 
 
@@ -84,17 +104,36 @@ def test_the_resolved_experiment_gives_itself_again(name):
     text, _ = RECIPES[name]
     base = BASE.replace("[sample]\ncohort_size = 8\n", "") if "[sample]" in text else BASE
     first = parsed(base + text)
-    again = parsed(tomli_w.dumps(first.table()))
-    assert again.table() == first.table()
+    again = parsed(tomli_w.dumps(first.as_table()))
+    assert again.as_table() == first.as_table()
     assert repr(again.algorithm) == repr(first.algorithm)
     assert data_fingerprint(again.data.load(0)) == data_fingerprint(first.data.load(0))
+
+
+def test_traces_and_speeds_are_read_from_files_beside_the_experiment(tmp_path):
+    (tmp_path / "trace.csv").write_text("key,start,end\n3,0,2\n4,1,9\n")
+    (tmp_path / "speeds.csv").write_text("key,steps_per_second\n" + "".join(f"{k},{k + 1}\n" for k in range(20)))
+    text = BASE.replace("cohort_size = 8\n", """part = "Available"
+sample = { part = "FirstArrivals", cohort_size = 2, factor = 1.5, speeds = { part = "SpeedFile", file = "speeds.csv" } }
+availability = { part = "TraceFile", file = "trace.csv", period = 9 }
+""") + '[local.work]\npart = "Deadline"\nseconds = 2\nspeeds = { part = "SpeedFile", file = "speeds.csv" }\n'
+    experiment = parsed(text, folder=tmp_path)
+    sample, work = experiment.algorithm.sample, experiment.algorithm.local.work
+    assert (sample.availability.file, sample.availability.cycle) == (tmp_path / "trace.csv", 9)
+    assert sample.sample.speeds.table == work.speeds.table == fedtail.read_speeds(tmp_path / "speeds.csv")
+    assert parsed(tomli_w.dumps(experiment.as_table())).as_table() == experiment.as_table()
+    population = experiment.data.load(0)["train"]
+    assert [sample(population, 0, number).key.tolist() for number in (0, 1, 5, 9)] == [[3], [3, 4], [4], [3]]
+    wrong = text.replace("trace.csv", "gone.csv")
+    assert "gone.csv cannot be read: No such file or directory." in refused(wrong, folder=tmp_path)
+    assert "fedtail.sampling has no part 'Uniform' for availability." in refused(text.replace('"TraceFile"', '"Uniform"'), folder=tmp_path)
 
 
 def test_every_public_part_of_a_method_can_be_named():
     """A part that is added to the package is found without being listed here."""
     named = {name for slot in SLOTS.values() for name in slot.candidates()}
     rooms = ("fedtail.sampling", "fedtail.local", "fedtail.risk", "fedtail.aggregation", "fedtail.server", "fedtail.iterates",
-             "fedtail.quantiles", "fedtail.channel")
+             "fedtail.quantiles", "fedtail.channel", "fedtail.speeds")
     public = {name for name in fedtail.__all__ if isinstance(getattr(fedtail, name), type)
               and getattr(fedtail, name).__module__.startswith(rooms)} - {"Risk"}
     assert public <= named
@@ -192,13 +231,13 @@ def test_your_own_parts_hold_parts_text_paths_and_nothing(tmp_path):
     assert first.algorithm.risk.first == fedtail.Worst()
     assert first.algorithm.risk.sample == "Uniform"
     assert first.algorithm.risk.file == tmp_path / "y.txt"
-    again = parsed(tomli_w.dumps(first.table()), trust=tmp_path)          # the resolved file says where its own parts are
-    assert again.table() == first.table()
+    again = parsed(tomli_w.dumps(first.as_table()), trust=tmp_path)          # the resolved file says where its own parts are
+    assert again.as_table() == first.as_table()
     assert again.task.make(0).module.hidden is None
     assert again.own_code_digests() == first.own_code_digests()
     assert list(first.own_code_digests()) == ["mine_holding.py"]
     inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path, trust=tmp_path)
-    assert parsed(tomli_w.dumps(inner.table()), trust=tmp_path).table() == inner.table()
+    assert parsed(tomli_w.dumps(inner.as_table()), trust=tmp_path).as_table() == inner.as_table()
     assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path, trust=tmp_path)
 
 
@@ -219,7 +258,7 @@ def test_a_family_varies_one_field():
     experiment = parsed(BASE + '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n[family]\nrisk.tail_fraction = [1.0, 0.5, 0.2]')
     assert [m.risk.tail_fraction for m in experiment.algorithm.members] == [1.0, 0.5, 0.2]
     assert experiment.members == ["tail_fraction 1.0", "tail_fraction 0.5", "tail_fraction 0.2"]
-    assert parsed(tomli_w.dumps(experiment.table())).table() == experiment.table()
+    assert parsed(tomli_w.dumps(experiment.as_table())).as_table() == experiment.as_table()
 
 
 def test_all_methods_of_a_seed_start_from_the_same_module_and_torch_is_left_alone():
@@ -235,7 +274,7 @@ def test_all_methods_of_a_seed_start_from_the_same_module_and_torch_is_left_alon
 def test_your_own_parts_modules_metrics_and_data_are_found_beside_the_file(tmp_path):
     (tmp_path / "mine_for_tests.py").write_text('''
 import torch, fedtail
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Everybody(fedtail.Risk):
@@ -274,12 +313,12 @@ strength = 2
     splits = experiment.data.load(5)
     expected = synthetic(0, 0, 12, 5, sizes=[5] * 12).split((0.8, 0.2), 0)
     assert torch.equal(splits["test"].inputs[splits["test"].start[0]], expected[1].inputs[expected[1].start[0]])
-    table = experiment.table()
+    table = experiment.as_table()
     assert table["risk"]["part"] == "mine_for_tests:Everybody"
     assert table["task"]["metrics"][0]["function"] == "mine_for_tests:half"
     assert table["data"]["seed"] == "run"
     again = build_experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path, trust=tmp_path), "e")[0]
-    assert again.table() == table
+    assert again.as_table() == table
 
 
 # Data
@@ -361,7 +400,7 @@ def test_a_partitioner_can_follow_the_seed_of_the_run(arrays):
         wanted = Population.from_arrays(columns["feature"], columns["label"], fedtail.data.dirichlet(columns["label"], 7, 0.5, seed))
         assert torch.equal(plan.load(seed)["train"].targets, wanted.targets)
     assert not plan.is_same_for_all_seeds
-    assert plan.table()["client"]["seed"] == "run"
+    assert plan.as_table()["client"]["seed"] == "run"
 
 
 GENERATORS = {
@@ -462,7 +501,7 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[privacy]\nepsilon = 1.0\n", "e.toml, line 15: epsilon=1 means nothing without delta."),
     (BASE + "[privacy]\nrandomness = 'dice'\n", "e.toml, line 15: randomness must be one of 'seed', 'os', got 'dice'."),
     (BASE + "[aggregate]\npart = 'PrivateMean'\nclip_norm = 0.1\nnoise = { noise_multiplier = 0.0 }\n", "e.toml, line 17: noise_multiplier (z) must be positive and finite, got 0."),
-    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: this version trains no personal models."),
+    (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: the section of personal models is [personal], and below it part = \"Ditto\""),
     (BASE + "[family]\nrisk.tail_fraction = 0.5\n", "e.toml, line 14: a family varies one field of a part over two values or more."),
     (BASE + "[family]\nrisk.tail_fraction = [1.0, 0.5]\n", "Mean has no field 'tail_fraction'."),
     (BASE + "[family]\nsample.cohort_size = [2, 3]\n", "e.toml, line 14: the members of a Family are trained on one cohort"),
@@ -545,7 +584,7 @@ def test_the_starter_is_a_valid_experiment_with_its_comments_removed_too(tmp_pat
     assert {"train", "validation", "test"} == set(experiment.data.load(0))
     for heading in ("# penalty = ", "# schedule = ", "# finetune = ", "# [family]\n# risk"):
         uncommented = text.replace(heading, heading.replace("# ", ""))
-        assert parsed(uncommented).table() != experiment.table()
+        assert parsed(uncommented).as_table() != experiment.as_table()
     methods = text.replace('# [[method]]\n# name = "FedAvg"\n# risk', '[[method]]\nname = "FedAvg"\nrisk').replace(
         '# [[method]]\n# name = "Delta-FL 0.5"', '[[method]]\nname = "Delta-FL 0.5"')
     assert [e.algorithm.risk for e in build_experiments(Source.parse(methods, "e", tmp_path), "e")] == [

@@ -68,6 +68,9 @@ def test_a_histogram_of_rows_has_the_moments_of_the_values_and_its_percentiles_t
         assert abs(read.worst(fraction) - exact.worst(fraction)) <= read.resolution + 1e-9
         assert abs(read.best(fraction) - exact.best(fraction)) <= read.resolution + 1e-9
     assert counts.sum() == read.counts.sum()
+    assert read.by_client() is read
+    with pytest.raises(ValueError, match=r"^a ClientHistogram holds sums over clients, of equal weight, which do not tell how many examples each has\. Statistics by example need"):
+        fedtail.evaluation.Evaluation({"error": read}).by_example      # noqa: B018
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=12).filter(any), st.floats(0.01, 1.0), st.booleans())

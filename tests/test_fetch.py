@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import fedtail
 from fedtail.cli import app
 from fedtail.data import Population
-from fedtail.data.fetching import CATALOGUE, Source, Wishes, download, fetch, find_public_set
+from fedtail.data.fetching import CATALOGUE, PublicFile, Wishes, download, fetch, find_public_set
 from fedtail.data.fetching.client_database import read_features
 from fedtail.data.fetching.downloading import WrongFile
 from fedtail.data.fetching.shakespeare import OTHER, cut_windows, letter_codes
@@ -86,8 +86,8 @@ def site():
     thread.join()
 
 
-def source(site: Site, content: bytes = CONTENT, **changes) -> Source:
-    made = Source("file.bin", (f"{site.address}/file.bin",), len(content), sha(content), "nobody", ("else",))
+def source(site: Site, content: bytes = CONTENT, **changes) -> PublicFile:
+    made = PublicFile("file.bin", (f"{site.address}/file.bin",), len(content), sha(content), "nobody", ("else",))
     return replace(made, **changes)
 
 

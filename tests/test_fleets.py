@@ -31,7 +31,7 @@ from fedtail.wire import pack, types_by_name, unpack
 
 from cases import small_population
 from node_process import make_task
-from own_risk import CoordinateMedian, Expectile
+from own_risk import Expectile, OwnMedian
 
 NODES = 3
 POPULATION = small_population()
@@ -130,11 +130,11 @@ def test_the_same_model_from_processes_that_exchange_bytes_and_from_sums_of_inte
 
 
 def test_what_needs_single_rows_runs_over_plain_channels_and_is_refused_over_integers_by_name(processes):
-    algorithm, task = replace(fedtail.fedavg(8, **LOCAL), aggregate=CoordinateMedian()), make_task(processes.kind)
+    algorithm, task = replace(fedtail.fedavg(8, **LOCAL), aggregate=OwnMedian()), make_task(processes.kind)
     remote = RemoteFleet(processes.exchange, processes.registry)
     reference = params_of(train(algorithm, task, POPULATION, rounds=3))
     assert torch.allclose(params_of(train(algorithm, task, POPULATION, rounds=3, fleet=remote)), reference, atol=1e-6)
-    with pytest.raises(ValueError, match="CoordinateMedian looks at single rows, but IntegerChannel reveals only sums"):
+    with pytest.raises(ValueError, match="OwnMedian looks at single rows, but IntegerChannel reveals only sums"):
         train(algorithm, task, POPULATION, rounds=3, channel=IntegerChannel())
 
 

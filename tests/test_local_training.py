@@ -31,7 +31,6 @@ from fedtail.parts import (
     StatisticPart,
     Work,
     converse,
-    full_gradients,
     join_conversations,
 )
 from fedtail.questions import Train, arrange_answers, single_questions, with_question_fields
@@ -197,60 +196,6 @@ class Shifted(Penalty):
 
 
 @dataclass(frozen=True)
-class TowardsMean(Penalty):
-    """<mean gradient - own gradient at the model received, w>: known once the clients are."""
-
-    mean: torch.Tensor
-    strength: float
-
-    def prepare_for_clients(self, clients, anchor):
-        return Shifted(self.mean.to(anchor) - full_gradients(clients, anchor), self.strength)
-
-
-@dataclass(frozen=True)
-class Dane(LocalSGD):
-    """FedDane: the cohort's mean gradient first, then steps corrected by it."""
-
-    sends: ClassVar[tuple[type, ...]] = (TowardsMean,)
-    strength: float = 0.0
-
-    @property
-    def declares(self):
-        return replace(super().declares, mean_updates=1)
-
-    def prepare(self, start):
-        minus = yield from start.mean_update(LocalSGD(1.0, batch_size=None, local_steps=1))
-        return Prepared(LocalSGD(self.learning_rate, None, local_steps=self.local_steps, penalty=TowardsMean(-minus, self.strength)))
-
-
-def dane_by_hand(population: Population, start: torch.Tensor, rounds: int) -> torch.Tensor:
-    w, mass = start.clone(), population.mass
-    for _ in range(rounds):
-        data = [population.client(k) for k in range(len(population))]
-        own = torch.stack([gradient(w, *one) for one in data])
-        mean = (mass[:, None] * own).sum(0) / mass.sum()
-        new = []
-        for k, one in enumerate(data):
-            v = w.clone()
-            for _ in range(3):
-                v = v - 0.1 * (gradient(v, *one) + mean - own[k] + 0.5 * (v - w))
-            new.append(v)
-        w = w + (mass[:, None] * (torch.stack(new) - w)).sum(0) / mass.sum()
-    return w
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_gradient_of_the_cohort_corrects_the_steps_of_its_clients(workers):
-    method = replace(fedtail.fedavg(7), sample=fedtail.Everyone(), local=Dane(0.1, batch_size=None, local_steps=3, strength=0.5))
-    trained = train(method, softmax(), people(), rounds=3, engine=Engine(workers=workers))
-    assert torch.allclose(trained.state.params, dane_by_hand(people(), softmax().params(), 3), rtol=1e-9, atol=1e-12)
-    (event, count), = trained.ledger.rounds
-    assert count == 3
-    assert [release.what for release in event.releases] == ["the updates, by WeightedMean"] * 2      # the gradient is on the ledger too
-    assert method.releases(15) == event.releases
-
-
-@dataclass(frozen=True)
 class MeanLoss(StatisticPart):
     def statistic(self, clients, trial):
         return torch.stack([clients.mass, clients.mass * clients.losses], 1)
@@ -289,7 +234,7 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
 
 def test_members_of_a_family_prepare_side_by_side():
     parts = [replace(fedtail.fedavg(7), sample=fedtail.Everyone(), local=local)
-             for local in (Dane(0.1, batch_size=None, local_steps=3, strength=0.5), Careful(0.3, batch_size=2), LocalSGD(0.2))]
+             for local in (LocalSGD(0.1, batch_size=None, local_steps=3, penalty=fedtail.Dane(0.5)), Careful(0.3, batch_size=2), LocalSGD(0.2))]
     together = train(fedtail.Family(tuple(parts)), softmax(), people(), rounds=3)
     for member, state in zip(parts, together.state, strict=True):
         assert torch.equal(state.params, train(member, softmax(), people(), rounds=3).state.params)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtail.data import by_column, dirichlet, label_shards, quantity_skew
-from fedtail.data.partition import _examples_to_give_away, named_generator
+from fedtail.data.partition import _examples_to_give_away
+from fedtail.draws import named_generator
 
 labelled = st.lists(st.integers(0, 6), min_size=1, max_size=80)
 

@@ -40,7 +40,7 @@ from fedtail.quantiles.expected_error import (
 )
 from fedtail.quantiles.histogram import quantile_error, threshold_index
 from fedtail.quantiles.planning import smallest_noise_shares
-from fedtail.quantiles.private import QuantileRelease, checked_values, noisy_sum, release
+from fedtail.quantiles.private import QuantileRelease, checked_values, noisy_sum, release_quantiles
 from fedtail.quantiles.strategies import Strategy, published_cumulative_counts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
@@ -64,7 +64,7 @@ def draw(kind: str, clients: int, *names) -> np.ndarray:
 
 def errors_of(plan: QuantilePlan, values: np.ndarray, *names) -> list[float]:
     """|F(estimate) - p| for each level, of one release."""
-    estimates = release(plan, values, SeededRandomness(0, "release", *names)).estimates
+    estimates = release_quantiles(plan, values, SeededRandomness(0, "release", *names)).estimates
     return [abs(float((np.clip(values, 0, 10) <= estimate).mean()) - level) for estimate, level in zip(estimates, plan.levels, strict=True)]
 
 
@@ -147,9 +147,9 @@ def test_releases_compose_by_adding_rho():
     plan = plan_quantiles(1000, [0.5], UNIT, epsilon=1.0, delta=1e-6)
     rho = 1 / (2 * plan.event.multiplier("zero-out") ** 2)
     for count in (1, 2, 50):
-        assert plan.epsilon_of(count) == approx(epsilon_from_rho(count * rho, 1e-6), rel=1e-9)
-    assert plan.epsilon_of(1) <= 1.0
-    assert 1.4 < plan.epsilon_of(2) < 2.0
+        assert plan.epsilon_of_releases(count) == approx(epsilon_from_rho(count * rho, 1e-6), rel=1e-9)
+    assert plan.epsilon_of_releases(1) <= 1.0
+    assert 1.4 < plan.epsilon_of_releases(2) < 2.0
 
 
 @pytest.mark.parametrize(("rho", "honest", "width", "variance"), [(0.002, 100, 2000, 2.001), (0.002, 100, 900, 2.05), (0.02, 1000, 126, 2.3), (0.5, 1, 8, 9.0), (0.1, 300, 64, 5.0)])
@@ -244,7 +244,7 @@ def test_everything_asked_for_reaches_the_plan():
 def test_a_plan_is_for_its_number_of_clients():
     plan = plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=r"the plan is for 100 clients, got 99 values\. Plan again\."):
-        release(plan, np.zeros(99))
+        release_quantiles(plan, np.zeros(99))
 
 
 # what crosses
@@ -347,7 +347,7 @@ def test_a_total_that_is_not_public_is_estimated():
     values = draw("uniform", 2000)
     for method in ("flat", "tree", "optimal"):
         plan = plan_quantiles(2000, [0.7], UNIT, epsilon=2.0, delta=1e-6, method=method, public_total=False)
-        found = release(plan, values, SeededRandomness(2, method))
+        found = release_quantiles(plan, values, SeededRandomness(2, method))
         assert found.histogram.sum() == approx(2000, abs=100)
         assert found.histogram.sum() != approx(2000, abs=1e-6)
         assert abs((values <= found.estimates[0]).mean() - 0.7) < 4 * plan.expected_error[0]

@@ -24,7 +24,7 @@ from fedtail.runs.files import RunRefused
 
 from cases import small_population
 from node_process import make_task
-from own_risk import CoordinateMedian
+from own_risk import OwnMedian
 from run_cases import BASE, METHODS, Onlooker, experiment
 from wide_risk import WIDE, Habit
 
@@ -130,9 +130,17 @@ def test_private_runs_have_the_same_noise_and_ledger(shared):
 
 def test_rows_are_gathered_in_the_order_of_the_cohort(shared):
     fleet, task = shared
-    method = replace(RECIPES["fedavg"], aggregate=CoordinateMedian())
+    method = replace(RECIPES["fedavg"], aggregate=OwnMedian())
     here, there = (params_of(train(method, task, rounds=3, **who)) for who in ({"population": POPULATION}, {"fleet": fleet}))
     assert torch.allclose(here, there, atol=1e-6)
+
+
+@pytest.mark.parametrize("attack", [fedtail.attacks.ModelReplacement(0.3, 5.0), fedtail.attacks.RandomUpdates(0.3), fedtail.attacks.ClaimedLoss(0.3, 9.0)], ids=repr)
+def test_corrupted_clients_in_actors_do_what_they_do_here(attack):
+    method, task = replace(fedtail.delta_fl(0.6, 12, **LOCAL), aggregate=fedtail.MultiKrum(0.2)), make_task("linear")
+    with LocalFleet(POPULATION, task, workers=1, attack=attack) as here, RayFleet(POPULATION, task, shards=2, attack=attack) as there:
+        one, other = (params_of(train(method, task, fleet=fleet, rounds=2)) for fleet in (here, there))
+    assert torch.allclose(one, other, atol=1e-6)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_toml_that_is_read():
 
 def test_an_error_about_a_file_is_never_longer_than_a_page():
     with pytest.raises(ExperimentError) as reason:
-        Source.parse("rounds = 1\n" + f'data = [{"0, " * 50_000}]\n', "e.toml", Path()).table("data")
+        Source.parse("rounds = 1\n" + f'data = [{"0, " * 50_000}]\n', "e.toml", Path()).section_table("data")
     assert len(str(reason.value)) < 2500
 
 

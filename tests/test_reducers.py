@@ -323,6 +323,17 @@ def test_a_failed_batch_leaves_the_estimate_and_shows_in_the_loss():
         assert running.estimate.item() == before
 
 
+def test_an_infinite_loss_has_no_weight_under_a_negative_tilt():
+    criterion = RunningTiltedLoss(-1.0, smoothing=0.5)
+    criterion(torch.tensor([1.0, 2.0]))
+    losses = torch.tensor([1.0, math.inf], requires_grad=True)
+    value = criterion(losses)
+    value.backward()
+    before, batch = (math.exp(-1) + math.exp(-2)) / 2, math.exp(-1) / 2
+    assert value.item() == approx(-math.log((before + batch) / 2), rel=1e-6)
+    assert losses.grad.tolist() == approx([math.exp(-1) / (before + batch), 0.0], rel=1e-6)
+
+
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened():
     random = torch.Generator().manual_seed(0)
     batches = [torch.rand(4, generator=random) for _ in range(6)]

@@ -55,7 +55,7 @@ from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import Present, Risk, check_is_number, fit_locally, normalised_mass
+from fedtail.risk.base import PresentClients, Risk, check_is_number, fit_locally, normalised_mass
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
@@ -236,7 +236,7 @@ def test_nobody_with_mass_is_refused_and_a_loss_that_is_no_number_is_no_value(ri
 @given(weighted_losses(), st.sampled_from(EVERY), st.sampled_from([0.0, 2.0**19]))
 def test_in_float32_only_the_result_is_rounded(case, risk, shift):
     """Losses of float32 in sixteenths, so that a shift is exact: also 2^19, where float32 has nothing finer."""
-    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1]
+    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1].float().double()      # both exact in float32
     wide = value_and_gradient(risk, losses + shift, mass)
     narrow = value_and_gradient(risk, (losses + shift).float(), mass.float())
     assert narrow[0].item() == approx(wide[0].item(), rel=1e-6)
@@ -337,10 +337,10 @@ def test_a_risk_that_cannot_weigh_several_sets_of_clients_says_so():
         Plain().weights(losses)
     with pytest.raises(ValueError, match=r"^Eager takes .*: its weights are found in a conversation, which is held with one set of clients\."):
         Eager().weights(losses)
-    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.from_losses\(losses, mass, batched=True\)\."):
-        Present.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
+    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* PresentClients\.from_losses\(losses, mass, batched=True\)\."):
+        PresentClients.from_losses(losses, None)                       # as a user's risk of before does, whose sums are over everything
     with pytest.raises(ValueError, match=r"losses are one number, got a tensor of shape \(\)\."):
-        Present.from_losses(torch.tensor(0.5), None, batched=True)
+        PresentClients.from_losses(torch.tensor(0.5), None, batched=True)
 
 
 class Eager(Risk):

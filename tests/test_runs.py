@@ -23,7 +23,7 @@ from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.comparison import paired_differences, rows_by_method
-from fedtail.runs.files import Lines, hold_folder_lock, write_atomically
+from fedtail.runs.files import JsonLinesFile, hold_folder_lock, write_atomically
 
 from run_cases import BASE, METHODS, Onlooker, digests, experiment
 
@@ -437,6 +437,21 @@ def test_a_run_goes_on_though_its_parts_have_got_a_field_since(tmp_path):
     assert run(wanted, 3, folder, Onlooker(), resume=True).models[0].read_bytes() == whole.models[0].read_bytes()
 
 
+def test_a_run_with_stragglers_goes_on_though_they_can_be_exact_since(tmp_path):
+    """A field that was added and is false is not used."""
+    wanted, folder = experiment("delta_fl", more='[local]\nwork = { part = "Stragglers", fraction = 0.5 }\n'), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(wanted, 3, folder, Onlooker(stop_after=3))
+    about = json.loads((folder / "run.json").read_text())
+    assert about["experiment"]["local"]["work"].pop("exact") is False
+    (folder / "run.json").write_text(json.dumps(about))
+    exact = experiment("delta_fl", more='[local]\nwork = { part = "Stragglers", fraction = 0.5, exact = true }\n')
+    with pytest.raises(RunError, match=r"local\.work\.exact is new"):
+        run(exact, 3, folder, Onlooker(), resume=True)
+    whole = run(wanted, 3, tmp_path / "whole", Onlooker())
+    assert run(wanted, 3, folder, Onlooker(), resume=True).models[0].read_bytes() == whole.models[0].read_bytes()
+
+
 def test_data_that_changed_are_refused(tmp_path):
     data = tmp_path / "a.npz"
     x, y, client = np.ones((40, 60), "float32"), np.arange(40) % 10, np.arange(40) % 8
@@ -496,12 +511,12 @@ def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
 
 def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
     place = tmp_path / "lines"
-    lines = Lines(place)
+    lines = JsonLinesFile(place)
     lines.write({"a": float("nan")})
     kept = lines.flush()
     lines.write({"b": 1})
     lines.close()
-    again = Lines(place, kept)
+    again = JsonLinesFile(place, kept)
     assert again.flush() == kept
     again.close()
     assert place.read_text() == '{"a": null}\n'

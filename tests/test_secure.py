@@ -25,7 +25,20 @@ from fedtail.secure import (
 )
 from fedtail.secure.frames import decode_frame, decode_invitation, encode_frame
 from fedtail.secure.masks import add_masks, mask_context, pair_mask_key
-from fedtail.secure.messages import Ask, KeyList, Keys, Lists, Masked, Run, RunKeyList, RunKeys, Shares, Signed, Unmask, Unmasked
+from fedtail.secure.messages import (
+    Ask,
+    KeyList,
+    Keys,
+    Masked,
+    Run,
+    RunKeyList,
+    RunKeys,
+    Shares,
+    Signed,
+    SurvivorLists,
+    Unmask,
+    Unmasked,
+)
 from fedtail.secure.primitives import make_key_agreement
 
 NEVER = 99
@@ -291,7 +304,7 @@ def table():
 
 
 def lists(alive, dropped, query=0):
-    return Lists(query, tuple(alive), tuple(dropped))
+    return SurvivorLists(query, tuple(alive), tuple(dropped))
 
 
 def refused(step, message, text, kind=Refused):
@@ -313,7 +326,7 @@ def test_a_second_unmask_request_is_refused(table):
 
 def test_overlapping_lists_are_refused(table):
     session, clients, requests, *_ = table
-    bad = Lists.__new__(Lists)
+    bad = SurvivorLists.__new__(SurvivorLists)
     bad.__dict__.update(query=0, alive=(10, 11, 12, 13), dropped=(13, 14))
     refused(clients[10].unmask, encode_frame(session.id, replace(requests[10], lists=bad)), "both as alive and as dropped")
 
@@ -451,8 +464,8 @@ def test_an_invitation_may_be_as_long_as_for_all_members_and_more():
 def test_every_list_of_names_is_in_order_and_names_nobody_twice(names):
     keys = [Keys(one, bytes(32), (bytes(32),), (bytes(32),)) for one in names]
     signed = [Signed(one, 0, bytes(64)) for one in names]
-    lists = Lists(0, (1, 2, 3), ())
-    for make, what in ((lambda: Lists(0, names, (9,)), "survivors"), (lambda: Lists(0, (9,), names), "dropped"), (lambda: Ask(0, names, 1, 8), "members"),
+    lists = SurvivorLists(0, (1, 2, 3), ())
+    for make, what in ((lambda: SurvivorLists(0, names, (9,)), "survivors"), (lambda: SurvivorLists(0, (9,), names), "dropped"), (lambda: Ask(0, names, 1, 8), "members"),
                        (lambda: Run(b"x", names), "members"), (lambda: KeyList(tuple(keys)), "senders in a list of keys"),
                        (lambda: RunKeyList(tuple(RunKeys(one, bytes(32)) for one in names)), "senders in a list of keys"),
                        (lambda: Unmask(1, lists, b"", tuple(signed)), "signers")):

@@ -35,7 +35,7 @@ from fedtail.questions import Statistic, StatisticPart, Train
 from fedtail.risk import Risk
 
 from cases import small_population
-from own_risk import CoordinateMedian, Expectile
+from own_risk import Expectile, OwnMedian
 
 PEOPLE = replace(small_population(30), mass=torch.ones(30, dtype=torch.float64))
 TASK = fedtail.Task(SoftmaxRegression(5, 3))
@@ -380,7 +380,7 @@ def roster_fleet():
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: train(fedtail.delta_fl(0.01, 100, **LOCAL), TASK, small_population(120), rounds=1, channel=SecureChannel(60)), "Superquantile lets about 1 of 100 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=10). Draw more clients, or raise tail_fraction."),
     (lambda: train(replace(fedtail.fedavg(14, **LOCAL), risk=fedtail.Worst()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "Worst lets about 1 of 14 clients contribute to a round"),
-    (lambda: train(replace(fedtail.fedavg(14, **LOCAL), aggregate=CoordinateMedian()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "CoordinateMedian looks at single rows, but SecureChannel reveals only sums."),
+    (lambda: train(replace(fedtail.fedavg(14, **LOCAL), aggregate=OwnMedian()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "OwnMedian looks at single rows, but SecureChannel reveals only sums."),
     (lambda: train(fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=16, **LOCAL), TASK, PEOPLE, rounds=1, channel=CHANNEL), "PrivateMean adds GaussianNoise on the server, to the exact sum, which SecureChannel is there to hide."),
     (lambda: train(RECIPES["dp_fedavg"], TASK, PEOPLE, rounds=1, channel=SecureChannel(7, minimum_contributors=3)), "PrivateMean relies on the noise of 8 clients, but SecureChannel releases sums over 7. Write threshold=8, or plan for fewer clients."),
     (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, PEOPLE, rounds=1, channel=SecureChannel(20, minimum_contributors=3)), "about 14 clients are drawn a round, and sums are released over 20 or more. Lower threshold, or draw more clients."),

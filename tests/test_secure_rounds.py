@@ -29,12 +29,12 @@ from fedtail.secure.messages import (
     Confirm,
     KeyList,
     Keys,
-    Lists,
     Masked,
     MaskedForAll,
     RunKeyList,
     RunKeys,
     Signed,
+    SurvivorLists,
     Unmask,
     Unmasked,
 )
@@ -494,7 +494,7 @@ VIEWS = {0: (2, 3, 4), 1: (5, 6), 2: (3, 4, 5), 3: (4, 5, 6), 4: (5, 6, 2), 5: (
 
 def view(one):
     dropped = tuple(sorted(VIEWS[one]))
-    return Lists(0, tuple(k for k in range(7) if k not in dropped), dropped)
+    return SurvivorLists(0, tuple(k for k in range(7) if k not in dropped), dropped)
 
 
 def requested(server, one, lists, signatures=()):
@@ -537,17 +537,17 @@ def test_signed_clients_do_not_unmask_what_fewer_than_the_threshold_signed():
         with pytest.raises(Refused, match="or a signature of them is wrong"):
             clients[one].unmask(requested(server, one, view(one), everybody))
         with pytest.raises(Refused, match="lists were signed for this query already"):
-            clients[one].confirm(encode_frame(session.id, Confirm(Lists(0, tuple(range(7)), ()))))
+            clients[one].confirm(encode_frame(session.id, Confirm(SurvivorLists(0, tuple(range(7)), ()))))
 
 
 def test_only_the_lists_that_were_signed_are_unmasked():
     identities, session = known(7), signed_session()
     server, clients, _ = rows_sent(session, identities)
-    lists, other = Lists(0, tuple(range(6)), (6,)), Lists(0, tuple(range(5)), (5, 6))
+    lists, other = SurvivorLists(0, tuple(range(6)), (6,)), SurvivorLists(0, tuple(range(5)), (5, 6))
     with pytest.raises(Refused, match="the lists are not those this client signed"):
         clients[0].unmask(requested(server, 0, lists))          # it has signed none
     signatures = [decode_frame(Signed, clients[one].confirm(encode_frame(session.id, Confirm(lists))), session.id, 10**6) for one in range(5)]
-    for wrong in (other, Lists(0, tuple(range(7)), ())):
+    for wrong in (other, SurvivorLists(0, tuple(range(7)), ())):
         with pytest.raises(Refused, match="the lists are not those this client signed"):
             clients[0].unmask(requested(server, 0, wrong, tuple(signatures)))
     forged = replace(signatures[4], sender=5)

@@ -36,7 +36,7 @@ from fedtail.secure import (
 from fedtail.secure.encoding import decode, encode
 from fedtail.secure.frames import decode_frame, encode_bundle, encode_frame
 from fedtail.secure.masks import add_masks, box_key, mask_context, own_mask_key, pair_mask_key, row_from_bytes
-from fedtail.secure.messages import Ask, Confirm, KeyList, Keys, Lists, Masked, Shares, Unmask, Unmasked
+from fedtail.secure.messages import Ask, Confirm, KeyList, Keys, Masked, Shares, SurvivorLists, Unmask, Unmasked
 from fedtail.secure.participant import ParticipantState
 from fedtail.secure.primitives import make_key_agreement, unseal
 from fedtail.secure.shamir import restore_secret
@@ -348,7 +348,7 @@ def test_shares_go_to_neighbours_and_each_gives_one_of_two():
         for place, other in enumerate(sorted(holders)):
             seed, key = held[other][:33], held[other][33:]
             assert given[33 * place:33 * (place + 1)] == (key if other == 14 else seed)
-        server.receive(one, encode_frame(session.id, Unmasked(one, 0, server._query.lists_digest, given)))
+        server.receive(one, encode_frame(session.id, Unmasked(one, 0, server._query.survivor_digest, given)))
     assert server.total().total.tolist() == [sum(NAMES) - 14]
 
 
@@ -450,7 +450,7 @@ def request_to(server, one, lists):
 
 
 def lists_without(*gone):
-    return Lists(0, tuple(one for one in NAMES if one not in gone), tuple(sorted(gone)))
+    return SurvivorLists(0, tuple(one for one in NAMES if one not in gone), tuple(sorted(gone)))
 
 
 def test_the_request_to_unmask_may_name_as_many_dropped_as_were_agreed_and_no_more(table):
@@ -458,7 +458,7 @@ def test_the_request_to_unmask_may_name_as_many_dropped_as_were_agreed_and_no_mo
     far = [one for one in NAMES if one not in near and one != 10]
     refused(clients[10].unmask, request_to(server, 10, lists_without(near[0], near[1], far[0])), "9 rows came, and the threshold is 10", TooFew)
     refused(clients[10].unmask, request_to(server, 10, lists_without(10)), "itself alive")
-    refused(clients[10].unmask, request_to(server, 10, Lists(0, NAMES[:11], ())), "not exactly the members")
+    refused(clients[10].unmask, request_to(server, 10, SurvivorLists(0, NAMES[:11], ())), "not exactly the members")
     clients[10].unmask(request_to(server, 10, lists_without(near[0], near[1])))
     for again in (lists_without(near[0], near[1]), lists_without(), lists_without(near[2])):
         refused(clients[10].unmask, request_to(server, 10, again), "unmasked already: once is all it gets")

@@ -191,8 +191,8 @@ graph = { corrupted = 0.1, dropped = 0.2 }
 def test_a_file_names_the_graph():
     [experiment] = build_experiments(Source.parse(FILE, "e.toml", Path()), "e")
     assert experiment.channel == SecureChannel(8, graph=SparseGraph(0.1, 0.2))
-    assert experiment.table()["channel"]["graph"] == {"part": "SparseGraph", "corrupted": 0.1, "dropped": 0.2, "security_bits": 40, "correctness_bits": 20}
+    assert experiment.as_table()["channel"]["graph"] == {"part": "SparseGraph", "corrupted": 0.1, "dropped": 0.2, "security_bits": 40, "correctness_bits": 20}
     [signed] = build_experiments(Source.parse(FILE.rsplit("graph", 1)[0] + 'graph = {part = "SignedGraph", colluding = 2}\n', "e.toml", Path()), "e")
     assert signed.channel == SecureChannel(8, graph=SignedGraph(2))
     [bare] = build_experiments(Source.parse(FILE.rsplit("graph", 1)[0], "e.toml", Path()), "e")
-    assert bare.table()["channel"]["graph"] == "none"      # as a field that a file of before does not have
+    assert bare.as_table()["channel"]["graph"] == "none"      # as a field that a file of before does not have

@@ -15,7 +15,7 @@ import fedtail
 from fedtail import LocalSGD, Population, Task
 from fedtail.clients import Shard
 from fedtail.engine.gpu import convolutions, cuda_graphs
-from fedtail.engine.gpu.convolutions import Flat, Stacked, Window
+from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations, Window
 from fedtail.engine.gpu.cuda_graphs import Replayed, padded_size
 from fedtail.engine.gpu.precision import use_precision
 from fedtail.engine.gpu.recurrence import gru, lstm
@@ -54,13 +54,13 @@ def test_a_stacked_convolution_is_torchs(name, few, monkeypatch):
         return F.conv2d(x, w, b[0] if b else None, stride, padding, dilation)
 
     each = [outputs(*(t[k] for t in given)) for k in range(3)]
-    with Stacked():
+    with StackedOperations():
         found = vmap(outputs)(*given)
     assert torch.allclose(found, torch.stack(each), rtol=1e-12, atol=1e-12)
     for place in range(len(given)):
         slope = grad(lambda *one: outputs(*one).sin().sum(), place)
         alone = torch.stack([slope(*(t[k] for t in given)) for k in range(3)])
-        with Stacked():
+        with StackedOperations():
             stacked = vmap(slope)(*given)
         assert stacked.shape == alone.shape
         assert torch.allclose(stacked, alone, rtol=1e-11, atol=1e-12)
@@ -77,12 +77,12 @@ def test_a_window_knows_how_many_places_it_has(name):
 def test_weights_that_all_clients_share_stack_too():
     x, w, b = stacks(CASES["all of it"])
     slope = grad(lambda x, w: F.conv2d(x, w, b[0], (2, 1), (1, 2), (1, 2)).square().sum(), 0)
-    with Stacked():
+    with StackedOperations():
         found = vmap(slope, (0, None))(x, w[0])
     assert torch.allclose(found, torch.stack([slope(one, w[0]) for one in x]), rtol=1e-11)
 
 
-@pytest.mark.parametrize("mode", [Stacked, Flat])
+@pytest.mark.parametrize("mode", [StackedOperations, FlatOperations])
 def test_what_is_no_plain_convolution_is_left_to_torch(mode):
     random = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 4, 6, 6, generator=random), torch.randn(8, 2, 3, 3, generator=random)
@@ -356,7 +356,7 @@ def test_a_stack_is_computed_here_and_kinds_that_cannot_be_are_left_to_pytorch(c
     inputs, packed = torch.randn(7, 3, 5), nn.utils.rnn.pack_sequence([torch.randn(2, 5), torch.randn(1, 5)])
     plain = cell(5, 4)
     expected = plain(packed)[0].data
-    with Stacked():
+    with StackedOperations():
         assert type(plain(inputs)[0].grad_fn).__name__ == f"_{cell.__name__}Backward"
         assert torch.equal(plain(packed)[0].data, expected)
     kinds = [{"bidirectional": True}, {"dropout": 0.5, "num_layers": 2}, *([{"proj_size": 2}] if cell is nn.LSTM else [])]

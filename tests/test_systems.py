@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from scipy import stats
+from torch import Tensor, tensor
 
 import fedtail
 import textbook
 from fedtail import (
     BySize,
+    Deadline,
     Engine,
     EqualClients,
     Everyone,
     IntegerChannel,
+    LogNormalSpeeds,
     Participants,
     PlainChannel,
     Population,
+    SpeedTable,
     Stragglers,
     Task,
+    read_speeds,
     train,
 )
 from fedtail.draws import hash_bits, uniform_integers
 from fedtail.models import SoftmaxRegression
+from fedtail.speeds import SpeedFile
 
 from remote_cases import Sites
 
@@ -135,7 +142,7 @@ def test_stragglers_by_coins_are_what_they_were():
     work = Stragglers(0.5)
     assert work.for_round(None) is work
     assert not work.reads_cohort
-    with pytest.raises(TypeError, match="are drawn from a cohort on the server"):
+    with pytest.raises(TypeError, match="are drawn by the server from the cohort of a round, and here is none"):
         Stragglers(0.5, exact=True).steps(None, None, None)
 
 
@@ -177,8 +184,100 @@ def test_numbers_of_participants_that_cannot_be(make, text):
     assert str(said.value) == text
     with pytest.raises(TypeError, match=r"work must be a part, got 0\.5"):
         Participants(3, 0.5)
-    with pytest.raises(TypeError, match="are drawn from a cohort on the server"):
+    with pytest.raises(TypeError, match="are drawn by the server from the cohort of a round, and here is none"):
         Participants(3).steps(None, None, None)
+
+
+# Deadlines
+
+SPEEDS = (2.0, 0.7, 0.2)      # steps per second of the clients with keys 0, 1, 2
+
+
+@pytest.mark.parametrize(("seconds", "drop", "steps"), [
+    (3.0, False, (4, 2, 0)), (3.0, True, (4, 0, 0)), (5.0, False, (4, 3, 1)), (5.0, True, (4, 0, 0)), (20.0, True, (4, 4, 4)), (10.0, False, (4, 4, 2)),
+])
+def test_a_client_takes_the_steps_that_fit_before_the_deadline(seconds, drop, steps):
+    population = clients()
+    work = Deadline(seconds, SpeedTable((2, 0, 1), (SPEEDS[2], SPEEDS[0], SPEEDS[1])), drop)
+    method = everyone(work, epochs=4, batch_size=None)
+    assert (trained(method, population) - by_hand(population, 4, lambda k, number: steps[k])).abs().max() < 1e-10
+
+
+def test_a_step_that_ends_at_the_deadline_is_in_time():
+    assert [steps_before(0.1 * count, 10.0) for count in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]      # 0.1 * 3 is a little more than 0.3
+    assert [steps_before(count / 49, 49.0) for count in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]       # 49 * (1 / 49) is a little less than 1
+
+
+def steps_before(seconds, speed) -> int:
+    population = clients(1)
+    seen = train(everyone(Deadline(seconds, SpeedTable((0,), (speed,))), epochs=9, batch_size=None), softmax(), population, rounds=1, engine=EXACTLY)
+    by_steps = [by_hand(population, 1, lambda k, number, count=count: count) for count in range(10)]
+    return min(range(10), key=lambda count: float((seen.state.params - by_steps[count]).abs().max()))
+
+
+def test_speeds_are_those_of_the_clients_whatever_the_run():
+    keys = torch.arange(20_000)
+    speeds = LogNormalSpeeds(0.5, median=3.0)
+    first = speeds.steps_per_second(keys, None)
+    assert torch.equal(first[7:9], speeds.steps_per_second(tensor([7, 8]), None))
+    assert not torch.equal(first, replace(speeds, seed=1).steps_per_second(keys, None))
+    assert stats.kstest(((first / 3.0).log() / 0.5).numpy(), "norm").pvalue > 1e-6      # error rate 1e-6
+    assert LogNormalSpeeds(0.0, median=3.0).steps_per_second(keys[:4], None).tolist() == [3.0] * 4
+
+
+def test_speeds_by_name_and_by_key_come_from_tables_and_files(tmp_path):
+    names = np.array(["ann", "bob", "eve"])
+    by_name = SpeedTable(["eve", "ann", "bob"], np.array([3.0, 1.0, 2.0]))
+    assert by_name.steps_per_second(tensor([5, 6, 7]), names).tolist() == [1.0, 2.0, 3.0]
+    assert by_name == SpeedTable(("eve", "ann", "bob"), (3.0, 1.0, 2.0))
+    (tmp_path / "names.csv").write_text("client,steps_per_second,model\neve,3,a\nann,1.0,b\nbob,2e0,c\n\n")
+    assert read_speeds(tmp_path / "names.csv") == by_name
+    np.savez(tmp_path / "keys.npz", key=[7, 5, 6], steps_per_second=[3, 1, 2])
+    assert read_speeds(tmp_path / "keys.npz").steps_per_second(tensor([5, 6, 7]), None).tolist() == [1.0, 2.0, 3.0]
+    file = SpeedFile(tmp_path / "keys.npz")
+    (tmp_path / "keys.npz").unlink()                      # read when it was made
+    assert file.as_sent() == SpeedTable((7, 5, 6), (3.0, 1.0, 2.0))
+
+
+@pytest.mark.parametrize(("content", "text"), [
+    ("", "must be a CSV file with a header and as many entries in each of its rows"),
+    ("client,steps_per_second\n", "must be a CSV file with a header"),
+    ("client,steps_per_second\nann\n", "must be a CSV file with a header"),
+    ("name,steps_per_second\nann,1\n", "there is no column in .* called 'client'"),
+    ("client,speed\nann,1\n", "there is no column in .* called 'steps_per_second'. Did you mean 'speed'"),
+    ("client,steps_per_second\nann,fast\n", "column 'steps_per_second' of .* must hold numbers"),
+    ("key,steps_per_second\nann,1\n", "column 'key' of .* must hold numbers"),
+    ("client,steps_per_second\nann,0\n", "speeds must be positive and finite, got 0 to 0"),
+    ("client,steps_per_second\nann,1\nann,2\n", "names a client more than once"),
+])
+def test_files_of_speeds_that_cannot_be_read(tmp_path, content, text):
+    (tmp_path / "speeds.csv").write_text(content)
+    with pytest.raises(ValueError, match=text):
+        read_speeds(tmp_path / "speeds.csv")
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: Deadline(0, LogNormalSpeeds(1.0)), "seconds before the deadline must be positive and finite, got 0."),
+    (lambda: LogNormalSpeeds(-1), "spread of speeds must be finite and at least 0, got -1. 0 makes all clients alike."),
+    (lambda: LogNormalSpeeds(1, 0), "median speed must be positive and finite, got 0. It is in steps per second."),
+    (lambda: SpeedTable(("a",), (1.0, 2.0)), "a SpeedTable has 1 clients and speeds of shape (2,). Give one for each."),
+    (lambda: SpeedTable((), ()), "client of a SpeedTable names no client. Give at least one, by name or by population.key."),
+    (lambda: SpeedTable((1, 2), (1.0, 2.0)).steps_per_second(tensor([1, 3, 4]), None),
+     "2 of 3 clients have no speed in the SpeedTable, 3 for one. Add them, or use LogNormalSpeeds."),
+    (lambda: SpeedTable(("a", "b"), (1.0, 2.0)).steps_per_second(tensor([1]), None),
+     "the table is by the names of clients, and these clients have none (a server knows only keys). Make it by population.key: a column key in place of client."),
+])
+def test_speeds_that_cannot_be(make, text):
+    with pytest.raises(ValueError) as said:
+        make()
+    assert str(said.value) == text
+
+
+def test_parts_that_are_no_speeds():
+    with pytest.raises(TypeError, match="speeds must be a part, got 3"):
+        Deadline(1.0, 3)
+    with pytest.raises(TypeError, match="must hold names"):
+        SpeedTable((0.5,), (1.0,))
 
 
 # Weights of clients
@@ -202,6 +301,8 @@ METHODS = {
     "dropped": fedtail.fedavg(8, batch_size=3, epochs=3, work=Stragglers(0.5, drop=True, exact=True)),
     "participants": replace(fedtail.delta_fl(0.9, 12, batch_size=3, work=Participants(5, Stragglers(0.5, exact=True))), sample=Everyone()),
     "equal clients": replace(fedtail.fedavg(8, batch_size=3), sample=EqualClients(8)),
+    "deadline": fedtail.fedavg(8, batch_size=3, epochs=3, work=Deadline(4.0, LogNormalSpeeds(1.0))),
+    "deadline by a table": fedtail.fedavg(8, batch_size=3, epochs=3, work=Deadline(4.0, SpeedTable(range(12), np.linspace(0.3, 3, 12)), drop=True)),
     "by size": replace(fedtail.fedavg(8, batch_size=3), sample=BySize(8)),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::fedtail.SmallTailWarning")

@@ -137,6 +137,41 @@ def test_limits_and_closed_forms():
     assert EntropicValueAtRisk(0.7).value(two).item() == approx(expected, rel=1e-8)
 
 
+@pytest.mark.parametrize("floor", [0.0, -1.0, -1e3])
+@pytest.mark.parametrize("losses", [[3.7, 0.8], [5.0], [2.0, 2.0, 9.0]], ids=str)
+def test_the_tilted_value_at_risk_of_everybody_is_the_smallest_loss_wherever_the_floor_is(losses, floor):
+    leaf = torch.tensor(losses, dtype=torch.float64, requires_grad=True)
+    value = TiltedValueAtRisk(1.0, floor).value(leaf)
+    value.backward()
+    assert value.item() == approx(min(losses), rel=1e-7)
+    at_least = [float(loss == min(losses)) for loss in losses]
+    assert leaf.grad.tolist() == approx([one / sum(at_least) for one in at_least], abs=1e-6)
+
+
+ALONE = [Mean(), Tilted(2.0), Tilted(-2.0), Tilted(math.inf), Tilted(-math.inf), Worst(), Superquantile(0.5), InverseSuperquantile(0.25),
+         IntervalSuperquantile(0.25, 0.25), ValueAtRisk(0.5), EntropicValueAtRisk(0.5), TiltedValueAtRisk(0.5), Spectral((1.0, 0.5), (0.5, 0.5))]
+
+
+@pytest.mark.parametrize("risk", ALONE, ids=repr)
+def test_a_loss_that_is_not_a_number_makes_the_value_none_and_without_mass_it_is_absent(risk):
+    losses, mass = torch.tensor([1.0, 2.0, math.nan, 3.0]), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    assert risk.value(losses).isnan()
+    assert risk.value(losses, mass).item() == approx(risk.value(losses[mass > 0]).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("risk", "expected"), [
+    (InverseSuperquantile(0.25), 2.0), (IntervalSuperquantile(0.25, 0.25), 2.5), (ValueAtRisk(0.5), 2.0), (Tilted(-math.inf), 1.0),
+    (Tilted(-2.0), 1 - math.log((1 + math.exp(-2) + math.exp(-4)) / 4) / 2), (Superquantile(0.5), math.inf), (Worst(), math.inf),
+], ids=repr)
+def test_an_infinite_loss_counts_only_where_it_has_weight(risk, expected):
+    leaf = torch.tensor([1.0, 2.0, math.inf, 3.0], dtype=torch.float64, requires_grad=True)
+    value = risk.value(leaf)
+    assert value.item() == approx(expected)
+    assert torch.stack([risk.value(leaf), risk.value(leaf)]).equal(risk.value(leaf.expand(2, 4)))
+    value.backward()
+    assert torch.allclose(leaf.grad, risk.weights(leaf), atol=1e-15)
+
+
 @pytest.mark.parametrize("risk", [EntropicValueAtRisk(0.4), TiltedValueAtRisk(0.4), TiltedValueAtRisk(0.9, -3.0)], ids=repr)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_they_grow_with_the_scale_of_the_losses_and_weigh_as_a_tilt(risk, scale):

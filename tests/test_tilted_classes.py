@@ -141,6 +141,19 @@ def test_chi_square_weights_solve_their_program():
     assert baselines.chi_square_weights(torch.ones(4), 1.0).tolist() == [0.25] * 4
 
 
+def test_human_aligned_weights_are_the_integral_of_the_quantile_function_under_the_cubic_s_slope():
+    losses = torch.tensor(np.random.default_rng(1).exponential(size=7))
+    a, b, ranked = 0.4, 0.3, np.sort(losses.numpy())
+    slope = [1 + 3 * (1 - b) / (a * a - a + 1) * (3 * u * u - 2 * (a + 1) * u + a) for u in np.linspace(0, 1, 70_001)[:-1] + 1 / 140_000]
+    integral = np.mean(ranked[np.arange(70_000) // 10_000] * slope)      # midpoint rule: each loss is the quantile of a seventh
+    weights = baselines.prospect_weights(losses, a, b)
+    assert float(weights @ losses) == approx(integral, rel=1e-7)
+    assert float(weights.sum()) == approx(1)
+    assert min(slope) == approx(b, abs=1e-6)
+    assert np.allclose(baselines.prospect_weights(losses, a, 1.0), 1 / 7)
+    assert torch.equal(baselines.prospect_weights(losses.flip(0), a, b), weights.flip(0))
+
+
 def test_focal_loss_and_gce_of_probabilities_and_their_limits():
     p = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     losses = -p.log()

@@ -290,4 +290,4 @@ def test_a_run_with_code_of_ones_own_goes_from_run_to_choose(mine, tmp_path, mon
     assert "is not fedtail's" in CliRunner().invoke(app, ["choose", "r", "--data", "mine.npz"]).stderr
     assert CliRunner().invoke(app, ["choose", "r", "--data", "mine.npz", "--trust", "."]).exit_code == 0
     assert CliRunner().invoke(app, ["report", "r"]).exit_code == 0
-    assert tomli_w.dumps(read_experiment("r/experiment.toml", trust=".").table())
+    assert tomli_w.dumps(read_experiment("r/experiment.toml", trust=".").as_table())

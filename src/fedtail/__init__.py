@@ -15,25 +15,70 @@ from fedtail.deprecated import object_of_old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
-    from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
+    from fedtail.aggregation import (
+        AdaptiveClip,
+        ClippedMean,
+        CoordinateMedian,
+        CurvatureMean,
+        GeometricMedian,
+        GeometricMedianOfRows,
+        Krum,
+        LossFilter,
+        MinimumNormDirection,
+        MultiKrum,
+        NormFilter,
+        PrivateMean,
+        TrimmedMean,
+        WeightedMean,
+    )
     from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
     from fedtail.engine import Engine
-    from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.evaluation import (
+        Distribution,
+        Evaluation,
+        FederatedEvaluation,
+        FederatedInexactness,
+        GradientDissimilarity,
+        choose,
+        evaluate,
+        evaluate_family,
+        evaluate_personal,
+        finetune,
+        gradient_dissimilarity,
+        inexactness,
+        personal_module,
+    )
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
-    from fedtail.local import MAML, Constant, Cosine, LocalSGD, Participants, Proximal, StepDecay, Stragglers
+    from fedtail.local import (
+        MAML,
+        AdaptiveProximal,
+        Constant,
+        Cosine,
+        Dane,
+        Deadline,
+        LocalSGD,
+        Participants,
+        Proximal,
+        StepDecay,
+        Stragglers,
+        UntilInexact,
+    )
+    from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
         delta_fl,
         delta_fl_family,
+        ditto,
         dp_delta_fl,
         dp_fedavg,
         fedavg,
         fedavg_sub,
+        feddane,
         fedprox,
         q_ffl,
         q_ffl_family,
@@ -59,38 +104,60 @@ if TYPE_CHECKING:
         Spectral,
         Superquantile,
         TailFilter,
+        TailFloor,
         Tilted,
         TiltedValueAtRisk,
         ValueAtRisk,
         Worst,
     )
-    from fedtail.sampling import ByMass, BySize, EqualClients, Everyone, Poisson, Uniform
+    from fedtail.sampling import (
+        Available,
+        ByMass,
+        BySize,
+        Diurnal,
+        EqualClients,
+        Everyone,
+        FirstArrivals,
+        Poisson,
+        Trace,
+        Uniform,
+        read_trace,
+    )
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.solvers import minimise, minimise_stochastic
+    from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
     from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
 _HOME = {
-    "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
+    "aggregation": ("AdaptiveClip", "ClippedMean", "CoordinateMedian", "CurvatureMean", "GeometricMedian",
+                    "GeometricMedianOfRows", "Krum", "LossFilter", "MinimumNormDirection", "MultiKrum", "NormFilter",
+                    "PrivateMean", "TrimmedMean", "WeightedMean"),
     "algorithm": ("FederatedAlgorithm", "Family", "State", "run_round"),
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "engine": ("Engine",),
-    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "FederatedInexactness", "GradientDissimilarity", "choose",
+                   "evaluate", "evaluate_family", "evaluate_personal", "finetune", "gradient_dissimilarity", "inexactness",
+                   "personal_module"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
-    "local": ("Constant", "Cosine", "LocalSGD", "MAML", "Participants", "Proximal", "StepDecay", "Stragglers"),
+    "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "LocalSGD", "MAML", "Participants", "Proximal",
+              "StepDecay", "Stragglers", "UntilInexact"),
+    "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
-                "q_ffl_family", "q_maml", "term"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "feddane",
+                "fedprox", "q_ffl", "q_ffl_family", "q_maml", "term"),
     "reducers": ("RiskLoss", "RunningTiltedLoss"),
     "risk": ("AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
              "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-             "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
-    "sampling": ("ByMass", "BySize", "EqualClients", "Everyone", "Poisson", "Uniform"),
+             "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst"),
+    "sampling": ("Available", "ByMass", "BySize", "Diurnal", "EqualClients", "Everyone", "FirstArrivals", "Poisson", "Trace",
+                 "Uniform", "read_trace"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "solvers": ("minimise", "minimise_stochastic"),
+    "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }

@@ -9,6 +9,7 @@ from functools import partial
 from inspect import getattr_static
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +19,12 @@ from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
+from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
-from fedtail.questions import Conversation, Train, converse, join_conversations, with_question_fields
+from fedtail.questions import Conversation, Train, converse, join_conversations, with_changed_questions, with_question_fields
 from fedtail.risk.base import Risk
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
@@ -90,14 +92,15 @@ class FederatedAlgorithm:
     aggregate: Aggregator                       # client half makes rows of (update, weight); server half asks
     server: ServerOptimizer                     # (params, update, state) -> (params, state)
     iterate: Iterate = field(default_factory=LastIterate)
+    personal: PersonalModels = field(default_factory=NoPersonalModels)      # models of clients' own, which stay with them
 
     def __post_init__(self) -> None:
-        """Raise a TypeError where a part is a class and not an instance, or has no `declares` (local, risk, aggregate)."""
+        """Raise a TypeError where a part is a class and not an instance, or has no `declares` (local, risk, ...)."""
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, type):
                 raise TypeError(f"{part.name} is the class {value.__name__}, a part is needed. Write {value.__name__}(...).")
-        for name in ("local", "risk", "aggregate"):
+        for name in ("local", "risk", "aggregate", "personal"):
             if getattr_static(getattr(self, name), "declares", None) is None:      # an error within it would look the same
                 kind = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} is a {kind}, which declares nothing. Give it a property declares: what it needs, "
@@ -135,11 +138,12 @@ class FederatedAlgorithm:
         fitting = risk.fit(state.dual)
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
         train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
-        local, kept_local = yield from self.local.prepare(self._round_start(state, train, seed, cohort))
+        preparing = self.local.prepare(self._round_start(state, train, seed, cohort))
+        local, kept_local = yield from preparing if objective is None else with_question_fields(preparing, objective=objective)
         if local is not self.local:
             self._refuse_undeclared_memory(local)
             train = replace(train, local=local)
-        found = yield from self.aggregate.fit(train)
+        found = yield from self._with_personal_training(self.aggregate.fit(train))
         update, kept = found if isinstance(found, Aggregated) else (found, state.part_state("aggregate"))
         after = state.with_part_state("aggregate", kept).with_part_state("local", kept_local)
         if update is None:                      # no client contributed: keep the model
@@ -177,21 +181,25 @@ class FederatedAlgorithm:
 
     @property
     def minimum_cohort(self) -> int:
-        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped."""
-        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
+        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped.
+
+        Where local training lets some clients answer a question in place of training, one more is needed, to train.
+        """
+        answering = self.local.declares.answers_only
+        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum, answering + 1 if answering else 0)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
         First come those of the risk's questions (one non-private entry where the risk does not declare them), then those that
-        local training declares, then one of the updates for each time that the cohort trains in the round.
+        local training declares, then one of the updates for each time that the aggregator asks for them in the round.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
             losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
         updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=gathers).release(dim)
         local = self.local.declares
-        return (*losses, *local.releases, *[updates] * (1 + local.mean_updates))
+        return (*losses, *local.releases, *[updates] * (self.aggregate.declares.questions * (1 + local.mean_updates)))
 
     def _round_start(self, state: State, train: Train, seed: int, cohort: Cohort) -> RoundStart:
         """The argument of `local.prepare`: round, flat model, what local training kept, `mean_update`, seed and cohort.
@@ -201,9 +209,19 @@ class FederatedAlgorithm:
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
             """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
-            found = yield from self.aggregate.fit(replace(train, local=local))
+            found = yield from self.aggregate.fit(replace(train, local=local, marks_contributors=False))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update, seed, cohort.key)
+
+    def _with_personal_training(self, fitting: Conversation[Any]) -> Conversation[Any]:
+        """The aggregator's conversation `fitting`, in whose first question clients train their personal models too.
+
+        An aggregator may ask several times in a round; personal models are trained once. Without any, it is `fitting` itself.
+        """
+        if not self.personal.trains:
+            return fitting
+        once = iter([self.personal])
+        return with_changed_questions(fitting, lambda question: replace(question, personal=next(once, None)))
 
     def _refuse_undeclared_memory(self, local: LocalTraining) -> None:
         """Raise a TypeError where `local` declares that it keeps rows on its clients and `self.local` does not.
@@ -294,12 +312,15 @@ Method = FederatedAlgorithm | Family
 def parts_are_equal(one: Any, other: Any) -> bool:
     """Whether two parts or methods have the same type and equal fields, compared recursively.
 
-    Tensors are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values by ==.
+    Tensors and arrays are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values
+    by ==.
     """
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if is_dataclass(one):
         return all(parts_are_equal(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
     if isinstance(one, (tuple, list)):

@@ -39,7 +39,7 @@ def classes_sent(part: Any) -> Iterator[type]:
 
 
 def classes_sent_with(kind: type) -> Iterator[type]:
-    """Yields a class, then the classes in its `sends`, those in theirs, and so on, each once."""
+    """Yields the class `kind`, then the classes in its `sends`, those in theirs, and so on, each once."""
     known, waiting = dict[type, None](), [kind]
     while waiting:
         one = waiting.pop(0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,10 @@ from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRando
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
 from fedtail.types import Examples
+from fedtail.update_memo import UpdateMemo
 
 if TYPE_CHECKING:
+    from fedtail.attacks import AttackedPopulation
     from fedtail.engine.kernels import Kernel
 
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
@@ -50,13 +53,16 @@ class HeldOut:
 
     @classmethod
     def from_matching_keys(cls, clients: Population, population: Population) -> HeldOut:
-        """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1."""
+        """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1.
+
+        `clients` are the training clients of a shard; the result has one place, a position in `population`, for each of them.
+        """
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
         return cls(population, order[near].where(ranked[near] == clients.key, -1))
 
     def take(self, place: Tensor) -> HeldOut:
-        """The held-out examples of the clients at these positions, in this order; the population is shared, not copied."""
+        """The held-out examples of the clients at the positions `place`, in this order; the population is shared, not copied."""
         return HeldOut(self.population, self.place[place])
 
 
@@ -80,13 +86,21 @@ class Shard:
     large: LargeMemory = field(default_factory=dict)  # memory of many numbers, as the last round left it
     places: RowPlaces | None = None                   # where such memory is written to
     held_out: HeldOut | None = None                   # examples that are never trained on
+    attack: AttackedPopulation | None = None          # simulation only: what corrupted clients do
     drawing: set[Any] = field(default_factory=set)    # objectives that were seen to draw, from streams of each client
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite, or a row was empty
     contributed: Tensor = field(init=False)           # (models, clients) who trained
+    corrupted: Tensor = field(init=False)             # (clients,) by the attack, if there is one
+    updates: UpdateMemo = field(init=False)           # of this round, where they are asked for several times
 
     def __post_init__(self) -> None:
-        """Set `blocks` to one block of all clients where none were given, and `failed` and `contributed` to all false."""
+        """Set `blocks` to one block of all clients where none were given, `failed` and `contributed` to all false.
+
+        No update is known, and no client is corrupted: a fleet with an attack sets who is.
+        """
         self.blocks = self.blocks or [(0, len(self.population))]
+        self.updates = UpdateMemo(len(self.population))
+        self.corrupted = torch.zeros(len(self.population), dtype=torch.bool)
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
@@ -139,7 +153,7 @@ class Shard:
         return torch.cat(found)
 
     def report(self, place: Tensor) -> Report:
-        """A `Report` on the clients at these positions: who contributed, who failed, and the rows kept for the next round.
+        """A `Report` on the clients at the positions `place`: who contributed, who failed, and rows kept for the next round.
 
         The rows are those in memory, by name; rows that went to disk are not included.
         """
@@ -188,6 +202,12 @@ class Clients:
     def keys(self) -> Tensor:
         """The keys that name the clients' random streams, (clients,) int64."""
         return self.shard.population.key[self.place]
+
+    @property
+    def names(self) -> np.ndarray | None:
+        """What the data called the clients, (clients,); None where that is not known."""
+        names = self.shard.population.names
+        return None if names is None else names[self.place.numpy()]
 
     @property
     def sizes(self) -> Tensor:
@@ -267,6 +287,7 @@ class Clients:
             losses = torch.zeros_like(mass)
         else:
             losses = self.shard.losses(model, objective)[place] if losses is None else losses
+            losses = losses if self.shard.attack is None else self.shard.attack.as_claimed(losses, self)
             finite = losses.isfinite()
             if not bool(finite.all()):
                 self.shard.failed[place] |= ~finite
@@ -342,6 +363,21 @@ class Clients:
             kept, shape = self.shard.memory.get(memory), (len(self.shard.population), *values.shape[1:])
             self.shard.remembered[memory] = values.new_full(shape, float("nan")) if kept is None else kept.clone()
         self.shard.remembered[memory][self.place] = values
+
+    def recall_updates(self, name: str | None) -> Tensor | None:
+        """The updates that all these clients have computed in this round under the name `name`, (clients, dim).
+
+        They are on the model's device. None where those of any of them are not known, or without a name.
+        """
+        found = self.shard.updates.read(name, self.place, self.shard.places)
+        return None if found is None else to_device(found, self.shard.params.device)
+
+    def memoise_updates(self, name: str | None, updates: Tensor) -> None:
+        """Keep the updates of these clients, (clients, dim), for the rest of the round; large ones go to disk.
+
+        Without a name, or where the disk is full, they are not kept, which costs time and changes no answer.
+        """
+        self.shard.updates.write(name, self.place, updates, self.shard.places)
 
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
         """The training examples at the positions `within` of each client's own data, (clients, batch), as inputs and targets.

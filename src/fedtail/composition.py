@@ -16,6 +16,7 @@ from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
+from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.privacy.events import PoissonSampling
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -42,6 +43,7 @@ class Composition:
     population: Any
     channel: Channel
     fleet: Fleet
+    personal: PersonalModels = NoPersonalModels()
 
     @property
     def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
@@ -78,7 +80,8 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     """
     found = []
     for member in method.members:
-        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
+        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet,
+                            member.personal)
         needed = [text for rule in NEEDS for text in rule(parts)]
         found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
     return tuple(dict.fromkeys(found))
@@ -100,14 +103,18 @@ def check_composition(method: Any, population: Any, channel: Channel, fleet: Fle
 
 
 def sampler_refusals(parts: Composition) -> Iterator[str]:
-    """Yields the text of the ValueError that the sampler's `check` raises for this population; nothing where it raises none."""
+    """Yields the text of the ValueError that the sampler's `check` raises for this population; nothing where it raises none.
+
+    `parts` is the method with the population that it is to run on.
+    """
     yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
 def client_and_group_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text for each requirement of the risk that is not met: every client in every round, a group for each client.
 
-    Also the text of the ValueError that the risk's own `check` raises.
+    Also the text of the ValueError that the risk's own `check` raises. `parts` is the method with the population that it is to
+    run on.
     """
     declared, name, population = parts.risk.declares, parts.risk_and_aggregator_names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
@@ -125,7 +132,7 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the channel refuses the rows of the aggregator or of the risk.
 
     A channel that reveals only sums refuses single rows, and noise that the server adds to the exact sum. A secure one also
-    refuses noise that relies on more clients than it sums over.
+    refuses noise that relies on more clients than it sums over. `parts` is the method with the channel that it is to run over.
     """
     risk, aggregate, _ = parts.declarations
     names = parts.risk_and_aggregator_names
@@ -134,7 +141,10 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
 
 
 def private_risk_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where the aggregator adds noise and the risk declares (`not_private`) why noise does not make it private."""
+    """Yields a text where the aggregator adds noise and the risk declares (`not_private`) why noise does not make it private.
+
+    `parts` holds both.
+    """
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.risk_and_aggregator_names[0]} cannot be trained privately: {risk.not_private}. Use "
@@ -147,7 +157,7 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
     Refused is an aggregator that divides by the weight the risk releases, where the risk releases none. With noise also: a risk
     planned for a cohort that differs from the sampler's by more than a factor of `ROUGHLY`, and a `total` that differs from the
     sum of weights that the risk declares by more than that (by more than `CLOSELY`, where the risk has a planned cohort). A risk
-    that declares no sum of weights, as `Tilted`, takes any total.
+    that declares no sum of weights, as `Tilted`, takes any total. `parts` is the method with the population that it is to run on.
     """
     risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
@@ -171,8 +181,26 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
                f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
 
 
+def few_rows_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator has no result of so few clients as are expected to have a non-zero weight.
+
+    A risk that does not declare how many contribute is judged by the cohort; a round in which fewer do is lost. An aggregator
+    that takes any number is not judged: a round without contributors keeps the model.
+    """
+    cohort, needed = parts.cohort_size, parts.aggregate.declares.fewest_rows
+    declared = parts.risk.declares.expected_contributors(cohort)
+    expected = cohort if declared is None else min(declared, cohort)
+    if expected < needed and needed > 1:
+        name, aggregator = parts.risk_and_aggregator_names
+        yield (f"{aggregator} needs the updates of {needed} clients or more, and about {expected:.3g} of {cohort:g} contribute "
+               f"to a round under {name}. Draw more clients, raise tail_fraction, or lower corrupted_fraction.")
+
+
 def slope_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where the aggregator needs the derivative of the risk's density in the loss and the risk does not give it."""
+    """Yields a text where the aggregator needs the derivative of the risk's density in the loss and the risk does not give it.
+
+    `parts` holds both.
+    """
     risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         name, aggregator = parts.risk_and_aggregator_names
@@ -183,7 +211,8 @@ def slope_refusals(parts: Composition) -> Iterator[str]:
 def small_weight_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where the channel sums integers and all weights of a round may be too small for them.
 
-    That is so where the risk declares that all may be below exp(-`RESOLVED`) times the largest possible weight.
+    That is so where the risk declares that all may be below exp(-`RESOLVED`) times the largest possible weight. `parts` is the
+    method with the channel that it is to run over.
     """
     spread = parts.risk.declares.dynamic_range
     if not parts.channel.reveals_rows and spread > RESOLVED:
@@ -193,8 +222,11 @@ def small_weight_refusals(parts: Composition) -> Iterator[str]:
 
 
 def lost_memory_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text for the risk or the local training where its clients' memory must not be lost, and this fleet may lose it."""
-    for part in (parts.risk, parts.local):
+    """Yields a text for each part whose clients' memory must not be lost, where this fleet may lose it.
+
+    Those are the risk, the local training and the personal models of `parts`, the method with the fleet it is to run on.
+    """
+    for part in (parts.risk, parts.local, parts.personal):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
@@ -204,7 +236,7 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where fewer clients than the channel's `minimum_contributors` are expected to have a non-zero weight.
 
     Also the channel's own texts against the fleet. A risk that does not declare how many contribute is not judged here: the
-    channel counts them in each round.
+    channel counts them in each round. `parts` is the method with the population, channel and fleet that it is to run on.
     """
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
@@ -216,10 +248,32 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     yield from channel.fleet_refusals(cohort, parts.fleet)
 
 
+def split_cohort_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where local training lets some clients of a cohort answer a question while the others train, and cannot.
+
+    It cannot where the cohort has too few clients for both, on average; where one of the two sums is over fewer than the
+    channel's `minimum_contributors`; and with noise, since the aggregator would divide both sums by the weight of a whole cohort.
+    """
+    answering, cohort, channel = parts.local.declares.answers_only, parts.cohort_size, parts.channel
+    if not answering:
+        return
+    if cohort <= answering:
+        yield (f"{answering} clients of a cohort are asked for their gradients and the others train, but only {cohort:g} are "
+               "drawn a round. Draw more clients, or lower gradient_clients.")
+    elif min(answering, cohort - answering) < channel.minimum_contributors:
+        yield (f"{answering} clients of a cohort are asked for their gradients and about {cohort - answering:g} train: a sum "
+               f"over so few reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, "
+               "or leave gradient_clients out: then all do both.")
+    if parts.aggregate.declares.mechanism.private:
+        yield (f"{parts.risk_and_aggregator_names[1]} divides by the weight of a whole cohort, of which {answering} clients are "
+               "asked for their gradients while only the others train. Leave gradient_clients out: then all do both.")
+
+
 def small_group_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where a risk without noise asks by group and the smallest group is too small for the channel.
 
-    That is so where fewer of its clients are expected in a cohort than the channel's `minimum_contributors`.
+    That is so where fewer of its clients are expected in a cohort than the channel's `minimum_contributors`. `parts` is the
+    method with the population and channel that it is to run on.
     """
     risk, minimum = parts.risk.declares, parts.channel.minimum_contributors
     if risk.needs_groups is None or risk.mechanism.private or not minimum:
@@ -238,7 +292,8 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text for the risk or the aggregator where its noise relies on more clients than are expected beside one node's.
 
     A node that adds its own clients' shares of integer noise knows them, so those of all other nodes must be enough: the expected
-    number of sampled clients outside the largest node is compared. Nothing where the population has no nodes.
+    number of sampled clients outside the largest node is compared. Nothing where the population has no nodes. `parts` is the
+    method with the population that it is to run on.
     """
     risk, aggregate, _ = parts.declarations
     nodes = parts.population.node
@@ -253,11 +308,11 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
                    "sample more, or spread them over more nodes.")
 
 
-def told_cohort_refusals(parts: Composition) -> Iterator[str]:
+def secret_cohort_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text for the risk or the local training where it sends numbers that depend on a cohort which must stay secret.
 
     It must where the aggregator or the risk adds noise and cohorts are drawn by Poisson sampling: amplification by sampling is
-    claimed against an observer who does not know who was sampled.
+    claimed against an observer who does not know who was sampled. `parts` is the method with its sampler.
     """
     risk, aggregate, _ = parts.declarations
     noised = aggregate.mechanism.private or risk.mechanism.private
@@ -272,9 +327,9 @@ def told_cohort_refusals(parts: Composition) -> Iterator[str]:
 
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
-    channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
-    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
-    node_noise_refusals, told_cohort_refusals,
+    channel_refusals, private_risk_refusals, divisor_refusals, few_rows_refusals, slope_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, split_cohort_refusals,
+    small_group_refusals, node_noise_refusals, secret_cohort_refusals,
 )
 
 

@@ -56,12 +56,23 @@ class RiskDeclaration:
 class AggregatorDeclaration:
     """What an aggregator needs, reveals and bounds."""
 
-    columns: int                         # of a row, beside one for each parameter
+    columns: int                         # of a row, beside its vectors
+    vectors: int = 1                     # how many entries a row has for each parameter of the model
     gathers: bool = False                # asks for single rows, not for their sum
     mechanism: Mechanism = NoPrivacy()   # of the rows
     needs_slope: bool = False            # of the risk's density
     total: float | None = None           # the weight that sums are divided by, where that is a public number
     divides_by_release: bool = False     # without a total: by the weight the risk releases
+    reads_losses: bool = False           # rows hold the clients' losses, whatever the risk reads
+    fewest_rows: int = 1                 # the fewest contributors of whom there is a result
+    questions: int = 1                   # how often a round asks for the same updates: beyond 1, clients keep them for the round
+
+
+@dataclass(frozen=True)
+class PersonalDeclaration:
+    """What personal models keep."""
+
+    keeps: Keeps | None = None           # a row on each client; None: there is no personal model
 
 
 @dataclass(frozen=True)
@@ -72,4 +83,5 @@ class LocalDeclaration:
     mean_updates: int = 0                # how often `prepare` has the cohort train, beside the training itself
     releases: tuple[Release, ...] = ()   # what other questions of `prepare` reveal in a round, at most
     reads_cohort: bool = False           # `prepare` sends numbers that depend on who was sampled
+    answers_only: int = 0                # so many clients of a cohort answer what `prepare` asks, and only the others train
     keeps: Keeps | None = None           # rows of `Clients.keep`; the part that `prepare` gives declares it too

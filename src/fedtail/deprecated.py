@@ -25,12 +25,12 @@ NAMES = {
         "memory_lasts": "lost_memory_refusals", "noise_makes_it_private": "private_risk_refusals",
         "others_hide_what_a_node_knows": "node_noise_refusals", "risk_has_its_clients": "client_and_group_refusals",
         "sampler_fits": "sampler_refusals", "sums_are_divided_by_what_they_weigh": "divisor_refusals"},
-    "fedtail.data.fetching": {"named": "find_public_set"},
+    "fedtail.data.fetching": {"Source": "PublicFile", "named": "find_public_set"},
     "fedtail.data.opening": {"open_any": "open_any_data"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
     "fedtail.evaluation": {"table": "text_table"},
     "fedtail.experiment": {"seeds_of": "parse_seeds"},
-    "fedtail.parts": {"side_by_side": "join_conversations"},
+    "fedtail.parts": {"Present": "PresentClients", "side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "minimum_for": "minimum_cohort_for",
                         "probability": "discrete_gaussian_probability"},
@@ -59,8 +59,10 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                 "reseed": "seed_torch", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
     "Composition": {"declared": "declarations", "innermost": "innermost_risk", "names": "risk_and_aggregator_names"},
+    "DiscreteGaussianTable": {"of": "from_variance"},
     "Edges": {"equal": "of_equal_width", "given": "from_values", "place": "bin_indices"},
-    "Experiment": {"computing": "training_engine", "evaluating": "evaluation_engine", "own_code": "own_code_digests"},
+    "Experiment": {"computing": "training_engine", "evaluating": "evaluation_engine", "own_code": "own_code_digests",
+                   "table": "as_table"},
     "Family": {"lost": "after_lost_round", "minimum": "minimum_cohort", "skip": "after_skipped_round", "start": "initial_state"},
     "FederatedAlgorithm": {"lost": "after_lost_round", "minimum": "minimum_cohort", "skip": "after_skipped_round",
                            "start": "initial_state"},
@@ -80,7 +82,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Node": {"recall": "restore", "row": "integer_row", "silent": "silent_clients", "tell": "receive_broadcast"},
     "PoissonSampling": {"decisive": "revealed"},
     "Population": {"examples": "example_clients_and_rows", "pieces": "client_blocks"},
-    "QuantilePlan": {"table": "noise_table"},
+    "QuantilePlan": {"epsilon_of": "epsilon_of_releases", "table": "noise_table"},
     "RemoteFleet": {"answered_beside_largest": "answers_outside_largest_node", **_OF_FLEETS},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "contributors": "num_contributors", "counted": "num_contributors",
                   "failed": "num_failed", "who_counted": "contributors_of"},
@@ -99,12 +101,12 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
     "Session": {"agree_to": "check_secrecy", "holders": "share_holders", "key_answer": "key_confirmation",
-                "kind_sent": "wire_class", "most_bytes": "max_message_bytes", "points": "share_points",
-                "read": "from_wire_message", "sent": "to_wire_message"},
+                "kind_sent": "wire_class", "most_bytes": "max_message_bytes", "partners": "share_partners",
+                "points": "share_points", "read": "from_wire_message", "sent": "to_wire_message"},
     "SignedGraph": {"requirements": "client_arguments"},
     "SimulatedFleet": _OF_FLEETS,
     "Site": {"recall": "restore"},
-    "Source": {"changed": "with_value", "refuse": "error_at", "where": "location"},
+    "Source": {"changed": "with_value", "refuse": "error_at", "table": "section_table", "where": "location"},
     "SparseGraph": {"requirements": "client_arguments"},
     "SparseSession": {"bits": "member_bits"},
     "State": {"keeping": "with_part_state", "of": "part_state", "optimizer": "optimizer_state"},
@@ -136,7 +138,7 @@ def object_of_old_name(module: str, name: str) -> Any:
 
 
 def with_old_names(kind: Kind) -> Kind:
-    """A class decorator by which deprecated attributes and keywords of the class still work, each with a DeprecationWarning.
+    """A decorator of the class `kind` by which its deprecated attributes and keywords still work, with a DeprecationWarning.
 
     Which ones these are is in `ATTRIBUTES` and `KEYWORDS`, under the name of the class. Changes the class in place and returns
     it.
@@ -237,7 +239,7 @@ def _old_attribute_property(kind: str, old: str, new: str) -> property:
         return getattr(self, new)
 
     def set_new(self: Any, value: Any) -> None:
-        """Warn of the deprecated name, and set the attribute under its new name; a frozen class raises its usual error."""
+        """Warn of the deprecated name, and set the attribute under its new name to `value`; a frozen class raises as usual."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 

@@ -2,7 +2,8 @@
 
 Who else is sampled, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
 and the same mini-batches. The hash is SplitMix64 folded over the parts: fast, the same on every device, and good enough
-for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere.
+for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere. Data are
+generated and dealt out by NumPy's generators, which are named alike (`named_generator`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from functools import lru_cache
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,12 +42,15 @@ def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
 
 
 def uniform_numbers(bits: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1), float64, one for each element of `bits`, from the upper 53 of its bits."""
+    """Uniform numbers in [0, 1), float64 in the shape of `bits`, from the upper 53 bits of each of these 64-bit integers."""
     return _logical_shift_right(bits, 11).double() * 2.0**-53
 
 
 def uniform_integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
-    """Uniform integers in [low, high), int64, one for each element of `bits`; their bias is below 2^-53 times the range."""
+    """Uniform integers in [low, high), int64 in the shape of `bits`; their bias is below 2^-53 times the range.
+
+    `bits` are random 64-bit integers; `high` may be a tensor that broadcasts.
+    """
     return (uniform_numbers(bits) * (high - low)).long() + low
 
 
@@ -61,6 +66,15 @@ def random_permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -
     return keys.masked_fill(place >= sizes[:, None], torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
 
 
+def named_generator(seed: int, name: str) -> np.random.Generator:
+    """A NumPy generator (PCG64) seeded by `seed`, modulo 2 ** 64, and the text `name`.
+
+    Equal arguments give equal draws. Different names give independent streams, so that two draws in one program share no numbers.
+    """
+    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
+
+
 @lru_cache
 def _name_digest(name: str) -> int:
     """The 64-bit BLAKE2b digest of a name as a signed integer, the same in every process; cached."""
@@ -74,7 +88,7 @@ def _to_signed_64_bits(bits: int) -> int:
 
 
 def _logical_shift_right(bits: Tensor, by: int) -> Tensor:
-    """A new tensor with int64 `bits` shifted right by 1 to 63 places, zeros coming in from the left, whatever the sign."""
+    """A new tensor with int64 `bits` shifted right by `by`, 1 to 63 places; zeros come in from the left, whatever the sign."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

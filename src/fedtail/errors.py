@@ -43,5 +43,8 @@ def format_value(value: Any) -> str:
 
 
 def _rebuild_error(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:
-    """An error of class `kind` with these attributes and the message `text`; pickle calls this when it reads one."""
+    """An error of class `kind` with the attributes `field`, `needed`, `came`, `write` and `symbol`, and the message `text`.
+
+    Pickle calls this when it reads one.
+    """
     return kind(field, needed, came, write, symbol=symbol, text=text)

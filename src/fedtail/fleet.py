@@ -60,9 +60,9 @@ class RoundView:
         return int(self.left_out.sum())
 
     def contributors_of(self, model: int = 0) -> Tensor:
-        """The positions in the population of the clients that trained under one of the models and were not left out, int64.
+        """The positions in the population of the clients that trained under `model` and were not left out, (contributors,) int64.
 
-        Where the round trained fewer models, those of its last model.
+        `model` is the index of one of the round's models; where the round trained fewer, it is the last.
         """
         return self.sampled[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
 

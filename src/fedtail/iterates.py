@@ -31,11 +31,11 @@ class LastIterate:
     """The model of the last round."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """Always None: the last model is in the state anyway, so nothing more is kept. No argument is used."""
+        """Always None: the last model is in the state anyway, so nothing more is kept. The four arguments are not used."""
         return None
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The last model `params` itself."""
+        """The last model `params` itself; `kept`, which is None, is not used."""
         return params
 
 

@@ -13,7 +13,7 @@ IGNORED = -100      # what pads sequences of classes: PyTorch's own convention; 
 
 
 def is_padding(targets: Tensor) -> Tensor:
-    """A boolean mask of the targets that are padding: -100 among integers, NaN among floating-point numbers."""
+    """A boolean mask, in the shape of `targets`, of those that are padding: -100 among integers, NaN among floats."""
     return targets.isnan() if targets.is_floating_point() else targets == IGNORED
 
 
@@ -103,7 +103,10 @@ def has_one_logit(outputs: Tensor) -> bool:
 
 
 def default_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The error of each example, (examples,): squared error for floating-point targets, misclassification for integer ones."""
+    """The error of each example, (examples,), of `outputs` and `targets`: squared error for floating-point targets.
+
+    For integer targets it is the misclassification.
+    """
     return squared_error(outputs, targets) if targets.is_floating_point() else misclassification(outputs, targets)
 
 

@@ -45,7 +45,7 @@ def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
-    """The tensors of a model file by name, on the CPU, and the history of the rounds that made it, as far as it is known.
+    """The tensors of the model file at `path` by name, on the CPU, and the history of the rounds that made it, as far as known.
 
     Raises ValueError where the file cannot be opened or is not safetensors.
     """

@@ -24,7 +24,7 @@ TIMES = 32           # calls of a module that was seen to draw: whether it drops
 
 
 def try_module(module: nn.Module, inputs: Examples) -> Tensor:
-    """The module's outputs for a few examples, computed by a copy on the CPU in evaluation mode.
+    """The module's outputs for a few examples, `inputs`, computed by a copy on the CPU in evaluation mode.
 
     Raises ValueError for a module that fails or does not return a tensor, has tensor hooks on its parameters, writes to its
     inputs, changes its own tensors in training mode, or is random in a way that no seed of a run controls. The module and torch's
@@ -137,7 +137,7 @@ def _turn_off_dropout(module: nn.Module) -> None:
 
 
 def _refuse_tensor_hooks(module: nn.Module) -> None:
-    """Raise a ValueError for a trainable parameter with a tensor hook: clients train copies, which do not carry hooks."""
+    """Raise a ValueError where a trainable parameter of `module` has a tensor hook, which the copies that clients train lack."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ValueError(f"{name} has a tensor hook (register_hook or register_post_accumulate_grad_hook), which would never "
@@ -232,7 +232,7 @@ def _was_written_to(after: Tensor, before: Tensor) -> bool:
 
 
 def _are_identical(some: Tensor, others: Tensor) -> bool:
-    """Whether two tensors have the same shape and equal values, NaN being equal to NaN."""
+    """Whether the tensors `some` and `others` have the same shape and equal values, NaN being equal to NaN."""
     return torch.equal(some, others) or (some.shape == others.shape and torch.allclose(some, others, 0, 0, equal_nan=True))
 
 

@@ -67,7 +67,7 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether the layer itself has a running mean, as batch norm does; layers inside it are not checked."""
+    """Whether the layer `module` itself has a running mean, as batch norm does; layers inside it are not checked."""
     return getattr(module, "running_mean", None) is not None
 
 

@@ -129,7 +129,7 @@ def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
 
 
 def _read_footer(content: Any) -> dict[int, Any]:
-    """The fields of the footer by their Thrift numbers, parsed from an open binary file, whose position changes.
+    """The fields of the footer by their Thrift numbers, parsed from `content`, an open binary file, whose position changes.
 
     Raises `Unreadable` where the footer is longer than the file or the limit, or damaged.
     """
@@ -196,8 +196,8 @@ class _CompactReader:
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
         """The fields of the struct at this position, by their numbers, after which reading goes on behind it.
 
-        Binary fields and doubles are skipped, and are None. Raises `Unreadable` where the struct is cut short, damaged, or nested
-        more than 8 deep.
+        Binary fields and doubles are skipped, and are None. `depth` is how many structs and lists it is in. Raises `Unreadable`
+        where the struct is cut short, damaged, or nested more than 8 deep.
         """
         fields: dict[int, Any] = {}
         number = 0
@@ -235,14 +235,17 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_byte(self) -> int:
-        """Read the next byte, as an integer; `Unreadable` at the end of the data."""
+        """The next byte, as an integer; the position moves on. `Unreadable` at the end of the data."""
         if self.at >= len(self.data):
             raise Unreadable("the head of a page is cut short.")
         self.at += 1
         return self.data[self.at - 1]
 
     def _read_unsigned(self) -> int:
-        """Read a varint, an integer of seven bits per byte, lowest first; `Unreadable` if it is cut short or over ten bytes."""
+        """The varint at this position, an integer of seven bits per byte, lowest first; the position moves behind it.
+
+        Raises `Unreadable` if it is cut short or has over ten bytes.
+        """
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read_byte()
@@ -252,7 +255,10 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_signed(self) -> int:
-        """Read a signed integer in Thrift's zigzag form, in which 0, 1, 2, 3, ... stand for 0, -1, 1, -2, ..."""
+        """The signed integer at this position, in Thrift's zigzag form, where 0, 1, 2, 3, ... stand for 0, -1, 1, -2, ...
+
+        The position moves behind it. Raises `Unreadable` if it is cut short or has over ten bytes.
+        """
         value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 

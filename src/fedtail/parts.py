@@ -10,6 +10,7 @@ a frozen dataclass; one that is sent to nodes derives from `Part`.
 from __future__ import annotations
 
 from fedtail.aggregation.base import Aggregated, Aggregator, ratio_of_sums
+from fedtail.aggregation.gathered import Contributions, GatheredRows
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics, WeightedClients
 from fedtail.clients import Clients
@@ -25,17 +26,17 @@ from fedtail.quantiles.base import Quantile
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import extreme_loss, loss_range
 from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, Train, converse, join_conversations
-from fedtail.risk.base import Present, Risk, RiskWrapper, fit_locally
+from fedtail.risk.base import PresentClients, Risk, RiskWrapper, fit_locally
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import ServerOptimizer
 
 __all__ = [
-    "Aggregated", "Aggregator", "AggregatorDeclaration", "ClientStatistics", "Clients", "Cohort", "Composition", "Conversation",
-    "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared",
-    "PreparedPenalty", "Present", "Quantile", "Risk", "RiskDeclaration", "RiskWrapper",
-    "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
-    "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients",
-    "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
+    "Aggregated", "Aggregator", "AggregatorDeclaration", "ClientStatistics", "Clients", "Cohort", "Composition",
+    "Contributions", "Conversation", "GatheredRows", "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining",
+    "Objective", "Part", "Penalty", "Prepared", "PreparedPenalty", "PresentClients", "Quantile", "Risk", "RiskDeclaration",
+    "RiskWrapper", "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic", "StatisticPart", "Train",
+    "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients", "join_conversations",
+    "loss_range", "multisect", "ratio_of_sums", "refusals",
 ]
 
 __getattr__ = old_names(__name__)

@@ -194,7 +194,7 @@ class Statistic:
         return self.part.by_group
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: a statistic is computed from the losses."""
+        """Always true, whatever the `shard`: a statistic is computed from the losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -232,7 +232,7 @@ class Statistic:
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity, since every client of the cohort answers; `mass` is not used.
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers; `mass` is not used.
 
         For a question by group whose small groups were left out, the number of clients in the smallest group that remains.
         """
@@ -262,6 +262,8 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    personal: Any = None                # personal models, which all clients train beside; None: they train none
+    marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
 
@@ -277,8 +279,8 @@ class Train:
 
     @property
     def reads_losses(self) -> bool:
-        """Whether the weights that the risk gives to clients depend on their losses."""
-        return bool(self.risk.declares.reads_losses)
+        """Whether the losses of clients are needed: for the weights that the risk gives them, or for the aggregator's rows."""
+        return bool(self.risk.declares.reads_losses or self.aggregate.declares.reads_losses)
 
     @property
     def weighting_part_name(self) -> str:
@@ -293,8 +295,9 @@ class Train:
         return self.reads_losses and not self.losses_come_with_gradients(shard)
 
     def width(self, dim: int) -> int:
-        """The number of entries of a row: `dim` for the parameters, and the columns that the aggregator declares."""
-        return dim + int(self.aggregate.declares.columns)
+        """The number of entries of a row: the vectors of `dim` entries, mostly one, and columns that the aggregator declares."""
+        declared = self.aggregate.declares
+        return dim * int(declared.vectors) + int(declared.columns)
 
     def release(self, dim: int) -> Release:
         """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
@@ -306,9 +309,8 @@ class Train:
         A client contributes if its weight is positive and it takes at least one step. Where the risk reads losses and `losses`,
         (clients,), are not given, they are computed; a client whose loss is not finite is marked as failed in the shard.
         """
-        declared = self.risk.declares
-        memory = f"risk {self.model}" if declared.keeps else None
-        known = clients.statistics(self.model, declared.reads_losses, memory, losses, self.objective)
+        memory = f"risk {self.model}" if self.risk.declares.keeps else None
+        known = clients.statistics(self.model, self.reads_losses, memory, losses, self.objective)
         weighted = known.with_density(self.risk.density(known, self.dual))
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
@@ -319,28 +321,51 @@ class Train:
         """
         return self.weigh_clients(clients)[1]
 
+    def was_to_contribute(self, clients: Clients) -> Tensor:
+        """Which clients were to have a row other than zero, (clients,) bool; called after `rows`, which marks them as a rule."""
+        return clients.shard.contributed[self.model, clients.place] if self.marks_contributors else self.contributes(clients)
+
     def rows(self, clients: Clients) -> Tensor:
         """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
-        All other clients have zero rows. Marks in the shard who contributed, and stores what the risk keeps on each client for
-        the next round.
+        All other clients have zero rows. Marks in the shard who contributed, unless `marks_contributors` is False, and stores
+        what the risk keeps on each client for the next round. Where there are personal models, all clients train theirs, also
+        those that do not contribute.
         """
+        if self.personal is not None:
+            self.personal.train_and_keep(clients, self.model)
         at_once = self.losses_come_with_gradients(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weigh_clients(clients, losses)
         if self.risk.declares.keeps:
             clients.store_rows(f"risk {self.model}", self.risk.remember(weighted, self.dual))
-        clients.shard.contributed[self.model, clients.place] |= chosen
+        if self.marks_contributors:
+            clients.shard.contributed[self.model, clients.place] |= chosen
         if bool(chosen.all()) and len(clients):
-            return self.aggregate.rows(self.local.updates(clients, self.model, gradients), weighted, self, clients)
+            return self.aggregate.rows(self.updates(clients, gradients), weighted, self, clients)
         where = chosen.nonzero().flatten()
         if not len(where):
-            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
+            dtype = clients.shard.params.dtype if self.gather else torch.float64
+            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=dtype)
         few, first = clients.take(chosen), None if gradients is None else gradients[to_device(where, gradients.device)]
-        updates = self.local.updates(few, self.model, first)
-        trained = self.aggregate.rows(updates, weighted.take(chosen), self, few)
+        trained = self.aggregate.rows(self.updates(few, first), weighted.take(chosen), self, few)
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, to_device(where, rows.device), trained)
+
+    def updates(self, clients: Clients, gradients: Tensor | None) -> Tensor:
+        """The updates w_k - w of the clients after local training, (clients, dim); `gradients` are their first ones, if known.
+
+        Where the aggregator asks for the same updates several times in a round, they are computed once and kept for the round;
+        if what was kept is lost, they are computed again, to the same bits. In a simulated attack, corrupted clients send others.
+        """
+        repeated = self.aggregate.declares.questions > 1
+        name = clients.shard.updates.entry_name(self.model, self.local) if repeated else None
+        found = clients.recall_updates(name)
+        if found is None:
+            found = self.local.updates(clients, self.model, gradients)
+            clients.memoise_updates(name, found)
+        attack = clients.shard.attack
+        return found if attack is None else attack.as_updated(found, clients)
 
     def losses_come_with_gradients(self, shard: Shard) -> bool:
         """Whether local training is to compute the losses along with its first gradients, which saves a pass over the data.
@@ -348,7 +373,7 @@ class Train:
         True where the risk reads losses, they are not in the round's memo yet, they are mean losses (no `objective`), and the
         local training can do so with the shard's kernel.
         """
-        known = shard.knows_losses(self.model, self.objective) or not self.risk.declares.reads_losses
+        known = shard.knows_losses(self.model, self.objective) or not self.reads_losses
         return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -366,8 +391,11 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool."""
-        return shard.contributed[self.model] & shard.failed
+        """Which clients of the shard are marked as contributing to this model and also as failed, (clients,) bool.
+
+        Where contributors are not marked, all that failed.
+        """
+        return shard.contributed[self.model] & shard.failed if self.marks_contributors else shard.failed
 
     def count_question(self) -> Question:
         """A `Count` of the clients that have a positive weight and take at least one step."""
@@ -405,7 +433,7 @@ class Evaluate:
         return self.part                # its numbers are computed, shared out and kept for the round as losses are
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: rows are made of the part's metrics, which a shard computes in place of losses."""
+        """Always true: rows are made of the part's metrics, which the `shard` computes in place of losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
@@ -445,7 +473,10 @@ class Evaluate:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """None: clients may have no examples to evaluate on, so who contributes is not known before they are counted."""
+        """None, for an unknown number of contributors: clients may have no examples to evaluate on, and are counted first.
+
+        `mass` is not used.
+        """
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -498,7 +529,7 @@ class Count:
         return 1
 
     def release(self, dim: int) -> Release:
-        """The ledger's entry for an exact count of contributors, which is non-private."""
+        """The ledger's entry for an exact count of contributors, which is non-private; `dim` is not used."""
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -506,7 +537,10 @@ class Count:
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinity: every client of the cohort answers, with a one or a zero. `mass` is not used."""
+        """A lower bound on how many clients contribute: infinity, for the whole cohort, since each answers a one or a zero.
+
+        `mass` is not used.
+        """
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -640,7 +674,8 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
 
     Rows are computed, clipped, noised and encoded. A client whose row is not finite is marked as failed in the shard, and its row
     becomes zero before noise is added. In a sum of updates without noise, a client that was to contribute is also marked as
-    failed if its row is all zeros. Raises ValueError where the encoding would round rows after integer noise was added.
+    failed if its row is all zeros. In a simulated attack, corrupted clients may send other rows. Raises ValueError where the
+    encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -649,7 +684,10 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_rounding_after_noise(question, rows.shape[1], encoding)
     rows = _apply_mechanism(question, rows, clients)
-    return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    if not question.gather or encoding.modulus_bits is not None:      # a row that is not added up keeps its precision
+        rows = encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+    attack = clients.shard.attack
+    return rows if attack is None or not question.trains else attack.as_sent(rows, clients, encoding.modulus_bits)
 
 
 def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
@@ -663,7 +701,8 @@ def _zero_failed_rows(question: Question, rows: Tensor, sums: Tensor, clients: C
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.trains and not question.mechanism.private:
-        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        train: Any = question
+        empty = (sums == 0).cpu() & train.was_to_contribute(clients)
         if bool(empty.any()):
             clients.shard.failed[clients.place[empty]] |= ~rows[to_device(empty, rows.device)].any(1).cpu()
     return rows

@@ -51,9 +51,10 @@ def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
 
 
 def read_text(path: Path, most: int, what: str = "a file") -> str:
-    """The contents of a UTF-8 text file of at most `most` bytes, without a byte order mark; `what` names its kind in errors.
+    """The contents of the UTF-8 text file at `path`, of at most `most` bytes, without a byte order mark.
 
-    Raises `Unreadable` where it is not UTF-8 or too large, and OSErrors such as FileNotFoundError where it cannot be opened.
+    `what` names the kind of file in errors. Raises `Unreadable` where it is not UTF-8 or too large, and OSErrors such as
+    FileNotFoundError where it cannot be opened.
     """
     try:
         return read_bytes(path, most, what).decode("utf-8-sig")
@@ -62,7 +63,7 @@ def read_text(path: Path, most: int, what: str = "a file") -> str:
 
 
 def read_json(path: Path, most: int = JSON_BYTES) -> Any:
-    """The value in a JSON file of at most `most` bytes.
+    """The value in the JSON file at `path`, of at most `most` bytes.
 
     Raises `Unreadable` where the file is too large or damaged, or has a key twice, NaN, Infinity, an integer beyond 64 bits or
     too deep a nesting; FileNotFoundError and the like where it cannot be opened.
@@ -85,7 +86,7 @@ def json_value(text: str | bytes, where: str) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Yields the JSON value of each line of a file; none where there is no file.
+    """Yields the JSON value of each line of the file at `path`; none where there is no file.
 
     A last line without a line end, as a crash leaves it, is left out. Raises `Unreadable` at a line that is longer than
     `JSON_BYTES`, damaged, or has a key twice, NaN, Infinity, an integer beyond 64 bits or too deep a nesting.

@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar
 from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.iterates import AveragedIterate, Iterate
-from fedtail.local import MAML, LocalSGD, Proximal
+from fedtail.local import MAML, Dane, LocalSGD, Proximal
+from fedtail.personal import Ditto
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -31,6 +32,7 @@ from fedtail.risk import (
     SmoothedSuperquantile,
     Superquantile,
     TailFilter,
+    TailFloor,
     Tilted,
 )
 from fedtail.risk.base import check_tail_fraction
@@ -66,16 +68,38 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
 
+def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+    """Ditto: FedAvg, and beside it a model of each client's own, pulled towards the shared one by `strength` (lambda).
+
+    Both are trained by the same steps, whose settings are keywords of `LocalSGD`. `cohort_size` clients are sampled uniformly
+    each round. `fedtail.evaluate_personal` judges the personal models, which stay on the clients.
+    """
+    shared = fedavg(cohort_size, **local)
+    return replace(shared, personal=Ditto(strength, _local_part(LocalSGD, local)))
+
+
+def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:
+    """FedDane: FedProx whose clients also correct their steps by the difference of a mean gradient and their own.
+
+    `cohort_size` clients are sampled uniformly each round. With `gradient_clients`, so many of them are drawn for the mean
+    gradient and the others train; by default all do both. `strength` (mu) is that of the proximal term; other keywords go to
+    `LocalSGD`.
+    """
+    return fedavg(cohort_size, **local, penalty=Dane(strength, gradient_clients))
+
+
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
              smoothing: float | None = None, quantile: Quantile | None = None, refresh_every: int = 1,
-             **local: Any) -> FederatedAlgorithm:
+             least_contributors: int | None = None, **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
     `cohort_size` clients are sampled uniformly each round. `form` is "exact" (weights of Algorithm 3, the default), "filter"
     (Algorithm 1), or "smoothed" by a divergence (eq. 14); `smoothing` (nu, 0.1 by default) is for the last one only. `quantile`
     finds the threshold of the first two, by default `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the
-    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. Other keywords go to
-    `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong to the form.
+    threshold, is found anew only every so many rounds; in between, as losses fall, fewer clients reach it. With
+    `least_contributors` theta is raised in rounds with few clients, as where few are available, so that about so many contribute
+    (`TailFloor`). Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and for a setting that does not belong
+    to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -88,6 +112,7 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
             raise ValueError(f"smoothing={smoothing:g} is for form='smoothed', got form={form!r}.")
         kind = Superquantile if form == "exact" else TailFilter
         risk = kind(tail_fraction, quantile or ExactQuantile())
+    risk = risk if least_contributors is None else TailFloor(risk, least_contributors)
     return replace(fedavg(cohort_size, **local), risk=risk if refresh_every == 1 else Refreshed(risk, refresh_every))
 
 

@@ -133,7 +133,7 @@ class RunningTiltedLoss(nn.Module):
         return torch.add(now, step - step.detach(), alpha=1 / (tilt or 1.0)).to(losses.dtype)
 
     def extra_repr(self) -> str:
-        """The two settings, for the printed form of a model."""
+        """The tilt and the smoothing as text, for the printed form of a model."""
         return f"tilt={self.tilt:g}, smoothing={self.smoothing:g}"
 
     def _next_estimate(self, batch: Tensor) -> Tensor:
@@ -156,7 +156,10 @@ class RunningTiltedLoss(nn.Module):
         return torch.where(batch.isfinite(), after, before)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **options: Any) -> RunningTiltedLoss:
-        """Called by torch to move or convert the module: as usual, but the estimate stays in float32 or wider."""
+        """Called by torch to move or convert the module by `fn`: as usual, but the estimate stays in float32 or wider.
+
+        `args` and `options` are passed on to torch's own method. Returns the module.
+        """
         super()._apply(fn, *args, **options)
         self.estimate = at_least_float32(self.estimate)
         return self

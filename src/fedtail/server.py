@@ -15,7 +15,7 @@ class ServerOptimizer(Protocol):
     """Steps the model along the aggregated update, which points downhill: SGD with learning rate 1 adds it as it is."""
 
     def start(self, params: Tensor) -> OptimizerState:
-        """The tensors that the optimiser keeps before the first round, for flat parameters (dim,); empty where it keeps none."""
+        """The tensors that the optimiser keeps before the first round, for flat `params` (dim,); empty where it keeps none."""
         ...
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
@@ -39,14 +39,14 @@ class SGD:
         _check_decay("momentum", self.momentum)
 
     def start(self, params: Tensor) -> OptimizerState:
-        """A tuple with a velocity of zeros, (dim,); an empty tuple without momentum."""
+        """A tuple with a velocity of zeros in the shape of `params`, (dim,); an empty tuple without momentum."""
         return (torch.zeros_like(params),) if self.momentum else ()
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The flat `params` plus learning_rate times the velocity, and the tuple to keep for the next step.
+        """The flat `params`, (dim,), plus learning_rate times the velocity, and the tuple to keep for the next step.
 
-        With momentum the velocity is momentum times the former one, in `state`, plus the update, and is kept; without, it is the
-        update, and nothing is kept.
+        With momentum the velocity is momentum times the former one, in `state`, plus `update`, (dim,), and is kept; without, it
+        is the update, and nothing is kept.
         """
         velocity = self.momentum * state[0] + update if self.momentum else update
         return params + self.learning_rate * velocity, ((velocity,) if self.momentum else ())
@@ -74,7 +74,7 @@ class Adaptive:
             raise ValueError(f"adaptivity must be positive, got {self.adaptivity:g}. 1e-3 is usual.")
 
     def start(self, params: Tensor) -> OptimizerState:
-        """The first moment, zeros, and the second moment, adaptivity squared in every entry; both (dim,)."""
+        """The first moment, zeros, and the second, adaptivity squared in every entry; both in the shape of `params`, (dim,)."""
         return torch.zeros_like(params), torch.full_like(params, self.adaptivity**2)
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:

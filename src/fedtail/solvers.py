@@ -94,10 +94,10 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
         raise FieldError("tolerance", "0 or more", tolerance)
     stages = (*through, risk)
     _check_groups(stages, group)
-    descend = _quasi_newton if method == "lbfgs" else _searched_descent if step_size == "search" else _gradient_descent
+    descend = _lbfgs_descent if method == "lbfgs" else _backtracking_descent if step_size == "search" else _gradient_descent
     params, path = start.detach().clone(), []
     for stage, one in enumerate(stages):
-        track = _Track(stage, steps, tolerance, on_step)
+        track = _DescentRecord(stage, steps, tolerance, on_step)
         descend(_Objective(losses, one, mass, group if _reads_groups(one) else None), params, track, step_size)
         params = track.params
         path.append(params)
@@ -132,7 +132,7 @@ class _Objective:
         return leaf, self.risk.value(losses, self.mass, **groups)
 
     def value_and_gradient(self, params: Tensor) -> tuple[float, Tensor]:
-        """The risk at these flat parameters, as a float, and its gradient in them, (dim,).
+        """The risk at the flat `params`, (dim,), as a float, and its gradient in them, (dim,).
 
         Raises a ValueError where `losses` does not return one differentiable loss for each example.
         """
@@ -140,11 +140,11 @@ class _Objective:
         return float(value.detach()), torch.autograd.grad(value, leaf)[0]
 
 
-class _Track:
-    """Values and iterates of one descent, and whether it ends."""
+class _DescentRecord:
+    """The record of one descent: values and iterates, and whether it ends."""
 
     def __init__(self, stage: int, steps: int, tolerance: float, on_step: OnStep | None):
-        """Begin the record of a descent: `values` is empty; the first `visit` sets `params`, `best` and `gradient_norm`.
+        """Begin the record of a descent: `values` is empty; the first `record_iterate` sets `params`, `best` and `gradient_norm`.
 
         The descent ends after `steps` steps, at a gradient norm of at most `tolerance`, or where `on_step` returns True. `stage`
         is the position of the risk among those minimised one after another; it is only passed on to `on_step`.
@@ -153,7 +153,7 @@ class _Track:
         self.values: list[float] = []
         self.least = math.inf
 
-    def visit(self, params: Tensor, value: float, gradient_norm: float) -> bool:
+    def record_iterate(self, params: Tensor, value: float, gradient_norm: float) -> bool:
         """Record one more iterate, beginning with the start, and return whether the descent ends with it.
 
         Appends `value`, the risk at `params`, to `values`, sets `params` and `gradient_norm`, and `best` where the risk is the
@@ -176,29 +176,29 @@ class _Track:
         return asked or step >= self.steps or gradient_norm <= self.tolerance
 
 
-def _gradient_descent(objective: _Objective, params: Tensor, track: _Track, step_size: Any) -> None:
-    """Gradient descent on `objective` from `params` until `track.visit` ends it; all iterates are recorded in `track`.
+def _gradient_descent(objective: _Objective, params: Tensor, track: _DescentRecord, step_size: Any) -> None:
+    """Gradient descent on `objective` from `params` until `track.record_iterate` ends it; all iterates are recorded in `track`.
 
     `step_size` is a number, or a function of the step 0, 1, ... `params` itself is not changed.
     """
     while True:
         value, gradient = objective.value_and_gradient(params)
-        if track.visit(params, value, float(gradient.norm())):
+        if track.record_iterate(params, value, float(gradient.norm())):
             return
-        params = params - _at(step_size, len(track.values) - 1) * gradient
+        params = params - _value_at_step(step_size, len(track.values) - 1) * gradient
 
 
-def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
-    """Gradient descent from `params` by backtracking until `track.visit` ends it; all iterates are recorded in `track`.
+def _backtracking_descent(objective: _Objective, params: Tensor, track: _DescentRecord, _: Any) -> None:
+    """Gradient descent on `objective` from `params` by backtracking until `track.record_iterate` ends it.
 
-    The first step size tried is 1, later ones twice the last that was taken. It is halved until the risk falls by at least half
-    of the step size times the squared norm of the gradient. Where the risk changes by no more than rounding, a step is taken if
-    the gradients at its two ends have a non-negative inner product. Ends too where no step is found in `HALVINGS` halvings, as at
-    a kink. The last argument is not used.
+    All iterates are recorded in `track`. The first step size tried is 1, later ones twice the last that was taken. It is halved
+    until the risk falls by at least half of the step size times the squared norm of the gradient. Where the risk changes by no
+    more than rounding, a step is taken if the gradients at its two ends have a non-negative inner product. Ends too where no step
+    is found in `HALVINGS` halvings, as at a kink. The last argument is not used.
     """
     value, gradient = objective.value_and_gradient(params)
     size = 1.0
-    while not track.visit(params, value, float(gradient.norm())):
+    while not track.record_iterate(params, value, float(gradient.norm())):
         rounding = max(FEW, torch.finfo(params.dtype).eps) * 4 * abs(value)
         for _ in range(HALVINGS):
             trial = params - size * gradient
@@ -216,10 +216,10 @@ def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: A
         size *= 2
 
 
-def _quasi_newton(objective: _Objective, params: Tensor, track: _Track, _: Any) -> None:
+def _lbfgs_descent(objective: _Objective, params: Tensor, track: _DescentRecord, _: Any) -> None:
     """Minimise `objective` by scipy's L-BFGS-B, without bounds, from `params`; all iterates are recorded in `track`.
 
-    Ends where `track.visit` says so or scipy finds no lower risk. The last argument is not used.
+    Ends where `track.record_iterate` says so or scipy finds no lower risk. The last argument is not used.
     """
     from scipy.optimize import minimize
 
@@ -232,20 +232,20 @@ def _quasi_newton(objective: _Objective, params: Tensor, track: _Track, _: Any) 
         last.update(point=point.copy(), params=here, value=value, norm=float(gradient.norm()))
         return value, gradient.double().cpu().numpy()
 
-    def visit(intermediate_result: Any) -> None:
-        """Record an iterate in the track; raises StopIteration, at which scipy stops, where the descent ends.
+    def record_iterate(intermediate_result: Any) -> None:
+        """Record the iterate in scipy's `intermediate_result`; raises StopIteration, at which scipy stops, at the descent's end.
 
         Evaluates the risk again if the iterate is not the point that was evaluated last.
         """
         if not np.array_equal(last["point"], intermediate_result.x):
             evaluate(intermediate_result.x)
-        if track.visit(last["params"], last["value"], last["norm"]):
+        if track.record_iterate(last["params"], last["value"], last["norm"]):
             raise StopIteration
 
     first = params.double().cpu().numpy()
     evaluate(first)
-    if not track.visit(params, last["value"], last["norm"]):
-        minimize(evaluate, first, jac=True, method="L-BFGS-B", callback=visit,
+    if not track.record_iterate(params, last["value"], last["norm"]):
+        minimize(evaluate, first, jac=True, method="L-BFGS-B", callback=record_iterate,
                  options={"maxiter": track.steps, "maxfun": 50 * track.steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20})
 
 
@@ -294,26 +294,26 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
     running = _RunningLosses(losses, examples, group, smoothing)
     draw = np.random.default_rng(seed)
     params = start.detach().clone()
-    running.begin(params, _tilt_at(inside, 0))
-    values = [running.value(_tilt_at(across, 0))]
+    running.set_exact_estimates(params, _tilt_at_step(inside, 0))
+    values = [running.objective_estimate(_tilt_at_step(across, 0))]
     if not math.isfinite(values[0]):
         raise ValueError("a loss is not finite at the start. Begin where every loss is finite.")
     for step in range(steps):
-        t, tau = _tilt_at(across, step), _tilt_at(inside, step)
+        t, tau = _tilt_at_step(across, step), _tilt_at_step(inside, step)
         groups = range(len(running.members)) if every_group else [running.draw_group(t, draw)]
         rows = [running.draw_rows(g, batch_size, draw) for g in groups]
         apart = [running.draw_rows(g, batch_size, draw) for g in groups] if two_batches else None
-        params = params - _at(step_size, step) * running.gradient(params, groups, rows, apart, t, tau)
-        values.append(running.value(t))
+        params = params - _value_at_step(step_size, step) * running.update_and_gradient(params, groups, rows, apart, t, tau)
+        values.append(running.objective_estimate(t))
         if not (math.isfinite(values[-1]) and bool(params.isfinite().all())):
             raise ValueError(f"the running estimate is {values[-1]:g} and the parameters are up to {float(params.abs().max()):g} "
                              f"after {step + 1} steps: the steps are too large for these losses. Lower step_size.")
         if on_step is not None and on_step(SolverProgress(step + 1, steps, values[-1], params)) is True:
             break
     last = max(len(values) - 2, 0)
-    running.begin(params, _tilt_at(inside, last))
-    return Minimum(params, running.value(_tilt_at(across, last)), torch.tensor(values, dtype=torch.float64), math.nan, params,
-                   (params,))
+    running.set_exact_estimates(params, _tilt_at_step(inside, last))
+    value = running.objective_estimate(_tilt_at_step(across, last))
+    return Minimum(params, value, torch.tensor(values, dtype=torch.float64), math.nan, params, (params,))
 
 
 class _RunningLosses:
@@ -322,8 +322,9 @@ class _RunningLosses:
     def __init__(self, losses: RowLosses, examples: int, group: Tensor | None, smoothing: float):
         """Set `members`, an array of rows for each group, by ascending label, and `sizes`; without `group` all are one group.
 
-        The estimates are not set yet: call `begin` before anything else. Raises ValueError where `group` is not one integer for
-        each example, (examples,).
+        `losses(params, rows)` is the user's function, `examples` the number of rows, `group` (examples,) the group of each, and
+        `smoothing` (lambda) how far one batch moves an estimate. The estimates are not set yet: call `set_exact_estimates` before
+        anything else. Raises ValueError where `group` is not one integer for each example.
         """
         self.losses, self.smoothing = losses, smoothing
         if group is None:
@@ -337,7 +338,7 @@ class _RunningLosses:
             self.members = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
         self.sizes = np.array([len(rows) for rows in self.members], dtype=float)
 
-    def begin(self, params: Tensor, tau: float) -> None:
+    def set_exact_estimates(self, params: Tensor, tau: float) -> None:
         """Set `estimates`, (groups,), to the exact tilted loss of each group at `params`, by a pass over all examples.
 
         `tau` is the tilt within a group.
@@ -346,11 +347,11 @@ class _RunningLosses:
         with torch.no_grad():
             for rows in self.members:
                 parts = [rows[first:first + PASS] for first in range(0, len(rows), PASS)]
-                losses = np.concatenate([_as_numpy(self.losses_of(params, part)) for part in parts])
+                losses = np.concatenate([_as_numpy(self.row_losses(params, part)) for part in parts])
                 estimates.append(tilted_mean_of_array(losses, tau))
         self.estimates = np.array(estimates)
 
-    def losses_of(self, params: Tensor, rows: np.ndarray) -> Tensor:
+    def row_losses(self, params: Tensor, rows: np.ndarray) -> Tensor:
         """The losses of the examples in these `rows` under the flat `params`, (rows,), differentiable in them.
 
         Raises ValueError where the user's function does not return one loss for each row.
@@ -367,18 +368,18 @@ class _RunningLosses:
         It is the group with the largest sum of logarithm and Gumbel noise from `draw` (Gumbel-max trick). 0, without a draw,
         where there is one group.
         """
-        return 0 if len(self.sizes) == 1 else int((self._logits(t) + draw.gumbel(size=len(self.sizes))).argmax())
+        return 0 if len(self.sizes) == 1 else int((self._log_group_weights(t) + draw.gumbel(size=len(self.sizes))).argmax())
 
     def draw_rows(self, g: int, count: int, draw: np.random.Generator) -> np.ndarray:
-        """`count` rows of the group at position `g`, drawn without replacement; all its rows, in order, where it has no more.
+        """`count` rows of the group at position `g`, (count,) int64, drawn without replacement from `draw`.
 
-        `draw` is the generator that is drawn from.
+        All its rows, in order, where it has no more.
         """
         rows = self.members[g]
         return rows if count >= len(rows) else rows[draw.choice(len(rows), count, replace=False)]
 
-    def gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
-                 t: float, tau: float) -> Tensor:
+    def update_and_gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
+                            t: float, tau: float) -> Tensor:
         """The weighted gradient at `params` over mini-batches of some groups, (dim,), after updating their estimates in place.
 
         `rows` holds the mini-batch of each group in `groups`. Estimates are updated from the losses of the same rows or, where it
@@ -386,33 +387,33 @@ class _RunningLosses:
         size of the group, with R_g the group's estimate. Groups are weighted in proportion to |g| exp(t R_g), with |g| the size.
         """
         leaf = params.detach().requires_grad_()
-        losses = self.losses_of(leaf, np.concatenate(rows))
+        losses = self.row_losses(leaf, np.concatenate(rows))
         each = np.split(_as_numpy(losses), np.cumsum([len(part) for part in rows])[:-1])
         known = each
         if apart is not None:
             with torch.no_grad():
-                other = _as_numpy(self.losses_of(leaf, np.concatenate(apart)))
+                other = _as_numpy(self.row_losses(leaf, np.concatenate(apart)))
             known = np.split(other, np.cumsum([len(part) for part in apart])[:-1])
         for g, batch in zip(groups, known, strict=True):
-            self.estimates[g] = self._averaged(self.estimates[g], tilted_mean_of_array(batch, tau), tau)
-        logits = self._logits(t)[list(groups)]
+            self.estimates[g] = self._averaged_estimate(self.estimates[g], tilted_mean_of_array(batch, tau), tau)
+        logits = self._log_group_weights(t)[list(groups)]
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         weights = [share / len(batch) * np.exp(np.minimum(tau * (batch - self.estimates[g]), math.log(self.sizes[g])))
                    for g, share, batch in zip(groups, shares, each, strict=True)]
         return torch.autograd.grad((torch.from_numpy(np.concatenate(weights)).to(losses) * losses).sum(), leaf)[0]
 
-    def _averaged(self, old: float, new: float, tau: float) -> float:
+    def _averaged_estimate(self, old: float, new: float, tau: float) -> float:
         """The updated estimate: the tau-tilted mean of `old`, with weight 1 - `smoothing`, and `new`, with weight `smoothing`."""
         if self.smoothing == 1:
             return new
         return tilted_mean_of_array(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
 
-    def value(self, t: float) -> float:
+    def objective_estimate(self, t: float) -> float:
         """The estimate of the whole objective: the t-tilted mean of the groups' estimates, each group weighted by its size."""
         return tilted_mean_of_array(self.estimates, t, self.sizes / self.sizes.sum())
 
-    def _logits(self, t: float) -> np.ndarray:
+    def _log_group_weights(self, t: float) -> np.ndarray:
         """log |g| + t R_g for each group, (groups,), with |g| its size and R_g its estimate: the logarithm of its weight.
 
         That is up to a constant, since weights are not normalised here.
@@ -421,18 +422,18 @@ class _RunningLosses:
 
 
 def _as_numpy(losses: Tensor) -> np.ndarray:
-    """The losses as a float64 numpy array on the CPU, detached from autograd."""
+    """`losses` as a float64 numpy array of their shape on the CPU, detached from autograd."""
     return losses.detach().double().cpu().numpy()
 
 
-def _at(schedule: Any, step: int) -> float:
+def _value_at_step(schedule: Any, step: int) -> float:
     """The value of a schedule at a step (0, 1, ...): `schedule(step)` for a function; a number is returned as it is."""
     return float(schedule(step)) if callable(schedule) else schedule
 
 
-def _tilt_at(schedule: Schedule, step: int) -> float:
+def _tilt_at_step(schedule: Schedule, step: int) -> float:
     """The tilt (t) at a step of a schedule, a number or a function of the step; raises ValueError where it is not finite."""
-    tilt = _at(schedule, step)
+    tilt = _value_at_step(schedule, step)
     if not math.isfinite(tilt):
         raise ValueError(f"tilt (t) must be finite in a stochastic solver, got {tilt:g}. For the worst example use minimise with "
                          "Worst().")

@@ -135,15 +135,18 @@ class Task:
         refuse_dependence_on_batch(self.module, *self._examples_in_rows(population, _rows_of_several_clients(population)))
 
     def _examples_in_rows(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
-        """The inputs and targets in these rows of the population, on the CPU; floating-point inputs in the module's dtype."""
+        """The inputs and targets, (rows, ...), in these rows of the population, on the CPU.
+
+        Floating-point inputs are in the module's dtype.
+        """
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
         return inputs_to_device(cast_inputs(select_rows(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_ambiguous_padding(self, population: Population) -> None:
-        """Raise a ValueError where loss or error is `squared_error`, and targets are integer sequences that hold -100.
+        """Raise a ValueError where loss or error is `squared_error`, and the population's targets are integer sequences.
 
-        There -100 may be a number or padding.
+        Only where these hold -100, which may be a number or padding.
         """
         targets = population.targets
         if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
@@ -179,9 +182,10 @@ class Task:
 
 
 def _rows_to_try(population: Population) -> Tensor:
-    """The rows of a few examples to try a module on, int64: the first client's first two, and those that hold an extreme value.
+    """The rows of a few examples of `population` to try a module on, (rows,) int64: the first client's first two, and extremes.
 
-    Extremes are the smallest and the largest of the targets, and of each integer input (tokens). A row may come more than once.
+    Extremes are the examples with the smallest and the largest of the targets, and of each integer input (tokens). A row may come
+    more than once.
     """
     whole = (v for v in input_tensors(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
     told = [population.targets, *whole]
@@ -196,7 +200,7 @@ def _rows_to_try(population: Population) -> Tensor:
 
 
 def _rows_of_several_clients(population: Population) -> Tensor:
-    """The row of the first client's last example, then those of the first examples of `VARIED` evenly spaced clients, int64.
+    """The row of the first client's last example, then the first row of each of `VARIED` evenly spaced clients, (rows,) int64.
 
     Clients come twice in a population smaller than that.
     """

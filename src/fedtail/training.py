@@ -28,6 +28,7 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
+from fedtail.risk.base import tail_fraction_used
 from fedtail.sampling import Sampler
 from fedtail.task import Task
 
@@ -133,6 +134,16 @@ class Progress:
         return self.trained.modules
 
     @property
+    def tail_fractions(self) -> tuple[float | None, ...]:
+        """The tail fraction (theta) used in this round by each member of a family, else by the one method.
+
+        It is the share of the cohort that contributes as the risk declares it: 1 for the mean; None where that is not known, no
+        client was sampled, or the clients are at nodes, where `view` is None.
+        """
+        size = self.view.cohort_size if self.view else 0
+        return tuple(tail_fraction_used(member.risk, size) for member in self.trained.algorithm.members)
+
+    @property
     def module(self) -> nn.Module:
         """The model after this round, as a new copy in evaluation mode; raises ValueError for a family of several methods."""
         return self.trained.module
@@ -201,8 +212,9 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
                    fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
     """Check all that could be refused, then run the rounds on the given fleet, or on a local one for the population.
 
-    `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. The other arguments are those of
-    `train`. Warns (`NoContributionWarning`) where no client contributed in any round of a new run.
+    `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. `rounds`, `engine`, `channel`,
+    `evaluation` and `on_round` are those of `train`. Warns (`NoContributionWarning`) where no client contributed in any round of
+    a new run.
     """
     if population is not None:
         first.task.check(population)
@@ -220,11 +232,11 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
 
 def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, ledger: Ledger, rounds: int,
               evaluation: FleetEvaluation | None = None) -> None:
-    """Raise a ValueError for whatever a run would refuse, before anything is sampled or released.
+    """Raise a ValueError for whatever a run of `algorithm` for `task` would refuse, before anything is sampled or released.
 
     That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler and, where the
-    budget has an epsilon, a release without noise or an epsilon that does not cover one round. Warns where it does not cover all
-    `rounds`.
+    budget of `ledger` has an epsilon, a release without noise or an epsilon that does not cover one round. Warns where it does
+    not cover all `rounds`.
     """
     check_composition(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
@@ -257,9 +269,9 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
                 on_round: OnRound | None) -> tuple[Trained, bool]:
     """Continue the run `trained` for up to `rounds` rounds; returns the run after the last, and whether any client contributed.
 
-    The latter is true also if the fleet cannot tell. Calls `on_round` after each round, and ends where that returns True or, with
-    a `BudgetSpentWarning`, where the privacy budget is spent. With an `evaluation`, the models are evaluated in every `every`-th
-    round, and once more at the end unless the run ended early.
+    The latter is true also if the fleet cannot tell. The clients of `fleet` are asked over `channel`. Calls `on_round` after each
+    round, and ends where that returns True or, with a `BudgetSpentWarning`, where the privacy budget is spent. With an
+    `evaluation`, the models are evaluated in every `every`-th round, and once more at the end unless the run ended early.
     """
     anyone, stop = False, False
     for done in range(1, rounds + 1):
@@ -286,8 +298,9 @@ def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation:
                    only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
     """The state after one more round of the run `trained`, and the evaluations of the models that the cohort received.
 
-    The latter is a tuple with one for each model; None without an `evaluation`, or where too few clients contributed to it. With
-    `only` the cohort evaluates and does not train. Charges the run's ledger.
+    The cohort is of `fleet`, and is asked over `channel`. The evaluations are a tuple with one for each model; None without an
+    `evaluation`, or where too few clients contributed to it. With `only` the cohort evaluates and does not train. Charges the
+    run's ledger.
     """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
@@ -299,8 +312,8 @@ def _evaluate_final_models(trained: Trained, fleet: Fleet, channel: Channel,
                            evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
     """A tuple with the clients' evaluation of each final model of the run `trained`, from a round for that alone.
 
-    None where too few clients contributed and, with a `BudgetSpentWarning`, where the privacy budget is spent. Charges the run's
-    ledger.
+    A cohort of `fleet` is asked over `channel`, as `evaluation` says. None where too few clients contributed and, with a
+    `BudgetSpentWarning`, where the privacy budget is spent. Charges the run's ledger.
     """
     try:
         return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
@@ -436,7 +449,10 @@ def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
 
 
 def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raise a ValueError where two state dicts differ in names or shapes of their tensors; it names the first difference."""
+    """Raise a ValueError where the state dicts `own` and `other` differ in names or shapes of tensors.
+
+    It names the first difference.
+    """
     for name in dict.fromkeys([*own, *other]):
         needed, came = (_describe_tensor(values, name) for values in (own, other))
         if needed != came:
@@ -444,7 +460,7 @@ def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> N
 
 
 def _describe_tensor(values: Mapping[str, Any], name: str) -> str:
-    """What a state dict holds under a name, for an error text: "shape (...)", "no tensor", or "nothing" without such an entry."""
+    """What the state dict `values` holds under `name`, for an error text: "shape (...)", "no tensor", or "nothing"."""
     if name not in values:
         return "nothing"
     return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
@@ -480,8 +496,8 @@ def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
 def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
     """The client memory that the fleet starts with: for a resumed run what its clients kept, for a new run an empty one.
 
-    For a run put together from a state alone it is what the fleet holds. A ValueError where its risk or local training keeps
-    memory on clients and neither this fleet nor its nodes hold it.
+    `first` is the run to start from; put together from a state alone, its memory is what the fleet holds. A ValueError where its
+    risk or local training keeps memory on clients and neither this fleet nor its nodes hold it.
     """
     if first.memory is not NOT_KNOWN:
         return first.memory
@@ -489,7 +505,7 @@ def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
         return ClientMemory(fleet.population.key, {})
     held = fleet.memory()
     for model, member in enumerate(first.algorithm.members):
-        for name, part in (("risk", member.risk), ("local", member.local)):
+        for name, part in (("risk", member.risk), ("local", member.local), ("personal", member.personal)):
             if part.declares.keeps and f"{name} {model}" not in held.kept and held.nodes is None:
                 raise ValueError(f"{type(part).__name__} keeps memory on the clients, which a state alone does not hold. "
                                  "Go on with the whole result of train, or on the fleet that trained it.")

@@ -50,7 +50,8 @@ def unpack(data: bytes, types: Types) -> Any:
     tensors are copies of bytes in it.
     """
     try:
-        plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_refuse_extension, object_pairs_hook=dict_of_unique_keys)
+        plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_refuse_msgpack_extension,
+                                object_pairs_hook=dict_of_unique_keys)
     except Exception as reason:          # whatever a damaged message makes the reader say
         raise Unreadable(f"a message is no MessagePack of ours ({short_text(reason)}).") from None
     return _build_value(plain, types, 0)
@@ -123,6 +124,6 @@ def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape).copy())
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
-    """Raise a ValueError for a MessagePack extension, which `pack` never writes."""
+def _refuse_msgpack_extension(code: int, data: bytes) -> Any:
+    """Raise a ValueError for a MessagePack extension of type `code`, which `pack` never writes; its `data` are not read."""
     raise ValueError(f"an extension of kind {code}")

@@ -14,7 +14,7 @@ from outcome import Outcome
 from fedtail.secure import Client, Identity, Participant, Refused, Run, Server, Session, sparse_session
 from fedtail.secure.frames import decode_frame, encode_bundle, encode_frame
 from fedtail.secure.masks import add_masks, own_mask_key, pair_mask_key
-from fedtail.secure.messages import Confirm, Lists, Masked, Signed, Unmask, Unmasked
+from fedtail.secure.messages import Confirm, Masked, Signed, SurvivorLists, Unmask, Unmasked
 from fedtail.secure.primitives import make_key_agreement
 from fedtail.secure.shamir import SIZE, restore_secret
 
@@ -45,8 +45,8 @@ class DepartingServer:
         for one, message in self.server.ask(len(ROW), 32).items():
             self.sent[one] = self._read(Masked, self.clients[one].masked_row(message, ROW * 2**one))
 
-    def lists(self, dropped: tuple[int, ...]) -> Lists:
-        return Lists(0, tuple(one for one in self.session.members if one not in dropped), dropped)
+    def lists(self, dropped: tuple[int, ...]) -> SurvivorLists:
+        return SurvivorLists(0, tuple(one for one in self.session.members if one not in dropped), dropped)
 
     def signed(self, one: int, dropped: tuple[int, ...]) -> Signed:
         """A client's signature of the lists."""

@@ -23,7 +23,7 @@ from fedtail.models import LeastSquares
 from fedtail.privacy import Noise, SeededRandomness, SystemRandomness
 from fedtail.privacy.events import NoSampling, RoundEvent
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
-from fedtail.quantiles.private import release
+from fedtail.quantiles.private import release_quantiles
 from fedtail.questions import Joint, Question
 from fedtail.sampling import Everyone
 
@@ -80,7 +80,7 @@ def observe_quantiles(method: str, adjacency: str, wanted: int, seed: int | None
     for number, place in enumerate(places):
         values = np.array([0.2, 1.1, 1.7, 3.3, 4.5 if place is None else place + 0.5])
         random = SystemRandomness() if seed is None else SeededRandomness(seed, "quantiles", number)
-        scores.append(np.stack([release(carried_out, values, random).noisy for _ in range(wanted)]) @ (rows[1] - rows[0]))
+        scores.append(np.stack([release_quantiles(carried_out, values, random).noisy for _ in range(wanted)]) @ (rows[1] - rows[0]))
     return Observations(*scores, ((RoundEvent((plan.event,), NoSampling()), 1),))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from fedtail.deprecated import with_old_names
@@ -29,6 +31,8 @@ from fedtail.questions import (
 )
 from fedtail.sampling import Cohort
 
+SLACK = 1 + 1e-6     # how far beyond its bound an entry may be by rounding to float32
+AT_ONCE = 2**22      # numbers of gathered rows that are checked at once
 ROUNDING = 0.05      # clients: what masses that were rounded to few bits may add to a number of clients computed from them
 
 
@@ -52,6 +56,10 @@ class Encoder(Encoding, Protocol):
         `bound`, (width,) or (1,), is the bound on absolute entries with which the rows were encoded.
         """
         ...
+
+
+class RowsLeftOutWarning(UserWarning):
+    """Rows of single clients were not finite, or beyond the bound that the aggregator states, and are left out of the round."""
 
 
 class RoundLost(Exception):
@@ -153,11 +161,15 @@ class Channel:
         def decoded_sum(question: Any, total: Tensor) -> Tensor:
             """The released sum of one question, float64: `total`, the encoded sum, decoded by the encoding of the round.
 
-            Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where the sum would be
-            divided by a weight that is mostly rounding error.
+            Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where a sum of updates is not
+            finite, or would be divided by a weight that is mostly rounding error. Of gathered rows, those that are not finite or
+            beyond their bound are zero.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
+            if question.gather:
+                return without_invalid_rows(question, sums, question.width(dim), encoding)
+            check_sum_of_updates(question, sums)
             check_divisor_resolved(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise_source(broadcast, question.number))
 
@@ -174,14 +186,14 @@ class Channel:
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Here `fleet.collect` is called, and the arguments after `fleet` are not used. A subclass that hides single clients raises
-        `RoundLost` where fewer than `needed` clients answered, and calls `again`, which charges the ledger, before it asks a
-        second time.
+        Here `fleet.collect` is called with `questions` and `encoding`, by which rows are encoded, and the other arguments are not
+        used. A subclass that hides single clients raises `RoundLost` where fewer than `needed` clients of `cohort` answered,
+        binds masks to `broadcast`, and calls `again`, which charges the ledger, before it asks a second time.
         """
         return fleet.collect(questions, encoding)
 
     def check_enough_answers(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
-        """Raise `RoundLost` where too few clients answered these questions; the ledger stays charged for them.
+        """Raise `RoundLost` where too few clients of `fleet` answered these questions; the ledger stays charged for them.
 
         At least `minimum` clients must have answered, and as many as the noise of each question relies on. Where clients add
         shares of integer noise, that many must be outside the node with most clients, since a node knows the shares of its own
@@ -210,7 +222,7 @@ class Channel:
         contributors may drop out. Only sums without noise are considered. Where a question cannot say that enough clients
         contribute, they are counted first by a question of its own, through `ask`, which is charged. Returns 0 where
         `minimum_contributors` is 0 or all sums have noise. Raises `RoundLost` where `least` is below the minimum, and ValueError
-        where a client has an importance of zero.
+        where a client has an importance of zero. n is the size of `cohort`.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -242,7 +254,7 @@ def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minim
 
     The copy also holds the size of the smallest remaining group. Only a question without noise whose rows are read group by group
     is changed; any other is returned as it is, and so are all if `minimum` is 0. Raises `RoundLost` where no group has `minimum`
-    clients in the cohort.
+    clients in the cohort. `population` has the group of each client.
     """
     if not minimum or not question.by_group or question.mechanism.private:
         return question
@@ -266,7 +278,7 @@ def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name
                          "DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
     if gathers and not channel.reveals_rows:
         raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
-                         "(WeightedMean), or PlainChannel.")
+                         "(WeightedMean, GeometricMedian), or PlainChannel.")
     if channel.minimum > 1 and mechanism.minimum > channel.minimum:
         raise ValueError(f"{name} relies on the noise of {mechanism.minimum} clients, but {kind} releases sums over "
                          f"{channel.minimum}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
@@ -281,6 +293,7 @@ def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> 
     """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
     If clients add the noise, those of the node with most of the cohort are not included, since that node knows their shares.
+    `fleet` says which node each client of `cohort` is at.
     """
     nodes = fleet.population.node if clients_add_noise(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
@@ -307,8 +320,32 @@ def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> 
 
 
 def largest_cohort_size(sampling: Sampling, population: Any) -> int:
-    """The largest number of clients a cohort can have: the cohort size of `FixedSampling`, else the size of the population."""
+    """The largest number of clients a cohort can have under `sampling`: that of a `FixedSampling`, else the population's size."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
+
+
+def check_sum_of_updates(question: Question, sums: Tensor) -> None:
+    """Raise `RoundLost` where a sum of updates holds a number that is not finite: it would end in the model."""
+    if question.trains and not bool(sums.sum().isfinite()) and not bool(sums.isfinite().all()):
+        raise RoundLost(f"the sum that {question.name} asked for is not finite: a client or a node sent numbers that are not.")
+
+
+def without_invalid_rows(question: Question, rows: Tensor, width: int, encoding: Encoder) -> Tensor:
+    """The gathered rows, (clients, width), with zeros for those that are not finite or have an entry beyond its bound.
+
+    So no such row reaches an aggregator, whoever sent it; who is left out has no weight. Warns (`RowsLeftOutWarning`) of how many
+    are. Raises `RoundLost` where rows have another shape than (clients, width).
+    """
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise RoundLost(f"rows of shape {tuple(rows.shape)} came for {question.name}, and each must have {width} numbers.")
+    limit = (question.bound(width, encoding.clients, encoding.mass) * SLACK).to(rows)
+    invalid = torch.cat([~(few.abs() <= limit).all(1) for few in rows.split(max(1, AT_ONCE // width))])
+    if not bool(invalid.any()):
+        return rows
+    warnings.warn(f"{int(invalid.sum())} of {len(rows)} rows for {question.name} are not finite or beyond their bound, and are "
+                  "left out. Where clients are honest, lower the learning rate or raise update_bound.", RowsLeftOutWarning,
+                  stacklevel=2)
+    return rows.masked_fill(invalid[:, None], 0.0)
 
 
 def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:

@@ -53,9 +53,9 @@ class SparseGraph:
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
         """A `SparseSession` of these members with as few neighbours as suffice; a `Session` where every pair must share a mask.
 
-        `name` is that of the run, and `queries` is the number of sums in the session. A sparse session releases sums over at
-        least `threshold` members, and over all but a share of `dropped` of them; a complete one over at least `threshold`, and
-        more than a share of `corrupted`.
+        `name` is that of the run, `round` the number of the round, and `queries` the number of sums in the session. A sparse
+        session releases sums over at least `threshold` members, and over all but a share of `dropped` of them; a complete one
+        over at least `threshold`, and more than a share of `corrupted`.
         """
         from fedtail.secure import sparse_session
 
@@ -108,8 +108,8 @@ class SignedGraph:
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
         """A signed `Session` of n `members`, whose sums are over at least `threshold` and more than (n + colluding) / 2 of them.
 
-        `name` is that of the run, and `queries` is the number of sums in the session. Raises `TooFew` where `colluding` is n - 1
-        or more: then no sum would hide anybody.
+        `name` is that of the run, `round` the number of the round, and `queries` the number of sums in the session. Raises
+        `TooFew` where `colluding` is n - 1 or more: then no sum would hide anybody.
         """
         from fedtail.secure import Session, TooFew
 

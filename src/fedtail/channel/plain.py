@@ -56,5 +56,5 @@ class Plain:
         return total
 
     def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """Always True: float64 keeps its relative precision for small sums too. No argument is used."""
+        """Always True: float64 keeps its relative precision for small sums too. `sums`, `bound` and `divisor` are not used."""
         return True

@@ -112,12 +112,12 @@ class SecureChannel(Channel):
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over the clients that did not drop out, int64, (width,).
+        """For each question the sum over the clients of `cohort` that did not drop out, int64, (width,), still encoded.
 
-        Over a fleet of nodes, these mask their own sums, and `again`, which charges the ledger, is called before they are asked a
-        second time. Where all clients are in one process, secure aggregation is simulated, with `masks` and `dropout`. Raises
-        `RoundLost` where fewer clients stayed than the threshold of secure aggregation, or than `needed` plus the number of those
-        that failed and answered with zeros.
+        `encoding` encodes rows as integers; masks are bound to `broadcast`. Over a fleet of nodes, these mask their own sums, and
+        `again`, which charges the ledger, is called before they are asked a second time. Where all clients are in one process,
+        secure aggregation is simulated, with `masks` and `dropout`. Raises `RoundLost` where fewer clients stayed than the
+        threshold of secure aggregation, or than `needed` plus the number of those that failed and answered with zeros.
         """
         if not fleet.in_one_process:
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
@@ -163,7 +163,8 @@ class SecureChannel(Channel):
     def _needed_with_silent_clients(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
         """How many clients must answer: `needed`, plus one for each client that should have contributed but answered with zeros.
 
-        Raises `RoundLost` where this exceeds `clients`, the size of the cohort. Where `needed` is 0 the result is 0.
+        `fleet` counts the latter for these `questions`. Raises `RoundLost` where the number exceeds `clients`, the size of the
+        cohort. Where `needed` is 0 the result is 0.
         """
         silent = fleet.count_silent_clients(questions) if needed else 0
         if clients < needed + silent:
@@ -174,7 +175,8 @@ class SecureChannel(Channel):
     def _draw_dropouts(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Which clients of the cohort drop out of question `number` before they send their row, (clients,) bool.
 
-        Each does with probability `dropout`, by a hash of the seed, the round, its key and the number: the same at every call.
+        Each does with probability `dropout`, by a hash of the seed and round of `broadcast`, its key and the number: the same at
+        every call.
         """
         return uniform_numbers(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
@@ -194,8 +196,8 @@ class SecureChannel(Channel):
         """The sum for each question, int64, (width,), by the whole protocol of secure aggregation, run in this process.
 
         `rows` (clients, width) and `gone` (clients,), which says who drops out before it sends its row, are given for each
-        question. Masks are bound to the round, the model, the question and the cohort. Raises `RoundLost`, without unmasking the
-        sum, where fewer rows arrived than the session's threshold or than `needed`.
+        question. Masks are bound to the round and model in `broadcast`, the question and the cohort. Raises `RoundLost`, without
+        unmasking the sum, where fewer rows arrived than the session's threshold or than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
         from fedtail.secure.exchanges import refuse_few_clients
@@ -239,9 +241,10 @@ class SecureChannel(Channel):
 
 
 def context_digest(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
-    """The SHA-256 digest (32 bytes) of what all clients were sent: round, seed, models, `question`, and the cohort's `names`.
+    """The SHA-256 digest (32 bytes) of what all clients were sent: `broadcast`, `question`, and the cohort's `names`.
 
-    Masks are bound to it: if it differs between two clients, their masks do not cancel.
+    Of the broadcast it covers round, seed and models. Masks are bound to the digest: if it differs between two clients, their
+    masks do not cancel.
     """
     from fedtail.wire import pack
 

@@ -75,7 +75,7 @@ def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, .
 
 
 def check_methods_comparable(wanted: Sequence[Experiment]) -> None:
-    """Raise ExperimentError unless there are at least two methods, all on the same data and with the same error.
+    """Raise ExperimentError unless `wanted` are at least two methods, all on the same data and with the same error.
 
     Their names must differ too, also as names of folders.
     """
@@ -85,10 +85,10 @@ def check_methods_comparable(wanted: Sequence[Experiment]) -> None:
         raise ExperimentError(f"a comparison needs two methods or more, got {len(wanted)}. Give several files, or one with "
                               "[[method]] entries.")
     for one in wanted[1:]:
-        if one.data.table() != wanted[0].data.table():
+        if one.data.as_table() != wanted[0].data.as_table():
             raise ExperimentError(f"{one.name} and {wanted[0].name} do not have the same [data], so their difference would not "
                                   "be one of method.")
-        if one.task.table().get("error") != wanted[0].task.table().get("error"):
+        if one.task.as_table().get("error") != wanted[0].task.as_table().get("error"):
             raise ExperimentError(f"{one.name} and {wanted[0].name} do not measure the same error.")
     places = [folder_name(one.name) for one in wanted]
     for one, place in zip(wanted, places, strict=True):

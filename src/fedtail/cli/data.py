@@ -67,9 +67,9 @@ def render_description(description: dict[str, Any]) -> Any:
 
 
 def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a description of data as pairs (title, text): clients, examples, inputs, targets, and how clients differ.
+    """The facts of `about`, a description of data, as pairs (title, text): clients, examples, inputs, targets, and more.
 
-    The last one is the suggested model.
+    They end with how clients differ, and the suggested model.
     """
     sizes, largest = about["sizes"], about["largest"]
     rows = [
@@ -88,13 +88,16 @@ def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _input_text(part: dict[str, Any]) -> str:
-    """Shape, dtype and range of one input as text, such as "8 x 8, float32, from 0 to 16"; "one number" for an empty shape."""
+    """Shape, dtype and range of one input as text, such as "8 x 8, float32, from 0 to 16"; "one number" for an empty shape.
+
+    `part` is the entry on that input in a description of data.
+    """
     shape = " x ".join(map(str, part["shape"])) or "one number"
     return f"{shape}, {part['dtype']}, from {part['min']:g} to {part['max']:g}"
 
 
 def _targets_text(targets: dict[str, Any]) -> str:
-    """The targets of a description as text: numbers with mean, deviation and range, or the number of classes and their counts.
+    """The entry `targets` of a description as text: numbers with mean, deviation and range, or the classes with their counts.
 
     For sequences of classes, their average length as well.
     """
@@ -110,7 +113,8 @@ def _targets_text(targets: dict[str, Any]) -> str:
 def _difference_text(difference: dict[str, Any]) -> str:
     """How much clients differ in their targets, as text: total variation of label distributions for classes.
 
-    For numbers, the share of the variance that lies between clients, or "all targets are equal".
+    For numbers, the share of the variance that lies between clients, or "all targets are equal". `difference` is the entry of
+    that name in a description of data.
     """
     if "total_variation" in difference:
         distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
@@ -190,7 +194,7 @@ def fetch(
 
 
 def _show_fetch_record(record: dict[str, Any]) -> None:
-    """Print where a fetched data set is and what it holds, the file it came from with its checksum, and its licence."""
+    """Print what `record`, that of a fetched data set, says: where it is, what it holds, its file and checksum, its licence."""
     place = Path(record["folder"])
     if record["populations"]:
         typer.echo(f"Wrote {place}: {record['clients']:,} clients, {record['examples']:,} examples. Look: fedtail data describe "

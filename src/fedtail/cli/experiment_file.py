@@ -49,7 +49,8 @@ def show(
     chosen = ([read_experiment(experiment, settings, method, AS_WRITTEN)] if method
               else read_experiments(experiment, settings, AS_WRITTEN))
     if as_json:
-        tables = [one.table() for one in chosen]
+        tables = [one.as_table() for one in chosen]
         print_json(tables[0] if len(tables) == 1 else {"methods": tables})
         return
-    typer.echo("\n\n".join((f"# {one.name}\n" if len(chosen) > 1 else "") + tomli_w.dumps(one.table()).strip() for one in chosen))
+    typer.echo("\n\n".join((f"# {one.name}\n" if len(chosen) > 1 else "") + tomli_w.dumps(one.as_table()).strip()
+                           for one in chosen))

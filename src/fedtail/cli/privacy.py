@@ -255,7 +255,7 @@ def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
 
 
 def _skipped_round_rows(request: Request) -> list[tuple[str, str]]:
-    """Rows (what, value) about skipped rounds under Poisson sampling: with a minimum cohort, the probability of skipping one.
+    """Rows (what, value) about rounds that `request` skips under Poisson sampling: their probability at its minimum cohort.
 
     Without one, the largest minimum that is missed less than once in 100000 rounds. [] for other sampling, or where there is
     none.
@@ -301,7 +301,7 @@ def plot_epsilon(request: Request, file: Path) -> None:
 
 
 def _epsilon_text(value: float) -> str:
-    """The text of an epsilon in a table: three decimals below 100, none above, or "infinite"."""
+    """The text of an epsilon, `value`, in a table: three decimals below 100, none above, or "infinite"."""
     return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 

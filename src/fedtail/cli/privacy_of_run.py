@@ -19,7 +19,7 @@ COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say wh
 
 
 def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the privacy statement of the run in the folder `run`, computed from its ledger, as text or JSON.
+    """Print the privacy statement of the run in the folder `run`, computed from its ledger; as JSON with `as_json`.
 
     It is at `delta`, or at the run's own where that is None. With `for_release`, raises ValueError, with all reasons, where the
     model may not be released: for example a release without noise, a simulated guarantee, or a ledger that cannot be verified.
@@ -50,7 +50,7 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
 
 
 def rounds_so_far(folder: RunFolder) -> int:
-    """The number of rounds of an unfinished run: by its privacy.json if it is deployed, else the last evaluated one.
+    """The number of rounds of the unfinished run in `folder`: by its privacy.json if it is deployed, else the last evaluated one.
 
     0 where there is none.
     """
@@ -133,5 +133,5 @@ def _release_advice(problems: list[str]) -> str:
 
 
 def _epsilon_text(value: float | str) -> str:
-    """The text of an epsilon in a table: three decimals below 100, none above; a text such as "infinite" unchanged."""
+    """The text of an epsilon, `value`, in a table: three decimals below 100, none above; a text like "infinite" unchanged."""
     return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

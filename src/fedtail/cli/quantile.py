@@ -9,9 +9,9 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.terminal import print_errors_as_sentences, print_json, show_table
+from fedtail.cli.value_file import read_values
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from fedtail.quantiles.planning import QuantilePlan
     from fedtail.quantiles.private import QuantileRelease
@@ -53,7 +53,7 @@ def quantile(
     |F(estimate) - P|, 0.02 being two percentiles, and is known before anything is spent. Values outside the range are clipped;
     how many is not released. The number of clients is taken to be public.
     """
-    from fedtail.quantiles.private import build_edges, checked_values, plan_quantiles, release
+    from fedtail.quantiles.private import build_edges, checked_values, plan_quantiles, release_quantiles
 
     numbers = checked_values(read_values(values, column))
     places = None if edges is None else read_values(edges, None)
@@ -63,7 +63,7 @@ def quantile(
         allow_few=allow_few, max_error=max_error)
     if not as_json:
         print_plan(plan)
-    releases = [release(plan, numbers, randomness_for_release(seed, k)) for k in range(repeat)]
+    releases = [release_quantiles(plan, numbers, randomness_for_release(seed, k)) for k in range(repeat)]
     if as_json:
         print_json(releases_as_json(releases))
     else:
@@ -78,78 +78,6 @@ def randomness_for_release(seed: int | None, k: int) -> Any:
     from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 
     return SystemRandomness() if seed is None else SeededRandomness(seed, "quantile", k)
-
-
-def read_values(path: Path, column: str | None) -> np.ndarray:
-    """The array of numbers in a file, one per client; `column` names one column or array of a file with several.
-
-    .npy is returned as it is, .csv and .txt as float64. Raises FileNotFoundError where there is no file; ValueError for another
-    ending than .npy, .csv, .txt, .npz or .parquet, for an unknown column, or where several are there and `column` is None.
-    """
-    from fedtail.data.tables import list_arrays, read_arrays, read_npy
-
-    suffix = path.suffix.lower()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. Pass one number per client, as numpy.save writes them.")
-    if suffix == ".npy":
-        return read_npy(path)
-    if suffix in (".csv", ".txt"):
-        return read_text_column(path, column)
-    if suffix not in (".npz", ".parquet"):
-        raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
-                         "read.")
-    name = column or only_column_name(list(list_arrays(path)), path)
-    return read_arrays(path, [name])[name]
-
-
-def read_text_column(path: Path, column: str | None) -> np.ndarray:
-    """One column of a .csv or .txt file as a float64 array, by its name, or by "0", "1", ... in a file without a line of names.
-
-    `column` None: the file must have a single column. Raises ValueError for an unknown column, or where a cell of it is not a
-    number.
-    """
-    import csv
-    import io
-
-    import numpy as np
-
-    from fedtail.reading import read_text as read_text_of
-    from fedtail.reading import refuse_damaged, short_text
-
-    with refuse_damaged(str(path), "Write a column of numbers."):
-        text = io.StringIO(read_text_of(path, 1 << 30, "a file of numbers"), newline="")
-        rows = [row for row in csv.reader(text) if row]
-    named = bool(rows) and not all(is_number(cell) for cell in rows[0])
-    names = rows.pop(0) if named else [str(k) for k in range(len(rows[0]) if rows else 0)]
-    place = column_index(column, names, path) if column else names.index(only_column_name(names, path))
-    try:
-        return np.array([float(row[place]) for row in rows])
-    except (ValueError, IndexError) as reason:
-        raise ValueError(f"{path} has lines without a number in column {short_text(names[place])!r}: "
-                         f"{short_text(reason)}.") from None
-
-
-def is_number(text: str) -> bool:
-    """Whether `float` accepts the text; "nan" and "inf" are numbers too."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def column_index(column: str, names: list[str], path: Path) -> int:
-    """The position of `column` in `names`; ValueError, which lists the names, where it is not there. `path` is for its text."""
-    if column not in names:
-        raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)[:1000]}.")
-    return names.index(column)
-
-
-def only_column_name(names: list[str], path: Path) -> str:
-    """The only name in `names`; raises ValueError, which lists them, where there is none or several. `path` is for its text."""
-    if len(names) != 1:
-        raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names)[:1000] or 'it is empty'}.")
-    return names[0]
 
 
 def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
@@ -167,14 +95,14 @@ def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
     return {"method": plan.method, "level": number_or_list(plan.levels),
             "estimates": [number_or_list(one.estimates) for one in releases],
             "epsilon": plan.epsilon, "delta": plan.delta, "expected_error": number_or_list(plan.expected_error),
-            "releases": len(releases), "epsilon_of_all_releases": plan.epsilon_of(len(releases)),
+            "releases": len(releases), "epsilon_of_all_releases": plan.epsilon_of_releases(len(releases)),
             "adjacency": plan.adjacency, "sampling": "none", "accountant": "zcdp", "simulated": releases[0].simulated,
             "clients": plan.clients, "bins": plan.edges.bins, "scale": plan.strategy.scale, "noise": plan.deviation,
             "modulus": plan.ring.modulus, "wrap_probability": plan.wraps}
 
 
 def print_plan(plan: QuantilePlan) -> None:
-    """Print two lines with what is known before privacy is spent: clients, bins and method, and each level's expected error."""
+    """Print what `plan` knows before privacy is spent: clients, bins and method, then each level's expected error."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
     typer.echo(f"{plan.clients} clients, {plan.edges.bins} bins from {low:g} to {high:g} (values outside are clipped), method "
@@ -207,5 +135,5 @@ def show_releases(releases: list[QuantileRelease]) -> None:
                "at most.")
     typer.echo(f"{first.statement[0].upper()}{first.statement[1:]}.")
     if len(releases) > 1:
-        together = plan.epsilon_of(len(releases))
+        together = plan.epsilon_of_releases(len(releases))
         typer.echo(f"That is for one release. These {len(releases)} together: epsilon = {together:.3g} at this delta.")

@@ -139,7 +139,7 @@ def privacy_lines(runs: list[RunFolder]) -> list[str]:
 
 
 def show_saved_folder(folder: Path) -> None:
-    """Print where the runs were saved, and the command that writes a report about them."""
+    """Print that the runs were saved in `folder`, and the command that writes a report about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 
@@ -203,7 +203,7 @@ class _LoadedData:
         """
         def load() -> Any:
             """The populations by name of their split; those that were loaded last, or loaded now and stored in their place."""
-            key = (experiment.data.table(), seed if not experiment.data.is_same_for_all_seeds else None)
+            key = (experiment.data.as_table(), seed if not experiment.data.is_same_for_all_seeds else None)
             if self._key != key:
                 self._key, self._splits = key, experiment.data.load(seed)
             return self._splits

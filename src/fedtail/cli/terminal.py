@@ -97,14 +97,20 @@ def show_finetuned_errors(runs: list[RunFolder]) -> None:
 
 
 def _mean_cell(cell: dict[str, float | None]) -> str:
-    """A mean over seeds with its standard deviation, "1.23 +- 0.04", or "1.23" if that is None; "not finite" without a mean."""
+    """`cell`, a mean over seeds with its standard deviation, as "1.23 +- 0.04"; "1.23" if the deviation is None.
+
+    `cell` has `mean` and `std`; without a mean the text is "not finite".
+    """
     if cell["mean"] is None:
         return "not finite"
     return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
 
 
 def _difference_cell(cell: dict[str, float | None]) -> str:
-    """A mean difference with its standard error, "+0.12 +- 0.03", or "+0.12" if that is None; "none" without a difference."""
+    """`cell`, a mean difference with its standard error, as "+0.12 +- 0.03"; "+0.12" if the error is None.
+
+    `cell` has `mean` and `stderr`; without a difference the text is "none".
+    """
     if cell["mean"] is None:
         return "none"
     return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"
@@ -161,7 +167,10 @@ class Watcher:
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
 
     def advance(self, progress: Any) -> bool:
-        """A callback for `train(on_round=...)`: advance the bar, and return True, which stops the training, after a Ctrl-C."""
+        """A callback for `train(on_round=...)`: advance the bar to the round of `progress`, and return True after a Ctrl-C.
+
+        True stops the training.
+        """
         self.round(progress.round)
         return self.stop
 
@@ -177,7 +186,7 @@ class Watcher:
             self._bars.update(self._task, now=f"mean {error['mean']:.3g} tail {error['worst10']:.3g}")
 
     def note(self, text: str) -> None:
-        """Print a line to stderr, above the bar where one is shown."""
+        """Print `text` as a line to stderr, above the bar where one is shown."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False, markup=False)
         else:

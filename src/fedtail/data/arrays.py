@@ -111,11 +111,11 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def as_labels(values: Any, name: str) -> np.ndarray:
-    """A flat array with one label for each example, all text or all numbers, so that they can be sorted and saved without pickle.
+    """`values` as a flat array with one label for each example, all text or all numbers, so that they can be sorted and saved.
 
-    Different labels stay different: NumPy itself would round large integers beside small ones, and turn 1 beside "1" into
-    text. Raises TypeError for a mixture that no array holds unchanged, ValueError for NaN and other shapes; `name` only words
-    the errors.
+    Different labels stay different: NumPy itself would round large integers beside small ones, and turn 1 beside "1" into text.
+    Nothing is pickled. Raises TypeError for a mixture that no array holds unchanged, ValueError for NaN and other shapes; `name`
+    only words the errors.
     """
     labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.ndim != 1:
@@ -134,7 +134,7 @@ def as_labels(values: Any, name: str) -> np.ndarray:
 
 
 def _whole_number_labels(labels: list[Any], name: str) -> np.ndarray:
-    """Integers that NumPy would round to floats, as a uint64 array.
+    """The integers `labels`, which NumPy would round to floats, as a uint64 array, (labels,).
 
     Raises ValueError where they do not fit into 64 bits, or where text ends in a zero character, which NumPy drops; raises
     TypeError for labels of mixed types. `name` only words the errors.
@@ -286,6 +286,6 @@ def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
 
 
 def _sequence_length(value: Any) -> int:
-    """The number of entries of a sequence; -1 for a single number, a 0-dimensional array, text or bytes."""
+    """The number of entries of `value` where it is a sequence; -1 for a single number, a 0-dimensional array, text or bytes."""
     scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
     return -1 if scalar or not hasattr(value, "__len__") else len(value)

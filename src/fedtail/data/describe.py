@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.partition import named_generator
 from fedtail.data.population import Population
+from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
 
 MOST_CLASSES = 100        # with more classes than this, their counts are left out
@@ -80,7 +80,10 @@ def _size_summary(size: np.ndarray) -> dict[str, Any]:
 
 
 def _largest_client(population: Population) -> dict[str, Any]:
-    """The client with the most examples: `name` (its position where there are no names), `examples`, and `share` of all."""
+    """A dict on the population's client with the most examples: `name`, `examples` (their number), and its `share` of all.
+
+    The name is the client's position where there are no names.
+    """
     client = int(population.size.argmax())
     examples = int(population.size[client])
     name = client if population.names is None else np.asarray(population.names[client]).item()
@@ -88,10 +91,10 @@ def _largest_client(population: Population) -> dict[str, Any]:
 
 
 def _value_spread(values: Tensor, rows: Tensor) -> Spread:
-    """The smallest and largest value in the given rows and, where rows are float vectors, the standard deviation of each feature.
+    """The smallest and largest value of `values` in the given `rows`, row numbers (rows,), as a `Spread`.
 
-    A `Spread`, whose `deviation` is None where rows are no float vectors. Values are read in blocks, so that mapped data stay on
-    disk. Both ends are 0 where rows have no entries.
+    Where rows are float vectors its `deviation` is the standard deviation of each feature, else None. Values are read in blocks,
+    so that mapped data stay on disk. Both ends are 0 where rows have no entries.
     """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)
@@ -218,7 +221,7 @@ def _variance_between_clients(owner: np.ndarray, values: np.ndarray, clients: in
 def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]:
     """Warnings as sentences: that clients with one example cannot be split, and that one client holds more than half of all.
 
-    `about` is the report, of which `largest` is read.
+    `population` gives the sizes of the clients; `about` is the report on it, of which `largest` is read.
     """
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
     if single:
@@ -233,7 +236,8 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
 def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
     """Warnings as sentences: that inputs are bytes, and that features have standard deviations which differ more than 1000-fold.
 
-    `inputs` and `spreads` describe each input by name.
+    Both arguments are by name of the input: `inputs` the report's entries, of which `dtype` is read, `spreads` the range of its
+    values and the deviations of its features.
     """
     found = []
     for name, spread in spreads.items():
@@ -251,7 +255,10 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[
 
 
 def _target_warnings(targets: dict[str, Any]) -> list[str]:
-    """Warnings as sentences: that all labels are equal, or that labels are not 0, 1, ... without gaps; none for numbers."""
+    """Warnings as sentences: that all labels are equal, or that labels are not 0, 1, ... without gaps; none for numbers.
+
+    `targets` is the report's entry on the targets.
+    """
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]

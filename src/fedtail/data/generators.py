@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedtail.data.partition import dirichlet, named_generator
+from fedtail.data.partition import dirichlet
 from fedtail.data.population import Population
+from fedtail.draws import named_generator
 from fedtail.errors import FieldError
 
 Sizes = Literal["power_law", "moderate"] | Sequence[int]

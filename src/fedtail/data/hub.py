@@ -46,7 +46,7 @@ def read_federated(
     federated: Any, x: str | Sequence[str], y: str, split: str | None = None, group: str | None = None,
     mass: str | None = None,
 ) -> Population:
-    """A population with a client for each partition of Flower's FederatedDataset, or of a partitioner that has its dataset.
+    """A population with a client for each partition of `federated`: Flower's FederatedDataset, or a partitioner with its dataset.
 
     Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x` and `y` name
     columns of numbers, lists of numbers, or images (float32 in [0, 1]); several `x` columns of single numbers are one feature
@@ -172,9 +172,9 @@ def _choose_split(splits: Mapping[str, Any], split: str | None) -> Any:
 
 
 def _arrow_table(source: Any, names: Sequence[str]) -> Any:
-    """The columns `names` of a Dataset as an arrow table; they are copied only where examples were selected or shuffled.
+    """The columns `names` of `source`, a `datasets.Dataset`, as an arrow table.
 
-    Raises FieldError for a name that is not there.
+    They are copied only where examples were selected or shuffled. Raises FieldError for a name that is not there.
     """
     for name in names:
         check_name(name, source.column_names, "column in the data set")

@@ -86,10 +86,10 @@ def leaf_files(folder: str | Path) -> list[Path]:
 
 
 def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Iterate over the users of one LEAF file: (user id, list x, list y), in the file's order.
+    """Iterate over the users of the LEAF file at `path`: (user id, list x, list y), in the file's order.
 
-    The whole file is read, and its structure checked, before the first user comes (ValueError). A user whose lists do not
-    have the length that `num_samples` says raises ValueError at its turn.
+    The whole file is read, and its structure checked, before the first user comes (ValueError). A user whose lists do not have
+    the length that `num_samples` says raises ValueError at its turn.
     """
     try:
         content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=dict_of_unique_keys)
@@ -141,9 +141,9 @@ def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) 
 
 
 def _whole_floats_to_int(values: Any) -> Any:
-    """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0.
+    """`values` as int64 where they are an array of floats that are all whole; anything else comes back unchanged.
 
-    Anything else comes back unchanged.
+    LEAF writes classes as 0.0 and 1.0.
     """
     whole = isinstance(values, np.ndarray) and values.dtype.kind == "f" and bool((values == np.rint(values)).all())
     return values.astype(np.int64) if whole else values

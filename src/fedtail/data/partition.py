@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from fedtail.data.arrays import as_labels
+from fedtail.draws import named_generator
 from fedtail.errors import FieldError
-
-
-def named_generator(seed: int, name: str) -> np.random.Generator:
-    """A NumPy generator (PCG64) seeded by `seed`, modulo 2 ** 64, and the text `name`.
-
-    Equal arguments give equal draws. Different names give independent streams, so that two draws in one program share no numbers.
-    """
-    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
 
 
 def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at_least: int = 1) -> np.ndarray:
@@ -132,9 +123,10 @@ def _label_shares(random: np.random.Generator, clients: int, labels: int, concen
 
 
 def _fill_small_clients(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """A copy of the client ids, one for each example, in which each of `clients` clients has at least `at_least` examples.
+    """A copy of `client`, the client id of each example, (examples,), in which each client has at least `at_least` examples.
 
-    The missing ones are taken from the largest clients, at random by `random`; all other examples stay with their client.
+    There are `clients` clients. The missing examples are taken from the largest clients, at random by `random`; all others stay
+    with their client.
     """
     count = np.bincount(client, minlength=clients)
     missing = np.maximum(at_least - count, 0)

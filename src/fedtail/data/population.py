@@ -137,12 +137,12 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: Any = "client",
         group: str | None = None, mass: str | None = None,
     ) -> Population:
-        """A population from an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
+        """A population from the `.npz` file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
 
         Where `x` is a list of names, the inputs are a dict of those arrays. `client` may also be an array of ids, from a
-        partitioner, or None: all examples are then one client's. `group` (any labels, numbered in sorted order) and `mass`
-        have a value for each example, equal for all of a client's. Nothing is unpickled. Raises FieldError for a name that
-        the file lacks.
+        partitioner, or None: all examples are then one client's. `group` (any labels, numbered in sorted order) and `mass` have a
+        value for each example, equal for all of a client's. Nothing is unpickled. Raises FieldError for a name that the file
+        lacks.
         """
         from fedtail.data.tables import read_npz
         return cls.from_arrays(**read_npz(path, x, y, client, group, mass))
@@ -152,11 +152,11 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
         mass: str | None = None,
     ) -> Population:
-        """A population from a parquet file, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
+        """A population from the parquet file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
-        Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client`
-        may also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each
-        example, equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
+        Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client` may
+        also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each example,
+        equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
         """
         from fedtail.data.tables import read_parquet
         return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
@@ -189,7 +189,7 @@ class Population:
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a folder that `save` wrote.
+        """The population in a folder that `save` wrote.
 
         The arrays stay on disk and are memory-mapped; writing to a tensor does not change the files. Raises FileNotFoundError
         where the folder is no saved population, ValueError where it is damaged.
@@ -259,27 +259,29 @@ class Population:
                                  "fraction.")
         return tuple(self.select(part) for part in parts)
 
-    def split_examples(self, fraction: float = 0.5, seed: int = 0) -> tuple[Population, Population]:
+    def split_examples(self, fraction: float = 0.5, seed: int = 0, share_single: bool = False) -> tuple[Population, Population]:
         """Two populations of the same clients: one with a random `fraction` of each client's examples, one with the rest.
 
         Which example goes where depends only on `seed`, the client's key and the example's position. Each part gets at least
-        one example, and the client's mass in proportion. The examples are copied. Raises FieldError for a client with a
-        single example, or a fraction outside (0, 1).
+        one example, and the client's mass in proportion. The examples are copied. A client with a single example has it in both
+        parts where `share_single` is true. Raises FieldError for such a client otherwise, and for a fraction outside (0, 1).
         """
         if not 0 < fraction < 1:
             raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
-        small = int((self.size < 2).sum())
-        if small:
+        alone = self.size < 2
+        small = int(alone.sum())
+        if small and not share_single:
             write = "Use population.at_least(2) first."
             raise FieldError("at_least", "2 or more", 1, write,
                              text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
-        cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
+        cut = (self.size * fraction).round().long().clamp(min=1).minimum((self.size - 1).clamp(min=1))
         owner, rows = self.example_clients_and_rows()
         place = rows - self.start[owner]
         order = hash_bits(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
         first, rows = place < cut[owner], rows[order]
-        return self._with_examples(rows[first], cut), self._with_examples(rows[~first], self.size - cut)
+        second = ~first | alone[owner]
+        return self._with_examples(rows[first], cut), self._with_examples(rows[second], (self.size - cut).clamp(min=1))
 
     def example_clients_and_rows(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """The client of every example and the example's row in `inputs` and `targets`: two int64 tensors (examples,) on `device`.

@@ -117,7 +117,7 @@ def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -
 
 
 def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
-    """A tensor, from any device, as a NumPy array; on the CPU it shares the tensor's memory.
+    """`tensor`, from any device, as a NumPy array of its shape; on the CPU it shares the tensor's memory.
 
     Raises TypeError for a dtype that NumPy lacks, such as bfloat16; `name` only words the error.
     """
@@ -159,10 +159,10 @@ def _replace_folder(writing: Path, place: Path) -> None:
 
 
 def _read_manifest(place: Path) -> dict[str, Any]:
-    """The content of `population.json` as a dict: `format`, `version`, `clients`, `examples`, and `arrays` by name.
+    """The content of `population.json` in the folder `place`: `format`, `version`, `clients`, `examples`, and `arrays` by name.
 
-    Format, version and the names of the arrays are checked. Raises FileNotFoundError where the file is missing, ValueError
-    where it does not describe a saved population.
+    Format, version and the names of the arrays are checked. Raises FileNotFoundError where the file is missing, ValueError where
+    it does not describe a saved population.
     """
     if not (place / _MANIFEST).is_file():
         raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
@@ -201,10 +201,10 @@ def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
 
 
 def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
-    """The array in `name.npy`, memory-mapped: writing to it does not change the file.
+    """The array in `name.npy` of the folder `place`, memory-mapped: writing to it does not change the file.
 
-    `entry` is the manifest's dtype and shape of it. Raises FileNotFoundError where the file is missing, ValueError where it
-    is cut short, is not as `entry` says, or has a dtype that a population does not have.
+    `entry` is the manifest's dtype and shape of it. Raises FileNotFoundError where the file is missing, ValueError where it is
+    cut short, is not as `entry` says, or has a dtype that a population does not have.
     """
     file = place / f"{name}.npy"
     if not file.is_file():

@@ -21,7 +21,7 @@ _DEFLATE = 1032                                         # no deflated byte stand
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """The arrays of an `.npz` file, or the columns of a `.parquet` file, called `names`: a dict by name.
+    """The arrays of the `.npz` file at `path`, or the columns of a `.parquet` file, called `names`: a dict by name.
 
     A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
     which lists what the file holds, for a name that is not there, and ValueError for a file with another suffix.
@@ -31,9 +31,9 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def list_arrays(path: str | Path) -> dict[str, str]:
-    """The arrays or columns of a file by name, each described as text such as "(100, 4) float32"; no values are read.
+    """The arrays or columns of the file at `path` by name, each described as text such as "(100, 4) float32".
 
-    Raises ValueError for a file that is neither `.npz` nor parquet.
+    No values are read. Raises ValueError for a file that is neither `.npz` nor parquet.
     """
     if checked_suffix(path) == ".parquet":
         with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
@@ -54,11 +54,11 @@ def checked_suffix(path: str | Path) -> str:
 
 def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
              mass: str | None = None) -> dict[str, Any]:
-    """Read the named arrays of an `.npz` file; returns the arguments of `Population.from_arrays` as a dict.
+    """Read the named arrays of the `.npz` file at `path`; returns the arguments of `Population.from_arrays` as a dict.
 
-    Where `x` is a list of names, its entry is a dict of those arrays. `client` names an array, or holds ids, one per example,
-    or is None for a single client. `group` and `mass` name arrays with one value per example. Nothing is unpickled. Raises
-    FieldError for a name that is not there.
+    Where `x` is a list of names, its entry is a dict of those arrays. `y` names the array of targets. `client` names an array, or
+    holds ids, one per example, or is None for a single client. `group` and `mass` name arrays with one value per example. Nothing
+    is unpickled. Raises FieldError for a name that is not there.
     """
     arrays = _read_npz_arrays(path, distinct_names(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
@@ -67,12 +67,12 @@ def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, grou
 
 def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
                  mass: str | None = None) -> dict[str, Any]:
-    """Read the named columns of a parquet file; returns the arguments of `Population.from_arrays` as a dict.
+    """Read the named columns of the parquet file at `path`; returns the arguments of `Population.from_arrays` as a dict.
 
-    One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several
-    `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision. `client` names a column, or
-    holds ids, one per example, or is None for a single client. `group` and `mass` name columns with one value per example.
-    Raises FieldError for a name that is not there.
+    One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several `x`
+    columns of numbers are stacked to a feature matrix, integers in the floats' precision. `y` names the column of targets.
+    `client` names a column, or holds ids, one per example, or is None for a single client. `group` and `mass` name columns with
+    one value per example. Raises FieldError for a name that is not there.
     """
     wanted = [x] if isinstance(x, str) else list(x)
     arrays = _read_parquet_columns(path, distinct_names(x, y, client, group, mass))
@@ -215,10 +215,10 @@ def _check_column_type(column: Any, name: str) -> None:
 
 
 def _text_column_array(column: Any, name: str) -> np.ndarray:
-    """A column of text, dictionary-encoded or not, as an array of NumPy strings.
+    """A column of text, dictionary-encoded or not, as an array of NumPy strings, (rows,).
 
-    Each distinct text becomes a Python string only once. Raises Unreadable where one long text would make the array much
-    larger than the column; `name` only words the error.
+    Each distinct text becomes a Python string only once. Raises Unreadable where one long text would make the array much larger
+    than the column; `name` only words the error.
     """
     from pyarrow import types
 
@@ -234,9 +234,10 @@ def _text_column_array(column: Any, name: str) -> np.ndarray:
 
 
 def _read_parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the columns `names` of a parquet file: a dict by name of arrays, or of `Sequences` for lists of different lengths.
+    """Read the columns `names` of the parquet file at `path`: a dict by name of arrays, or of `Sequences`.
 
-    Raises FieldError for a name that is not there, ValueError for null values, Unreadable for a damaged file.
+    `Sequences` hold lists of different lengths. Raises FieldError for a name that is not there, ValueError for null values,
+    Unreadable for a damaged file.
     """
     from fedtail.parquet_files import read_columns
 
@@ -249,17 +250,20 @@ def _read_parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, A
 
 
 def open_parquet(path: str | Path) -> Any:
-    """Open a parquet file; the caller closes it. Raises Unreadable where it is something else, or its footer is too large."""
+    """Open the parquet file at `path`; the caller closes it.
+
+    Raises Unreadable where it is something else, or its footer is too large.
+    """
     from fedtail.parquet_files import open_parquet
 
     return open_parquet(path)
 
 
 def _read_npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the arrays `names` of an `.npz` file: a dict by name.
+    """Read the arrays `names` of the `.npz` file at `path`: a dict by name.
 
-    Raises FieldError for a name that is not there, Unreadable where the arrays would unpack to far more than the file could
-    hold, or are damaged.
+    Raises FieldError for a name that is not there, Unreadable where the arrays would unpack to far more than the file could hold,
+    or are damaged.
     """
     with _open_npz(path) as archive:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
@@ -270,7 +274,7 @@ def _read_npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _open_npz(path: str | Path) -> zipfile.ZipFile:
-    """Open an `.npz` file as the zip archive it is; the caller closes it.
+    """The `.npz` file at `path`, opened as the zip archive it is; the caller closes it.
 
     Raises FileNotFoundError where there is no file, ValueError where it is not an `.npz` file.
     """
@@ -283,7 +287,7 @@ def _open_npz(path: str | Path) -> zipfile.ZipFile:
 
 
 def _read_npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
-    """Read one array of an open `.npz` file, whose name in the archive is `entry`; `path` and `name` only word the errors.
+    """The array of an open `.npz` file whose name in the archive is `entry`; `path` and `name` only word the errors.
 
     Raises Unreadable where the packed bytes are too few for the announced size, before memory is taken, or where the array is
     damaged or needs pickle.
@@ -297,7 +301,7 @@ def _read_npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name
 
 
 def read_npy_stream(stream: IO[bytes], size: int, what: str) -> np.ndarray:
-    """Read an array in numpy's `.npy` format from a stream of `size` bytes, to its end.
+    """The array that `stream` holds in numpy's `.npy` format, `size` bytes of it, to its end.
 
     Raises Unreadable where it needs pickle, where the header announces another length than `size`, where it is text without
     characters, or where the stream ends early; `what` only words the errors.
@@ -320,7 +324,10 @@ def read_npy_stream(stream: IO[bytes], size: int, what: str) -> np.ndarray:
 
 
 def read_npy(path: str | Path) -> np.ndarray:
-    """Read the array in a `.npy` file into memory; nothing is unpickled. Raises Unreadable where it is damaged or missing."""
+    """The array in the `.npy` file at `path`, read into memory; nothing is unpickled.
+
+    Raises Unreadable where it is damaged or missing.
+    """
     with refuse_damaged(str(path), AGAIN), Path(path).open("rb") as stream:
         return read_npy_stream(stream, Path(path).stat().st_size, str(path))
 
@@ -357,7 +364,7 @@ def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _example_labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example, as a flat array of numbers or text.
+    """`values`, one label for each example, as a flat array of numbers or text.
 
     Raises ValueError for lists, NaN and other shapes, TypeError for mixed types; `name` only words the errors.
     """
@@ -367,7 +374,7 @@ def _example_labels(values: Any, name: str) -> np.ndarray:
 
 
 def _positive_numbers(values: Any, name: str) -> np.ndarray:
-    """One number for each example, as a flat array; raises ValueError unless all are positive and finite.
+    """`values`, one number for each example, as a flat array; raises ValueError unless all are positive and finite.
 
     `name` only words the error.
     """

@@ -16,13 +16,15 @@ BY = "the deployment"
 
 
 def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()) -> list[Experiment]:
-    """The experiments of a file, one for each method, or a list of the one called `method`, with the defaults of deployments.
+    """The experiments of the file at `path`, one for each method, or a list of the one called `method`.
 
-    The file's data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
-    question. Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError, which
-    names the key.
+    They have the defaults of deployments. The file's data section is ignored, because nodes have their own data; a tail without a
+    `quantile` gets one that asks a single question. Code that is not fedtail's is imported only from the folders and packages in
+    `trust`. Raises ExperimentError, which names the key.
     """
     source = Source.read(path, trust=trust)
+    if "attack" in source.tables:
+        raise source.error_at(("attack",), "an attack is simulated, and nothing of it exists on a deployment. Remove [attack].")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)
@@ -31,7 +33,7 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
 
 
 def deployed_experiment(path: str | Path, method: str = "", trust: Trusted = ()) -> Experiment:
-    """The experiment of the only method in a file, or of the one called `method`, with the defaults of deployments.
+    """The experiment of the only method in the file at `path`, or of the one called `method`, with the defaults of deployments.
 
     Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError where the file is
     not valid, or holds several methods and `method` is "".
@@ -48,7 +50,7 @@ def _with_single_tail_question(source: Source) -> Source:
 
     Returned unchanged where the risk has no `tail_fraction`, is neither Superquantile nor TailFilter, or names a quantile itself.
     """
-    risk = source.table("risk")
+    risk = source.section_table("risk")
     if "tail_fraction" not in risk or risk.get("part") not in TAILS or "quantile" in risk:
         return source
     return source.with_value(("risk", "quantile"), ONE_QUESTION, BY)
@@ -72,6 +74,6 @@ def deployed_experiment_table(experiment: Experiment, channel: Channel, seed: in
     The sections data, engine and folder are left out, and evaluate too where nodes evaluate nothing. `channel` replaces the
     experiment's own.
     """
-    table = replace(experiment, channel=channel).table(seed)
+    table = replace(experiment, channel=channel).as_table(seed)
     unused = ("data", "engine", "folder", *(() if experiment.evaluate.on_nodes else ("evaluate",)))
     return {name: value for name, value in table.items() if name not in unused}

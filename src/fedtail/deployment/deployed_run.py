@@ -20,9 +20,10 @@ from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
 from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
+from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.execution import checkpoint_to_resume
-from fedtail.runs.files import Lines, RunError, hold_folder_lock, refuse_foreign_folder
+from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.runs.recording import Recorder, append_to_log, redirect_warnings
 from fedtail.runs.run_folder import DEPLOYED, LEDGER
@@ -67,7 +68,7 @@ class DeployedRun:
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
         def record_round(progress: Progress) -> bool:
-            """Record the round, call `between`, and restart the clock for the next one; True where training should stop."""
+            """Record the round of `progress`, call `between`, and restart the clock for the next; True to stop the training."""
             stop = recorder.record_round(progress)
             between()
             records.began = time.monotonic()
@@ -84,7 +85,7 @@ class DeployedRun:
         return trained
 
     def log(self, text: str) -> None:
-        """Append a line with the local time to log.txt in the run's folder, which is created."""
+        """Append a line, the local time and `text`, to log.txt in the run's folder, which is created."""
         append_to_log(self.folder, text)
 
 
@@ -94,9 +95,11 @@ class DeploymentRecords:
     run_format, line_files, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
-        """Store what the records are about, and start the clock of the first round; `log` appends a line to the run's log.
+        """Store what the records are about, and start the clock of the first round; nothing is written.
 
-        Evaluations are recorded under the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
+        `experiment` is trained under `task` on the nodes of `fleet`, whose answer reports are recorded; `log` appends a line to
+        the run's log. Evaluations are recorded under the split that clients evaluate on, or "test" where the experiment evaluates
+        on no nodes.
         """
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested_split = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
@@ -119,27 +122,37 @@ class DeploymentRecords:
                 "data": f"at {self.fleet.population.num_nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> None:
-        """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet."""
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> None:
+        """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet.
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+        `start` and `lines` are not used.
+        """
+
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Write the round's reports to answers.jsonl and a line to the log; returns (the run before this round, its evaluations).
 
-        The cohort of a round evaluates the models that it received, those before the round: one dict by split for each model.
-        None where it evaluated nothing.
+        `progress` is about the round, and `lines` has the open files by name. The cohort of a round evaluates the models that it
+        received, those before the round: one dict by split for each model. None where it evaluated nothing.
         """
         for report in self.fleet.reports:
             lines["answers.jsonl"].write(report.as_dict())
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
-                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges")
+                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges{self._raised_tail_text()}")
         found = progress.before.evaluation if progress.before else None
         return None if progress.before is None or found is None else (progress.before, self._evaluations_by_split(found))
 
-    def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """The triple (evaluations, entries for result.json, files written), for the final models as the last cohort found them.
+    def _raised_tail_text(self) -> str:
+        """For the log: the tail fractions used in the last round by risks that depend on the size of the cohort; "" without."""
+        sampled = self.fleet.reports[-1].sampled if self.fleet.reports else 0
+        used = [tail_fraction_used(member.risk, sampled) for member in self.experiment.algorithm.members
+                if member.risk.declares.reads_cohort]
+        return "".join(f", tail fraction {theta:.3g}" for theta in used if theta is not None)
 
-        Evaluations are one dict by split for each model; the entries hold the `histograms` that were released; the files are
-        always []. Where nothing was evaluated: (None, {}, []).
+    def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
+        """The triple (evaluations, entries for result.json, files written) about the final models of `trained`.
+
+        The evaluations are those of the last cohort, one dict by split for each model; the entries hold the `histograms` that
+        were released; the files are always []. Where nothing was evaluated: (None, {}, []).
         """
         found = trained.evaluation
         if found is None:
@@ -149,7 +162,7 @@ class DeploymentRecords:
         return self._evaluations_by_split(found), {"histograms": histograms}, []
 
     def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
-        """A list with one dict for each model: its evaluation, under the name of the split that clients evaluate on."""
+        """For each model a dict with its evaluation, from `found`, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
 
 
@@ -159,16 +172,16 @@ class Unwatched:
     stop = False
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Do nothing when a run begins."""
+        """Do nothing when a run begins; the arguments, its name, seed and rounds, are not used."""
 
     def round(self, round: int) -> None:
         """Do nothing after a round: the run's log has a line about it."""
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Do nothing with the evaluation in `line`, which metrics.jsonl holds."""
+        """Do nothing with the evaluation in `line`, which metrics.jsonl holds; `tested` is not used."""
 
     def note(self, text: str) -> None:
-        """Do nothing with a note: the run's log holds it already."""
+        """Do nothing with the note `text`: the run's log holds it already."""
 
 
 def _wait_for_writer(folder: Path) -> None:

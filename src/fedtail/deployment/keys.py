@@ -74,9 +74,9 @@ def make_identity(folder: Path) -> str:
 
 
 def read_identity(path: Path) -> bytes:
-    """The secret key (32 bytes) in a file that `make_identity` wrote; raises ValueError where there is no file or no key in it.
+    """The secret key (32 bytes) in the file at `path`, which `make_identity` wrote.
 
-    The text of the error never holds the file's content.
+    Raises ValueError where there is no file or no key in it; the text of the error never holds the file's content.
     """
     if not path.is_file():
         raise ValueError(f"there is no identity {path}. `fedtail deploy identity FOLDER` makes one.")
@@ -104,7 +104,7 @@ def _key_bytes(text: str) -> bytes:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Create a file with this content that only its owner can read (mode 600). Raises FileExistsError where it exists."""
+    """Create the file `path` with this content, readable by its owner only (mode 600). Raises FileExistsError where it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 

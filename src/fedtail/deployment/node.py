@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail import aggregation, local, privacy, quantiles, risk
+from fedtail import aggregation, local, personal, privacy, quantiles, risk, speeds
 from fedtail.base_part import Part, classes_sent_with
 from fedtail.channel.base import clients_add_noise
 from fedtail.channel.integer import FixedPoint
@@ -23,7 +23,9 @@ from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
+from fedtail.evaluation.dissimilarity import GradientMoments
 from fedtail.evaluation.federated import ClientMetrics
+from fedtail.evaluation.inexactness import ClientInexactness
 from fedtail.fleet import Broadcast
 from fedtail.questions import Count, Evaluate, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore
@@ -82,8 +84,8 @@ def built_in_parts() -> Iterator[type]:
     A class declares others in its attribute `sends`. A class may come more than once.
     """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *classes_sent_with(ClientMetrics))
-    for room in (aggregation, local, privacy, quantiles, risk):
+                *classes_sent_with(ClientMetrics), *classes_sent_with(ClientInexactness), *classes_sent_with(GradientMoments))
+    for room in (aggregation, local, personal, privacy, quantiles, risk, speeds):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
@@ -135,7 +137,7 @@ class Node:
         return -1 if self._broadcast is None else self._broadcast.round
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the beginning (a serialised `Open`) or end (a serialised `Close`) of a round; raises Refused for anything else.
+        """Receive the beginning or the end of a round: `message` is a serialised `Open` or `Close`; raises Refused for any other.
 
         The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
         could be averaged away. A `Close` of another round is ignored.
@@ -221,7 +223,7 @@ class Node:
         return self.fleet.count_silent_clients(hidden)
 
     def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
-        """The encoded sums (or gathered rows) of a serialised `Ask`, one tensor for each question.
+        """The encoded sums, (width,), or gathered rows, (clients, width), of a serialised `Ask`: one tensor for each question.
 
         They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
         Refused where the message is malformed or about another round.

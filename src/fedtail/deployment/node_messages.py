@@ -38,7 +38,10 @@ class Reply:
 
 
 def read_reply(message: bytes, reply: bytes) -> Reply:
-    """Decode the reply to `message`. Raises Refused where it is malformed, or names the digest of another message."""
+    """The `Reply` to `message`, decoded from the bytes `reply`.
+
+    Raises Refused where it is malformed, or names the digest of another message.
+    """
     read = decode(Reply, reply)
     if read.about != message_digest(message):
         raise Refused("an answer to another message came, too late.")
@@ -66,7 +69,7 @@ def message_digest(message: bytes) -> bytes:
 
 
 def encode_message(value: NodeMessage | Reply) -> bytes:
-    """Encode a message or a reply as bytes, which `read_message` or `read_reply` decodes."""
+    """Encode `value`, a message or a reply, as bytes, which `read_message` or `read_reply` decodes."""
     return encode(value)
 
 

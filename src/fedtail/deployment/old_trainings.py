@@ -40,7 +40,7 @@ def _is_training_name(name: str) -> bool:
 
 
 def _last_change_time(place: Path) -> float:
-    """When the folder or a file in it was last changed, in seconds since 1970; 0.0 where it does not exist."""
+    """When the folder `place` or a file in it was last changed, in seconds since 1970; 0.0 where it does not exist."""
     with suppress(FileNotFoundError):
         return max(path.stat().st_mtime for path in (place, *place.iterdir()))
     return 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,7 +66,10 @@ def packed_node_info(settings: NodeSettings) -> bytes:
 
 
 def read_node_info(data: bytes) -> NodeInfo:
-    """The `NodeInfo` in the bytes that a node sent; raises ValueError where they hold something else or values are not valid."""
+    """The `NodeInfo` in `data`, the bytes that a node sent.
+
+    Raises ValueError where they hold something else or values are not valid.
+    """
     info = unpack(data, TYPES)
     if not isinstance(info, NodeInfo):
         raise ValueError(f"a node sent a {type(info).__name__} as its node info.")
@@ -83,6 +86,8 @@ def seed_from_name(name: str) -> int:
 class ClientRegistry:
     """What a server knows of its clients, enough to sample a cohort and to reach it: for each client a key, a mass and a node."""
 
+    size: ClassVar[None] = None      # how many examples a client has, and its name, nodes do not say
+    names: ClassVar[None] = None
     key: Tensor                 # (clients,) int64, as in the population
     mass: Tensor                # (clients,) float64
     node: Tensor                # (clients,) int64, ascending: which node holds the client

@@ -100,10 +100,11 @@ class RemoteFleet:
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the nodes that answered, (width,), or where it gathers their clients' rows.
+        """For each question the encoded sum over the nodes that answered, (width,), or their clients' rows where it gathers them.
 
-        Gathered rows are (clients, width). The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says
-        which nodes failed and why. Raises RoundLost where no node answered.
+        Gathered rows are (clients, width). `encoding` is sent along: nodes encode their clients' rows by it. The answers are sent
+        without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises RoundLost where no node
+        answered.
         """
         ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
@@ -119,9 +120,10 @@ class RemoteFleet:
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """For each question the sum over `threshold` clients or more, (width,) int64 modulo 2 ** modulus_bits; rows stay masked.
 
-        Nothing is unmasked where fewer than `needed` clients answered with more than zeros. `again` is called before a retry and
-        charges the ledger for it; sums without noise are never retried. `graph` says which nodes share masks; None: every pair.
-        Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
+        `encoding`, by which nodes turn rows into integers, has the modulus. Nothing is unmasked where fewer than `needed` clients
+        answered with more than zeros. `again` is called before a retry and charges the ledger for it; sums without noise are
+        never retried. `graph` says which nodes share masks; None: every pair. Adds an `AnswerReport` to `reports`. Raises
+        RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
@@ -236,7 +238,7 @@ class RemoteFleet:
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Send each node its message of the secure sum, and return the replies' messages of the secure sum, both by node.
+        """Send each node its message of the secure sum, in `contents`, and return the messages in the replies; both by node.
 
         A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then
         noted in `_silent`. Nodes that failed are left out, with the reason in `_problems`.
@@ -282,9 +284,9 @@ class RemoteFleet:
         return replies
 
     def _checked_sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
-        """The sums in a node's reply, one tensor for each question, checked for shape, dtype and range.
+        """The sums in a node's reply, one tensor for each question, checked for the shape, dtype and range that `encoding` gives.
 
-        None where the reply holds a problem or the answer is malformed; the latter is noted in `_problems`.
+        None where the reply of `node` holds a problem or the answer is malformed; the latter is noted in `_problems`.
         """
         if reply.problem:
             return None
@@ -328,12 +330,13 @@ def asks_for_row(bundle: bytes) -> bool:
 def check_node_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
     """Raise Refused unless `one`, a node's answer, is a finite tensor of shape (*lead, width) and of the encoding's dtype.
 
-    That is float64 where the encoding has no modulus; else int64, with values in [0, 2 ** modulus_bits). `lead` is (clients,)
-    where rows are gathered, else ().
+    That is float64 where the encoding has no modulus, for gathered rows float32 too; else int64, with values in
+    [0, 2 ** modulus_bits). `lead` is (clients,) where rows are gathered, else ().
     """
     bits = encoding.modulus_bits
     wanted = torch.float64 if bits is None else torch.int64
-    if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):
+    fits = isinstance(one, Tensor) and one.dtype in (wanted, torch.float32 if lead and bits is None else wanted)
+    if not fits or tuple(one.shape) != (*lead, width):
         raise Refused(f"it should be {(*lead, width)} numbers as {wanted}.")
     if not bool(one.isfinite().all()) or (bits is not None and bool(((one < 0) | (one >= 1 << bits)).any())):
         raise Refused("it holds numbers that are not finite, or beyond the modulus.")

@@ -86,7 +86,7 @@ class NodeSettings:
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
-        """The settings in a TOML file, usually node.toml; `folder` becomes the folder of the file.
+        """The settings in the TOML file at `path`, usually node.toml; `folder` becomes the folder of the file.
 
         Raises ValueError where there is no file, where a needed setting (name, experiment or data) is missing, and where a
         setting is unknown, of the wrong type or out of range; the text names the setting.

@@ -28,7 +28,10 @@ class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the serialised broadcast that begins a round (`Open`) or ends one (`Close`); raises Refused for any other."""
+        """Receive `message`, the serialised broadcast that begins a round (`Open`) or ends one (`Close`).
+
+        Raises Refused for any other message.
+        """
         ...
 
     def answer(self, ask: bytes) -> bytes:
@@ -55,7 +58,7 @@ class Computing(Protocol):
         ...
 
     def restore(self, saved: bytes) -> None:
-        """Replace the state of this part by one that `save` returned; b"" begins without any state."""
+        """Replace the state of this part by `saved`, which `save` returned; b"" begins without any state."""
         ...
 
 
@@ -128,7 +131,7 @@ class Site:
         return self
 
     def handle(self, content: bytes, began: float | None = None, keep: Callable[[bytes], None] | None = None) -> bytes:
-        """The reply to a message of the server, as bytes. A bad message does not raise: the reply then holds a `problem`.
+        """The reply, as bytes, to the server's message `content`. A bad message does not raise: the reply then holds a `problem`.
 
         `began` is the time by `time.monotonic()` at which the message came; None: now. If `keep` is given, it is called with the
         saved state after the reply is computed. Then this sleeps until a multiple of `answer_after` seconds after `began`, unless
@@ -143,10 +146,10 @@ class Site:
         return reply
 
     def _reply_or_problem(self, content: bytes) -> bytes:
-        """The reply to a message, without the wait of `answer_after`; any exception becomes a reply that holds its `error_text`.
+        """The reply to the message `content`, without the wait of `answer_after`; an exception becomes a reply with its text.
 
         Changes the state: a new run begins afresh, and the message's broadcasts join those that wait for the part that computes.
-        Only the newest MOST_BROADCASTS of them are kept.
+        Only the newest MOST_BROADCASTS of them are kept. The text of an exception is its `error_text`.
         """
         about = message_digest(content)
         try:
@@ -242,7 +245,7 @@ def sleep_to_next_multiple(began: float, seconds: float) -> None:
 
 
 def error_text(why: Exception) -> str:
-    """The text about an error that may be sent to the server: the whole text of a Refused, of any other exception only its type.
+    """The text about the error `why` that may be sent to the server: all of a Refused, of any other exception only its type.
 
     A Refused is about the server's own message; any other error could hold data, so it is logged here in full instead.
     """

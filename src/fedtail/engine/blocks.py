@@ -66,7 +66,7 @@ def max_clients_at_once(kernel: Kernel, population: Population, device: torch.de
     """How many clients to compute at once, at least 1: `kernel.stack`, or fewer to bound memory.
 
     The parameters of all their models are bounded, and their examples, each client padded to the size of the population's
-    largest. On a GPU both bounds are 64 times as large as on a CPU.
+    largest. On a GPU both bounds are 64 times as large as on a CPU. `device` says which it is.
     """
     per_example = sum(values[0].numel() for values in (*input_tensors(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example

@@ -302,7 +302,10 @@ def _can_compute_gradients() -> bool:
 
 
 def _pickle_done_blocks(done: list[Done]) -> bytes:
-    """Pickle the performed blocks; an exception among the results that cannot be pickled becomes a RuntimeError with its text."""
+    """The list `done` of performed blocks, pickled.
+
+    An exception among their results that cannot be pickled becomes a RuntimeError with its text.
+    """
     return pickle.dumps([d._replace(result=_picklable_result(d.result)) for d in done], protocol=5)
 
 

@@ -7,7 +7,7 @@ import torch
 from fedtail.data.population import Population
 from fedtail.engine.engine import KERNELS
 from fedtail.engine.gpu.precision import Precision, check_precision
-from fedtail.engine.kernels import Kernel, ModuleKernel, draws_when_training
+from fedtail.engine.kernels import Kernel, ModuleKernel, training_uses_random_numbers
 from fedtail.engine.linear import LinearKernel, residual_function
 from fedtail.engine.stacked import StackedKernel, can_be_stacked, stacking_is_faster
 from fedtail.task import Task
@@ -39,16 +39,17 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
     if kernel in ("closed", "stacked"):
         name = type(task.module).__name__
         raise ValueError(f"kernel={kernel!r} needs {REFUSED[kernel]}, which {name} is not. Write kernel='auto'.")
-    draws = population is None or draws_when_training(task, device, dtype, population)
+    draws = population is None or training_uses_random_numbers(task, device, dtype, population)
     return ModuleKernel(task, device, dtype, precision, draws)
 
 
 def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,
                       precision: Precision = "full") -> Kernel:
-    """A kernel for evaluation only (its method `outputs`): LinearKernel for linear models with their own loss, else ModuleKernel.
+    """A kernel to evaluate `task` with on `device`, in `dtype`: a LinearKernel for linear models with their own loss.
 
-    Unlike `kernel_for` it computes no gradients to find out which kernel fits; of `population` it reads only shapes and dtypes.
-    Raises ValueError for an unknown `precision` where the model is not linear.
+    For any other it is a ModuleKernel. Only its method `outputs` is for use. Unlike `kernel_for` it computes no gradients to find
+    out which kernel fits; of `population` it reads only shapes and dtypes. Raises ValueError for an unknown `precision` where the
+    model is not linear.
     """
     residual = residual_function(task, population)
     return LinearKernel(task, residual, device) if residual else ModuleKernel(task, device, dtype, precision)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
-from fedtail.engine.gpu.convolutions import Flat
+from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.modules import (
     call_module,
@@ -36,7 +36,7 @@ RESIDENT = 2**28     # on a GPU in its memory
 
 
 def stack_size(dim: int, device: torch.device) -> int:
-    """How many clients with `dim` parameters each to compute side by side, at least 1.
+    """How many clients with `dim` parameters each to compute side by side on `device`, at least 1.
 
     It is 2^20 // dim on a CPU, so that all parameters stay in cache, and 2^28 // dim on a GPU, to bound its memory.
     """
@@ -144,7 +144,7 @@ class Kernel(Protocol):
 def isolate_generators(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """A context in which no other thread uses torch's random generators, and at whose end their states are restored.
 
-    It does nothing for a kernel that draws no random numbers.
+    These are the CPU's and, where `device` is a GPU, its own. Nothing is done for a `kernel` that draws no random numbers.
     """
     return lock_and_restore_generators(device) if kernel.draws else nullcontext()
 
@@ -182,12 +182,14 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """The outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
+        """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in its dtype.
 
-        Leaves the parameters of the copy in evaluation mode as views of `params`.
+        They are computed in evaluation mode and without gradients. Leaves the parameters of the copy in evaluation mode as views
+        of `params`.
         """
         self._bind_parameters(self.evaluated, params)
-        with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
+        operations = FlatOperations() if self.device.type == "cuda" else nullcontext()
+        with torch.no_grad(), use_precision(self.precision, self.device), operations:
             return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
@@ -277,8 +279,8 @@ class ModuleKernel:
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
 
-        The tensors are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
-        `params` is (dim,).
+        `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,). The gradients are dense. If the
+        weighted sum is not finite, the first of them is all NaN, so that the client is left out.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
@@ -309,10 +311,11 @@ class ModuleKernel:
             parameter.data = part.view(shape)
 
 
-def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+def training_uses_random_numbers(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
     """Whether a training step of the task's module draws from torch's random generators, as dropout does.
 
-    Found out by one gradient on two examples of `population`; True where that raises. The generators are restored afterwards.
+    Found out by one gradient on two examples of `population`, computed on `device` in `dtype`; True where that raises. The
+    generators are restored afterwards.
     """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with lock_and_restore_generators(device), suppress(Exception):

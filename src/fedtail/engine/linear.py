@@ -116,7 +116,7 @@ class LinearKernel:
         return (losses * weight).sum(1, dtype=torch.float64), self._flat_gradients(residual.mul_(weight[:, None]), inputs)
 
     def reseed(self, bits: int) -> None:
-        """Do nothing: linear models draw no random numbers."""
+        """Do nothing with `bits`: linear models draw no random numbers."""
 
     def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Gradients (clients, dim), those of the weights before those of the bias.
@@ -171,7 +171,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def _has_flat_examples(population: Population) -> bool:
-    """Whether each example is one vector with one target: inputs are a tensor (examples, features), targets (examples,)."""
+    """Whether each example of `population` is a vector with one target: inputs are (examples, features), targets (examples,)."""
     return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
 
@@ -190,13 +190,13 @@ def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
     else:                                  # torch's softmax is slow over a short innermost axis
         likely = (scores - scores.amax(1, keepdim=True)).exp_()
         likely.div_(likely.sum(1, keepdim=True))
-    return _subtract_targets(likely, targets)
+    return _subtract_one_at_targets(likely, targets)
 
 
-def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
+def _subtract_one_at_targets(likely: Tensor, targets: Tensor) -> Tensor:
     """Subtract one from `likely` (clients, classes, batch) at the target classes `targets` (clients, batch), in place.
 
-    Returns `likely`.
+    `likely` are class probabilities, so that the result is the derivative of cross entropy in the scores. Returns `likely`.
     """
     return likely.scatter_add_(1, targets[:, None], likely.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
 
@@ -242,7 +242,7 @@ def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tens
     likely = (scores - largest).exp_()
     total = likely.sum(1, keepdim=True)
     losses = (total.log() + largest - scores.gather(1, targets[:, None]))[:, 0]
-    return losses, _subtract_targets(likely.div_(total), targets)
+    return losses, _subtract_one_at_targets(likely.div_(total), targets)
 
 
 def _logistic_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtail.attacks import AttackedPopulation, ClientAttack
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
@@ -20,11 +21,11 @@ from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
 from fedtail.engine.blocks import cohort_blocks, max_blocks, max_clients_at_once
-from fedtail.engine.fork_pool import Perform
+from fedtail.engine.fork_pool import Perform, can_fork
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import Kernel, isolate_generators
-from fedtail.engine.shared_memory import Place, SharedMemory
+from fedtail.engine.shared_memory import GatheredPlace, Place, SharedMemory, SharedRows, map_rows
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import Team, num_workers
 from fedtail.fleet import Broadcast
@@ -68,15 +69,16 @@ class AnswerJob:
     question: Any
     encoding: Any
     memo: Memo = field(default_factory=dict)
+    shared_rows: str | None = None       # where gathered rows are written to; None: they are returned
 
 
-class Answered(NamedTuple):
-    """The result of an `AnswerJob`: a block's sum or rows, or where its sum lies in shared memory, and a report on its clients.
+class BlockAnswer(NamedTuple):
+    """The result of an `AnswerJob`: a block's sum or rows, or where these lie in shared memory, and a report on its clients.
 
     The report is None where the block was computed in the process that holds the round.
     """
 
-    answer: Tensor | Place
+    answer: Tensor | Place | GatheredPlace
     report: Report | None
 
 
@@ -88,8 +90,9 @@ class LocalFleet(SimulatedFleet):
     default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
     may. `kernel` is how models are computed, by default as fits them (`kernel_for`); `precision` how a GPU multiplies. `chunk`
     bounds the clients computed side by side. What clients remember is written to files of `folder` where it is large, without
-    one to temporary files. `test` are examples of the same clients, known by their keys, for evaluation only. Leaving a `with`
-    block ends the processes; so does the end of this one.
+    one to temporary files. `test` are examples of the same clients, known by their keys, for evaluation only. `attack` says what
+    corrupted clients do, in simulation (`fedtail.attacks`). Leaving a `with` block ends the processes; so does the end of this
+    one.
     """
 
     in_one_process = True      # with its workers: what is gathered here is sent nowhere
@@ -97,17 +100,20 @@ class LocalFleet(SimulatedFleet):
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
                  workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
-                 test: Population | None = None):
+                 test: Population | None = None, attack: ClientAttack | AttackedPopulation | None = None):
         """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
-        `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
-        processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
-        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
-        compute the task.
+        `population` holds the clients and `task` what they train. `dtype` is by default that of the task's parameters; `chunk` is
+        the most clients computed at once, `workers` the number of processes (None: one per usable core), `precision` how a GPU
+        multiplies, `folder` for files of large rows, and `test` held-out examples of the same clients, found by their keys.
+        Corrupted clients do what `attack` says; the given population is not changed. Raises ValueError for a `chunk` below 1,
+        negative `workers`, or a `kernel` that is unknown or cannot compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
+        self._attack = attack.on_population(population) if isinstance(attack, ClientAttack) else attack
+        population = population if self._attack is None else self._attack.poisoned(population)
         super().__init__(population_on_device(population, self.device), folder)
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
@@ -138,12 +144,14 @@ class LocalFleet(SimulatedFleet):
 
     def open_with_memory(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory,
                          places: RowPlaces | None) -> None:
-        """Begin a round as `open_round` does, but with the clients' memory given by the caller instead of what is stored here.
+        """Begin a round for `cohort` under `broadcast`, with the clients' memory given by the caller instead of that stored here.
 
         `memory` holds small rows, (clients, ...) by name; `large` holds large rows, or where to read them, by name. New large
         rows are written to `places`, or to this fleet's own folder if that is None. All are in the order of the cohort. Where
         worker processes may take part, the models are copied to shared memory.
         """
+        if self._shard is not None and self._shard.places is not None:      # an actor's round, which nobody closes there
+            self._shard.places.remove_memos()
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
                                 places or self._reserve_row_places(cohort))
@@ -155,8 +163,8 @@ class LocalFleet(SimulatedFleet):
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Rows are in cohort order. Losses that the questions need are computed once in a round. Raises RuntimeError if no round is
-        open.
+        Rows are encoded by `encoding`, and in cohort order. Losses that the questions need are computed once in a round. Raises
+        RuntimeError if no round is open.
         """
         return [self._collect_question(question, encoding) for question in questions]
 
@@ -207,8 +215,8 @@ class LocalFleet(SimulatedFleet):
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
         """The cohort's encoded sum for one question, (width,), or the encoded rows, (clients, width), if it gathers rows.
 
-        Losses that the question needs are computed first and stored for the round. What worker processes report of their clients
-        is added to the round.
+        `encoding` encodes rows and adds them. Losses that the question needs are computed first and stored for the round. What
+        worker processes report of their clients is added to the round.
         """
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
@@ -216,28 +224,43 @@ class LocalFleet(SimulatedFleet):
             shard.memo[memo_key(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
             return self._answer_clients(question, encoding, 0, len(shard.population))
+        if question.gather:
+            return self._gather_rows(question, encoding)
         total: list[Tensor] = []
-        for block, (found, report) in zip(shard.blocks, self._block_answers(question, encoding), strict=True):
-            if report is not None:
-                shard.add_report(torch.arange(*block), report)
-            total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
-        return torch.cat(total) if question.gather else total[0]
+        for found in self._block_answers(AnswerJob(opening, question, encoding, shard.memo)):
+            one = self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found
+            total = [encoding.sum(torch.stack([*total, one]))] if total else [one]
+        return total[0]
 
-    def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Yield, for each block in order, its encoded sum or rows, and a `Report` on its clients.
+    def _gather_rows(self, question: Question, encoding: Encoder) -> Tensor:
+        """The encoded rows of the cohort's answer to a question that trains, (clients, width), in cohort order.
 
-        The report is None for a block that was computed in this process, where the open round holds its findings already.
+        Where processes can be forked, each writes the rows of its blocks into memory that it shares with this one: 100 rows of a
+        million numbers are neither pickled nor copied.
         """
         opening, shard = self._current_round()
-        for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
-            found, report = answered
-            yield self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found, report
+        buffer = SharedRows(len(shard.population), question.width(self.kernel.dim)) if can_fork() else None
+        job = AnswerJob(opening, question, encoding, shard.memo, buffer.path if buffer else None)
+        found = list(self._block_answers(job))
+        return buffer.rows(found) if buffer else torch.cat(found)
 
-    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
+    def _block_answers(self, job: AnswerJob) -> Iterator[Any]:
+        """Yield, for each block in order, its encoded sum or rows, or their place in shared memory.
+
+        What a worker process reports of the clients of a block is added to the open round; a block that was computed in this
+        process has noted it there already.
+        """
+        _, shard = self._current_round()
+        for block, (found, report) in zip(shard.blocks, self._team.run(job, len(shard.blocks)), strict=True):
+            if report is not None:
+                shard.add_report(torch.arange(*block), report)
+            yield found
+
+    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | BlockAnswer:
         """Compute block number `block` of a job, in this process or in a worker process.
 
-        Returns losses (clients,) for a LossJob, and `Answered` for an AnswerJob. In a worker process, the round is opened first
-        if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
+        Returns losses (clients,) for a LossJob, and a `BlockAnswer` for an AnswerJob. In a worker process, the round is opened
+        first if it is not yet, a sum is put into shared memory, and the answer has a report; in this process the report is None.
         """
         in_worker, opening = self._home != os.getpid(), job.opening
         if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
@@ -250,16 +273,18 @@ class LocalFleet(SimulatedFleet):
             if isinstance(job, LossJob):
                 return shard.compute_losses(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
-            found = self._answer_clients(job.question, job.encoding, low, high)
+            found = (self._answer_clients(job.question, job.encoding, low, high) if job.shared_rows is None
+                     else self._write_rows(job, low, high))
         if not in_worker or self._shared is None:
-            return Answered(found, None)
-        stored = found if job.question.gather else self._shared.put_sum(block, found)
-        return Answered(stored, shard.report(torch.arange(low, high)))
+            return BlockAnswer(found, None)
+        stored = self._shared.put_sum(block, found) if isinstance(found, Tensor) and not job.question.gather else found
+        return BlockAnswer(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.
 
-        Clients are computed in batches that fit into memory and cache, whose sums are added in order. The result is on the CPU.
+        `encoding` encodes rows and adds them. Clients are computed in batches that fit into memory and cache, whose sums are
+        added in order. The result is on the CPU.
         """
         parts: list[Tensor] = []
         for clients in self._client_chunks(question, low, high):
@@ -270,6 +295,24 @@ class LocalFleet(SimulatedFleet):
                 partial = encoding.sum(rows).cpu()
                 parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
         return torch.cat(parts) if question.gather else parts[0]
+
+    def _write_rows(self, job: AnswerJob, low: int, high: int) -> GatheredPlace:
+        """Write the encoded rows of clients `low` to `high` - 1 to the shared memory of `job`, and return where they are.
+
+        Raises ValueError where a row is not as wide as the question says.
+        """
+        _, shard = self._current_round()
+        width, rows, dtype = job.question.width(self.kernel.dim), torch.zeros(0), torch.float64
+        for clients in self._client_chunks(job.question, low, high):
+            few = answer(job.question, clients, job.encoding)
+            if few.shape[1] != width:
+                raise ValueError(f"a row of {job.question.name} has {few.shape[1]} entries, and it declares {width}: as many "
+                                 "columns as it says beside one for each parameter.")
+            if not len(rows):
+                dtype, rows = few.dtype, map_rows(str(job.shared_rows), len(shard.population), width, few.dtype)
+            first = int(clients.place[0])
+            rows[first: first + len(clients)] = few.to(rows)
+        return GatheredPlace(low, high, dtype)
 
     def _client_chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
         """Yields clients `low` to `high` - 1 of the cohort in batches that are computed at once, of `chunk` clients if set.
@@ -291,15 +334,19 @@ class LocalFleet(SimulatedFleet):
     def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
         """The `Shard` of a round: its clients in cohort order, cut into blocks, and the models on this fleet's device.
 
-        `params` (models, dim) are the broadcast models; they are cast to the dtype of this fleet.
+        `opening` has the cohort, seeds and memory; `params` (models, dim) are the broadcast models, which are cast to the dtype
+        of this fleet.
         """
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
         blocks = cohort_blocks(clients.size, self.kernel.dim, self.kernel.stack, self.device)
         broadcast = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
-        return Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
-                     blocks, large=opening.large, places=opening.places,
-                     held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
+        shard = Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
+                      blocks, large=opening.large, places=opening.places, attack=self._attack,
+                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
+        if self._attack is not None:                       # by place in the population: a cohort may have keys of its own
+            shard.corrupted = self._attack.corrupted(self.population)[cohort.ids]
+        return shard
 
     def _share_models(self, models: Tensor) -> None:
         """Copy the models (models, dim) into the memory that this process shares with its workers.

@@ -42,7 +42,7 @@ class SimulatedFleet:
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """Always raises TypeError: simulated clients cannot mask their own rows for secure aggregation."""
+        """Always raises TypeError: simulated clients cannot mask their own rows for secure aggregation. No argument is used."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population, folder: Path | str | None = None):
@@ -77,6 +77,8 @@ class SimulatedFleet:
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.empty()
             return
+        if self._shard.places is not None:
+            self._shard.places.remove_memos()
         ids = self._cohort.ids
         for name, values in self._shard.remembered.items() if finished else ():
             if name not in self._kept:
@@ -146,7 +148,8 @@ class SimulatedFleet:
     def _memory_of_cohort(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
         """What the cohort's clients remember, as two dicts by name: small rows, (clients, ...), and references to large rows.
 
-        Both are in the order of the cohort. In round 0 what all clients remember is dropped first, so that both are empty.
+        Both are in the order of the cohort. In round 0, by the number in `broadcast`, what all clients remember is dropped first,
+        so that both are empty.
         """
         if broadcast.round == 0:
             self._kept = {}
@@ -155,7 +158,7 @@ class SimulatedFleet:
                 {name: rows.row_references(self._cohort_keys(cohort)) for name, rows in self._rows.rows_by_name().items()})
 
     def _reserve_row_places(self, cohort: Cohort) -> RowPlaces:
-        """Reserve places in files of the folder to which this cohort's clients may write large rows; nothing is written yet.
+        """Places in files of the folder to which this cohort's clients may write large rows: reserved, but not yet written.
 
         Raises RowsError where another fleet writes to the folder.
         """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedtail.data.population import Population
-from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
@@ -28,11 +28,11 @@ CLOSE = 1e-3                 # how far a stacked gradient may be from the lean l
 
 
 class StackedKernel(ModuleKernel):
-    """The lean loop's module with its parameters and batches stacked by client.
+    """Computes many clients at once: one module with its parameters and batches stacked by client.
 
-    For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU
-    for small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is the
-    lean loop's.
+    For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU for
+    small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is as in
+    `ModuleKernel`.
     """
 
     name = "stacked"
@@ -53,9 +53,9 @@ class StackedKernel(ModuleKernel):
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """The outputs (examples, ...) under one model `params` (dim,), in evaluation mode and without gradients.
+        """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in evaluation mode.
 
-        On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
+        No gradients are recorded. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
         """
         given = {k: v[None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[None]
         outputs = self._outputs(params[None], given)[0]
@@ -129,7 +129,8 @@ class StackedGradients:
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
         """Make functions for the losses and gradients of `module` that `torch.func.vmap` stacks over clients.
 
-        Changes `module`: `flatten_parameters` of its RNN, LSTM and GRU layers is replaced by a function that does nothing.
+        `loss(outputs, targets)` gives the loss of each example, and `precision` is how a GPU, `device`, multiplies. Changes
+        `module`: `flatten_parameters` of its RNN, LSTM and GRU layers is replaced by a function that does nothing.
         """
         self.precision, self.device = precision, device
         for part in module.modules():
@@ -141,11 +142,11 @@ class StackedGradients:
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
         def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype,
-                           operations: Callable[[], AbstractContextManager[Any]] = Stacked) -> Tensor:
-            """Losses (batch,) of one client's examples, in `dtype`; `named` are its trained parameters by name.
+                           operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
+            """Losses (batch,) of one client's examples, `inputs` and `targets` (batch, ...), in `dtype`.
 
-            `operations` makes the context in which the module is called: `Stacked` for this package's convolutions, which have
-            first derivatives only.
+            `named` are the client's trained parameters by name. `operations` makes the context in which the module is called:
+            `StackedOperations` for this package's convolutions, which have first derivatives only.
             """
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
             with use_precision(precision, device), operations():
@@ -153,10 +154,11 @@ class StackedGradients:
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
         def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
-                          operations: Callable[[], AbstractContextManager[Any]] = Stacked) -> Tensor:
+                          operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
             """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`.
 
-            `operations` makes the context in which the module is called.
+            `named` are its trained parameters by name, `inputs` and `targets` (batch, ...) its examples; `operations` makes the
+            context in which the module is called.
             """
             return (example_losses(named, inputs, targets, weight.dtype, operations) * weight).sum()
 
@@ -221,7 +223,7 @@ class StackedGradients:
         return flat
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
-        """Split flat vectors (clients, dim) into trained parameters (clients, ...), a dict by name of views, not copies."""
+        """Split the flat vectors `params` (clients, dim) into trained parameters (clients, ...): a dict by name of views."""
         split = params.split([size for *_, size in self._parts], 1)
         return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
 
@@ -239,16 +241,16 @@ class StackedGradients:
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
     """Make a function from parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
 
-    Each call of it makes the parameters of `module` views of the parameters it is given.
+    Each call of it makes the parameters of `module` views of the parameters it is given, and computes in `precision` on `device`.
     """
     parameters = trainable_parameters(module)
 
     def outputs(params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs (1, examples, ...) of all examples in one pass; makes the module's parameters views of `params[0]`."""
+        """Outputs (1, examples, ...) for all of `inputs` in one pass; makes the module's parameters views of `params[0]`."""
         for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
-        with torch.no_grad(), use_precision(precision, device), Flat():
+        with torch.no_grad(), use_precision(precision, device), FlatOperations():
             return call_module(module, given).to(params.dtype)[None]
 
     return outputs
@@ -271,7 +273,7 @@ def _skip_flattening() -> None:
 
 
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
-    """Whether stacking clients is likely faster than one client after the other: a guess from the device and the module.
+    """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
     True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
     """
@@ -280,9 +282,9 @@ def stacking_is_faster(task: Task, device: torch.device) -> bool:
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether `StackedKernel` computes the same gradients as `ModuleKernel`, tried on the population's first example.
+    """Whether `StackedKernel` computes the same gradients of `task` as `ModuleKernel`, tried on the population's first example.
 
-    False without a trial for a module with tied parameters or active dropout.
+    It is tried on `device` in `dtype`. False without a trial for a module with tied parameters or active dropout.
     """
     if _has_tied_parameters(task.module) or _has_active_dropout(task.module):
         return False
@@ -290,7 +292,7 @@ def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, populat
 
 
 def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
-    """Whether two clients with different models get the same gradients stacked and one by one.
+    """Whether two clients with different models of `task` get the same gradients stacked and one by one, on `device` in `dtype`.
 
     `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. Gradients agree if they differ
     by at most 1e-3 of the largest entry. False where either computation raises.
@@ -312,7 +314,7 @@ def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, input
 
 
 def _clamp_floats(values: Tensor) -> Tensor:
-    """Floating-point values clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
+    """Floating-point `values` clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
     return values.clamp(-1, 1) if values.is_floating_point() else values
 
 

@@ -51,9 +51,10 @@ class Solution:
             warnings.warn(text, ConvergenceWarning, stacklevel=4)
 
     def risk_attributes(self, problem: Problem, risk: Risk, samples: Samples, units: Units) -> dict[str, Any]:
-        """Fitted attributes by name: risk_, weights_ (all samples `fit` was given, sum one) and n_iter_.
+        """Fitted attributes of an estimator by name: `risk_` (a number), `weights_` (of all samples, sum one), `n_iter_` (steps).
 
-        With groups also groups_ (their labels) and group_losses_.
+        `risk` is that of the losses of `problem` at this point; `samples` and `units` are what it was made of: samples that `fit`
+        left out have weight zero. With groups also `groups_` (their labels) and `group_losses_`.
         """
         losses = problem.losses(self.point)
         weights = samples.pad_weights(units.sample_weights(risk_weights(risk, losses, problem.mass)))
@@ -110,10 +111,11 @@ def continuation_risks(risk: Risk, spread: float, least_smoothing: float) -> Ite
 
 
 def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float = PRECISE) -> Solution:
-    """Minimise a smooth risk (`Mean`, `Tilted`, `SmoothedSuperquantile`) plus the penalty, all the way from `start`.
+    """Minimise a smooth risk of the problem's losses plus the penalty, without easier risks on the way, from the point `start`.
 
-    Newton steps; L-BFGS for more than `MANY` parameters; for a negative tilt L-BFGS, then Newton unless `tolerance` is `ROUGH` or
-    more. `tolerance` is relative to the value. Where `max_iter` is too small, the result has `converged` False.
+    `risk` is `Mean`, `Tilted` or `SmoothedSuperquantile`. By Newton steps; L-BFGS for more than `MANY` parameters; for a negative
+    tilt L-BFGS, then Newton unless `tolerance`, which is relative to the value, is `ROUGH` or more. Where `max_iter` is too
+    small, the result has `converged` False.
     """
     if len(problem.penalty(start)[1]) > MANY:
         return _minimise_by_lbfgs(problem, risk, start, max_iter, tolerance)
@@ -126,10 +128,11 @@ def minimise_directly(problem: Problem, risk: Risk, start: Any, max_iter: int, t
 
 
 def _minimise_by_newton(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
-    """Minimise by Newton steps, each shortened until risk plus penalty falls, with Hessians made positive definite.
+    """Minimise `risk` of the losses of `problem`, plus the penalty, by Newton steps from the point `start`.
 
-    Converged where the decrement, twice the gain that the quadratic model promises, is at most `tolerance` times the value, or
-    where only rounding errors are left. `converged` is False after `max_iter` steps, or where no step length lowers the value.
+    Each step is shortened until risk plus penalty falls, and Hessians are made positive definite. Converged where the decrement,
+    twice the gain that the quadratic model promises, is at most `tolerance` times the value, or where only rounding errors are
+    left. `converged` is False after `max_iter` steps, or where no step length lowers the value.
     """
     point, before = start, math.inf
     value = _objective_value(problem, risk, start)
@@ -159,7 +162,10 @@ def _minimise_by_newton(problem: Problem, risk: Risk, start: Any, max_iter: int,
 
 
 def _objective_value(problem: Problem, risk: Risk, point: Any) -> float:
-    """The risk of the losses at `point` plus the penalty there, to be minimised; infinity where some loss is not finite."""
+    """The risk of the problem's losses at `point` plus the penalty there, to be minimised.
+
+    Infinity where some loss is not finite.
+    """
     losses = problem.losses(point)
     if not np.isfinite(losses).all():
         return math.inf
@@ -192,7 +198,8 @@ def _weight_derivative(risk: Risk, weights: Array, mass: Array) -> tuple[float, 
     """How the risk's weights w change with the losses F: (rate, moving), with moving of shape (units,).
 
     dw/dF = rate (diag(moving) - moving moving^T / sum(moving)). For a smoothed tail `moving` is zero at weights that are at their
-    cap; `rate` is zero for the mean, whose weights are constant.
+    cap; `rate` is zero for the mean, whose weights are constant. `weights` and `mass` are (units,), the weights at the current
+    losses and the masses.
     """
     if isinstance(risk, Tilted):
         return risk.tilt, weights
@@ -203,13 +210,14 @@ def _weight_derivative(risk: Risk, weights: Array, mass: Array) -> tuple[float, 
 
 
 def _minimise_by_lbfgs(problem: Problem, risk: Risk, start: Any, max_iter: int, tolerance: float) -> Solution:
-    """Minimise with scipy's L-BFGS-B, over the flat array of `Problem.flatten_point`; for many parameters.
+    """Minimise `risk` of the losses of `problem`, plus the penalty, by scipy's L-BFGS-B from the point `start`.
 
-    At most 10 `max_iter` steps and 20 `max_iter` evaluations. A `tolerance` below `ROUGH` asks for scipy's tight stopping rules,
-    any other for loose ones. A search that stops by rounding, with a small gradient, counts as converged.
+    It is for many parameters, and works on the flat array of `Problem.flatten_point`. At most 10 `max_iter` steps and 20
+    `max_iter` evaluations. A `tolerance` below `ROUGH` asks for scipy's tight stopping rules, any other for loose ones. A search
+    that stops by rounding, with a small gradient, counts as converged.
     """
     def scaled_objective(flat: Array) -> tuple[float, Array]:
-        """(Risk plus penalty, its gradient in `flat`), both divided by `loss_scale`, so that scipy's tolerances fit."""
+        """(Risk plus penalty, its gradient in `flat`, (size,)), both divided by `loss_scale`, so that scipy's tolerances fit."""
         point = problem.point_from_flat(flat)
         losses = problem.losses(point)
         value = risk_value(risk, losses, problem.mass) + problem.penalty(point)[0]

@@ -17,7 +17,7 @@ KEEP = 0.995        # of the way to the boundary
 
 
 @dataclass(frozen=True)
-class Iterate:
+class InteriorIterate:
     """Where the method is: in  min g + cap . s + penalty  s.t.  f(point) + a = g + s,  a, s >= 0.
 
     `cap`, the mass of the units over the tail fraction, is the most that a weight (the multiplier of a constraint) can be.
@@ -30,11 +30,15 @@ class Iterate:
     weights: Array        # (units,) in (0, cap)
     rest: Array           # (units,) cap - weights, the multiplier of s >= 0
 
-    def moved_along(self, problem: Problem, direction: Direction, length: float) -> Iterate:
-        """A new iterate at `length` times `direction` from this one; `rest` falls by as much as `weights` rise."""
-        return Iterate(problem.moved_point(self.point, length * direction.point), self.threshold + length * direction.threshold,
-                       self.excess + length * direction.excess, self.slack + length * direction.slack,
-                       self.weights + length * direction.weights, self.rest - length * direction.weights)
+    def moved_along(self, problem: Problem, direction: Direction, length: float) -> InteriorIterate:
+        """A new iterate at `length` times `direction` from this one; `rest` falls by as much as `weights` rise.
+
+        `problem` moves the point, which is of its own kind.
+        """
+        return InteriorIterate(problem.moved_point(self.point, length * direction.point),
+                               self.threshold + length * direction.threshold, self.excess + length * direction.excess,
+                               self.slack + length * direction.slack, self.weights + length * direction.weights,
+                               self.rest - length * direction.weights)
 
     @property
     def mean_complementarity(self) -> float:
@@ -43,7 +47,7 @@ class Iterate:
 
 
 class Direction(NamedTuple):
-    """A step in all that an `Iterate` has."""
+    """A step in all that an `InteriorIterate` has."""
 
     point: Array
     threshold: float
@@ -51,7 +55,7 @@ class Direction(NamedTuple):
     slack: Array
     weights: Array
 
-    def longest_step(self, at: Iterate) -> float:
+    def longest_step(self, at: InteriorIterate) -> float:
         """The largest factor, at most 1 / `KEEP`, at which excess, slack, weights and rest of `at` stay >= 0.
 
         The factor is one of this direction. `KEEP` times the result is a step of at most 1 that stays inside all bounds.
@@ -62,10 +66,10 @@ class Direction(NamedTuple):
         return float(np.min(-now[falling] / change[falling], initial=1 / KEEP))
 
 
-class Conditions:
-    """The optimality conditions of the problem in `Iterate`, linearised at one iterate and factorised once."""
+class OptimalityConditions:
+    """The optimality conditions of the problem in `InteriorIterate`, linearised at one iterate and factorised once."""
 
-    def __init__(self, problem: Problem, at: Iterate):
+    def __init__(self, problem: Problem, at: InteriorIterate):
         """Evaluate `problem` at the iterate `at`, and factorise the (p, p) system; p is the size of the Hessian."""
         self.at = at
         self.losses = problem.losses(at.point)
@@ -120,7 +124,7 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
     size = risk_value(risk, problem.losses(start), problem.mass) + problem.penalty(start)[0]
     best, least, before, terms = start, size, np.inf, 1e-300
     for step in range(max_iter):
-        conditions = Conditions(problem, at)
+        conditions = OptimalityConditions(problem, at)
         value = risk_value(risk, conditions.losses, problem.mass) + problem.penalty(at.point)[0]
         if value <= least:
             best, least = at.point, value
@@ -137,22 +141,26 @@ def minimise_tail(problem: Problem, tail_fraction: float, start: Any, max_iter: 
     return best, max_iter, False
 
 
-def _first_iterate(problem: Problem, start: Any, tail_fraction: float) -> Iterate:
-    """The iterate to begin with: at the point `start`, strictly inside all bounds, with slacks that are not small."""
+def _first_iterate(problem: Problem, start: Any, tail_fraction: float) -> InteriorIterate:
+    """The iterate to begin with: at the point `start`, strictly inside all bounds, with slacks that are not small.
+
+    The losses are those of `problem`; `tail_fraction` (theta) bounds a unit's weight by its mass / theta.
+    """
     losses = problem.losses(start)
     cap = problem.mass / tail_fraction
     weights = np.minimum(problem.mass, 0.9 * cap)
     spread = float(np.std(losses)) + 1e-3 * float(np.abs(losses).max()) + 1e-300
     threshold = float(np.quantile(losses, 1 - tail_fraction))
     excess = np.maximum(losses - threshold, 0) + spread
-    return Iterate(start, threshold, excess, threshold + excess - losses, weights, cap - weights)
+    return InteriorIterate(start, threshold, excess, threshold + excess - losses, weights, cap - weights)
 
 
-def _next_iterate(problem: Problem, at: Iterate, conditions: Conditions, least_gap: float) -> Iterate | None:
+def _next_iterate(problem: Problem, at: InteriorIterate, conditions: OptimalityConditions,
+                  least_gap: float) -> InteriorIterate | None:
     """The iterate after one step of Mehrotra's predictor and corrector from `at`; None where the step is not finite.
 
-    `conditions` are those of `at`. The step is cut short of the boundary, and halved until all losses are finite. It aims at a
-    mean complementarity of at least `least_gap`.
+    `conditions` are those of `problem` at `at`. The step is cut short of the boundary, and halved until all losses are finite. It
+    aims at a mean complementarity of at least `least_gap`.
     """
     products = at.slack * at.weights, at.excess * at.rest
     ahead = conditions.step_direction(-products[0], -products[1])

@@ -56,9 +56,10 @@ class LinearFit:
 
 
 def _minimise_from_start(problem: LinearProblem, risk: Risk, start: str, max_iter: int) -> Solution:
-    """Minimise `risk` from `start`: "erm" (by way of the mean) or "zero" (from zero coefficients); else ValueError.
+    """Minimise `risk` of the problem's losses from `start`: "erm" (by way of the mean) or "zero" (from zero coefficients).
 
     "zero" differs from "erm" for a negative tilt only: other risks have no second minimum and always go by way of the mean.
+    `max_iter` bounds the steps for each risk on the way. Raises ValueError for any other `start`.
     """
     if start not in ("erm", "zero"):
         raise FieldError("start", "'erm' or 'zero'", start, "It matters for a negative tilt only.")
@@ -126,7 +127,8 @@ class LogisticClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(samples.targets)
         classes, labels = np.unique(np.asarray(samples.targets), return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: {classes[0]!r}.")
+            raise ValueError(f"{type(self).__name__} needs samples of at least two classes, got one class: "
+                             f"{classes.tolist()[0]!r}.")
         fitted = LinearFit.from_samples(self, samples, CrossEntropy.from_labels(labels, len(classes)), self._risk_to_minimise())
         scores = class_contrasts(len(classes))
         scores = scores[1:] if len(classes) == 2 else scores
@@ -189,7 +191,12 @@ class TiltedLinearRegression(LinearRegressor):
 
     def __init__(self, tilt: float = 1.0, *, strength: float = 0.0, fit_intercept: bool = True, start: str = "erm",
                  max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tilt` is t, `strength` the factor of the squared penalty, `start` where fits of negative tilts begin ("erm" or "zero"),
+        and `max_iter` the most steps for each risk on the way. With `fit_intercept` the model has an intercept, which is not
+        penalised.
+        """
         self.tilt = tilt
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -218,7 +225,11 @@ class SuperquantileLinearRegression(LinearRegressor):
     """
 
     def __init__(self, tail_fraction: float = 0.5, *, strength: float = 0.0, fit_intercept: bool = True, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tail_fraction` is theta, in (0, 1], `strength` the factor of the squared penalty, and `max_iter` the most steps. With
+        `fit_intercept` the model has an intercept, which is not penalised.
+        """
         self.tail_fraction = tail_fraction
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -249,7 +260,12 @@ class TiltedLogisticRegression(LogisticClassifier):
 
     def __init__(self, tilt: float = 1.0, *, strength: float = 1e-3, fit_intercept: bool = True, start: str = "erm",
                  max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tilt` is t, `strength` the factor of the squared penalty, `start` where fits of negative tilts begin ("erm" or "zero"),
+        and `max_iter` the most steps for each risk on the way. With `fit_intercept` the model has intercepts, which are not
+        penalised.
+        """
         self.tilt = tilt
         self.strength = strength
         self.fit_intercept = fit_intercept
@@ -278,7 +294,11 @@ class SuperquantileLogisticRegression(LogisticClassifier):
     """
 
     def __init__(self, tail_fraction: float = 0.5, *, strength: float = 1e-3, fit_intercept: bool = True, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `tail_fraction` is theta, in (0, 1], `strength` the factor of the squared penalty, and `max_iter` the most steps. With
+        `fit_intercept` the model has intercepts, which are not penalised.
+        """
         self.tail_fraction = tail_fraction
         self.strength = strength
         self.fit_intercept = fit_intercept

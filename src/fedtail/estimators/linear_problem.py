@@ -80,7 +80,10 @@ class CrossEntropy:
         return np.logaddexp.reduce(scores - scores[np.arange(len(scores)), self.labels][:, None], axis=1)
 
     def gradients(self, predictions: Array) -> Array:
-        """The gradient of each loss, (samples, q): (class probabilities - one for the own class) @ `contrasts`."""
+        """The gradient of each loss, (samples, q), at `predictions`, (samples, q).
+
+        It is (class probabilities - one for the own class) @ `contrasts`.
+        """
         excess = class_probabilities(predictions @ self.contrasts.T)
         mine = np.arange(len(excess)), self.labels
         excess[mine] = 0.0
@@ -88,7 +91,10 @@ class CrossEntropy:
         return excess @ self.contrasts
 
     def hessians(self, predictions: Array) -> Array:
-        """The Hessian of each loss, (samples, q, q): the covariance of `contrasts` under the class probabilities."""
+        """The Hessian of each loss, (samples, q, q), at `predictions`, (samples, q).
+
+        It is the covariance of `contrasts` under the class probabilities.
+        """
         probabilities = class_probabilities(predictions @ self.contrasts.T)
         around = self.contrasts - (probabilities @ self.contrasts)[:, None, :]      # (samples, classes, q)
         return (probabilities[:, :, None] * around).transpose(0, 2, 1) @ around
@@ -219,10 +225,10 @@ class LinearProblem:
         return total.reshape(width * size, width * size)
 
     def penalty(self, point: Array) -> tuple[float, Array, Array]:
-        """(value, gradient, diagonal of the Hessian) of half `strength` times the squared length of the coefficients.
+        """Half of `strength` times the squared length of the coefficients at `point`: (value, gradient, diagonal of the Hessian).
 
-        The coefficients are those of the inputs as they came. The arrays are (p,), p = q * columns, and zero at intercepts; all
-        that lies off the Hessian's diagonal is zero, because the columns of `design.back` are orthogonal.
+        `point` is (q, columns); the coefficients are those of the inputs as they came. The arrays are (p,), p = q * columns, and
+        zero at intercepts; all that lies off the Hessian's diagonal is zero, because the columns of `design.back` are orthogonal.
         """
         diagonal = np.zeros_like(point)
         slopes = slice(None, -1) if self.design.intercept else slice(None)

@@ -53,9 +53,10 @@ class PrincipalSubspace(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return self
 
     def _find_subspace(self, problem: SubspaceProblem, risk: Risk) -> Solution:
-        """The subspace of least risk near the principal one, as `point` of the result; warns where it was not reached.
+        """The subspace of least `risk` near the principal one of `problem`, as `point` of the result.
 
-        With as many components as features nothing is minimised: every input is in the subspace.
+        Warns where the minimum was not reached. With as many components as features nothing is minimised: every input is in the
+        subspace.
         """
         if self.n_components == problem.inputs.shape[1]:
             return Solution(problem.principal_subspace(), 1, True)
@@ -145,7 +146,11 @@ class TiltedPCA(PrincipalSubspace):
     """
 
     def __init__(self, n_components: int = 2, *, tilt: float = 1.0, fit_mean: bool = False, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `n_components` is the dimension of the subspace, `tilt` is t, `fit_mean` fits the point it goes through too, and
+        `max_iter` is the most steps for each risk on the way.
+        """
         self.n_components = n_components
         self.tilt = tilt
         self.fit_mean = fit_mean
@@ -176,7 +181,11 @@ class SuperquantilePCA(PrincipalSubspace):
     """
 
     def __init__(self, n_components: int = 2, *, tail_fraction: float = 0.5, fit_mean: bool = False, max_iter: int = 200):
-        """Keep the parameters; they are checked in `fit`."""
+        """Keep the parameters; they are checked in `fit`.
+
+        `n_components` is the dimension of the subspace, `tail_fraction` is theta, in (0, 1], `fit_mean` fits the point it goes
+        through too, and `max_iter` is the most steps for each risk on the way.
+        """
         self.n_components = n_components
         self.tail_fraction = tail_fraction
         self.fit_mean = fit_mean

@@ -52,8 +52,8 @@ class SubspaceProblem:
     def from_inputs(cls, inputs: Array, units: Units, axes: int, fit_mean: bool) -> SubspaceProblem:
         """The problem of `inputs`, (samples, features), for subspaces of `axes` axes; `fit_mean` fits the centre too.
 
-        For groups it computes the least loss of each in a subspace of its own (one eigendecomposition per group), which is
-        subtracted.
+        `units` says which samples make up a unit, and their masses. For groups it computes the least loss of each in a subspace
+        of its own (one eigendecomposition per group), which is subtracted.
         """
         offsets = np.zeros(len(units.mass))
         if units.member is not None:
@@ -136,7 +136,10 @@ class SubspaceProblem:
         return 2 * total
 
     def penalty(self, point: Subspace) -> tuple[float, Array, Array]:
-        """(0, zeros, zeros): nothing is added to the risk. The zeros are one array, (p,), p the size of a direction."""
+        """(0, zeros, zeros) at every `point`: nothing is added to the risk.
+
+        The zeros are one array, (p,), p the size of a direction.
+        """
         zeros = np.zeros((self.inputs.shape[1] - self.axes) * (self.axes + self.fit_mean))
         return 0.0, zeros, zeros
 

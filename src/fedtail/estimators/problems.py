@@ -33,7 +33,7 @@ class Problem(Protocol):
         """The mean loss, by mass, of a model that explains nothing: losses of a tiny part of it are taken as rounding errors."""
 
     def losses(self, point: Any) -> Array:
-        """The loss of each unit at `point`, (units,) float64."""
+        """The loss of each unit at `point`, an object of the model's own such as an array of coefficients: (units,) float64."""
 
     def jacobian(self, point: Any) -> Array:
         """The gradient of each unit's loss at `point`: (units, p), p the number of local coordinates of the problem."""
@@ -48,7 +48,8 @@ class Problem(Protocol):
     def penalty(self, point: Any) -> tuple[float, Array, Array]:
         """What is added to the risk at `point`: (value, gradient, diagonal of the Hessian), both arrays (p,).
 
-        The rest of that Hessian must be zero. The length of the gradient, p, is also how a solver finds out the number of
+        `point` is an object of the model's own, such as an array of coefficients, and p the number of local coordinates around
+        it. The rest of that Hessian must be zero. The length of the gradient is also how a solver finds out the number of
         parameters.
         """
 

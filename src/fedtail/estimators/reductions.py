@@ -54,12 +54,15 @@ def risk_weights(risk: Risk, losses: Array, mass: Array) -> Array:
 
 
 def _shifted_exponents(tilt: float, losses: Array) -> Array:
-    """`tilt` times each loss, less the largest of these products, (units,): at most zero, so that no exponential overflows."""
+    """`tilt` times each of `losses`, less the largest of these products, (units,): at most zero, so no exponential overflows."""
     return tilt * (losses - (losses.max() if tilt > 0 else losses.min()))
 
 
 def _order_and_boundary(tail_fraction: float, losses: Array, mass: Array) -> tuple[NDArray[np.intp], float]:
-    """Indices by falling loss, (units,), and the smallest loss within the worst `tail_fraction` of the mass."""
+    """Indices by falling loss, (units,), and the smallest loss within the worst `tail_fraction` of the mass.
+
+    `losses` and `mass` are (units,).
+    """
     order = np.argsort(-losses, kind="stable")
     last = min(int((mass[order].cumsum() < tail_fraction).sum()), len(mass) - 1)
     return order, float(losses[order[last]])
@@ -69,7 +72,7 @@ def _tail_weights(tail_fraction: float, losses: Array, mass: Array) -> Array:
     """The weights of the superquantile, (units,), sum one.
 
     A unit is weighted by mass / `tail_fraction` above the smallest loss of the tail; units at that loss share by mass what is
-    left of one; units below have weight zero.
+    left of one; units below have weight zero. `losses` and `mass` are (units,).
     """
     _, boundary = _order_and_boundary(tail_fraction, losses, mass)
     above, tied = losses > boundary, losses == boundary

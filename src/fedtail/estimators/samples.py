@@ -29,11 +29,12 @@ class Samples:
     @classmethod
     def from_fit_arguments(cls, estimator: Any, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None,
                            groups: ArrayLike | None, **checks: Any) -> Samples:
-        """Check the arguments of `fit` by scikit-learn's rules, and leave out samples of weight zero.
+        """The arguments of `fit`, checked by scikit-learn's rules, without the samples of weight zero.
 
-        `estimator` gets n_features_in_ and, from a frame with column names, feature_names_in_; `y` is not read where it needs no
-        targets. A `sample_weight` of None is one for each sample; `checks` are further arguments of scikit-learn's
-        `validate_data`. Raises ValueError for what does not fit, negative weights, and weights that are all zero.
+        `X` is (samples, features); `y`, `sample_weight` and `groups` are (samples,) or None. `estimator` gets n_features_in_ and,
+        from a frame with column names, feature_names_in_; `y` is not read where it needs no targets. A `sample_weight` of None is
+        one for each sample; `checks` are further arguments of scikit-learn's `validate_data`. Raises ValueError for what does not
+        fit, negative weights, and weights that are all zero.
         """
         supervised = estimator.__sklearn_tags__().target_tags.required
         if supervised:

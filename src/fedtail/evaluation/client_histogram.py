@@ -45,6 +45,15 @@ class ClientHistogram:
         """The width of a bin, in units of the metric; percentiles and tail means may be off by so much."""
         return (self.edges.values[-1] - self.edges.values[0]) / self.edges.bins
 
+    def by_client(self) -> ClientHistogram:
+        """Itself: every client has the same weight in it."""
+        return self
+
+    def by_example(self) -> ClientHistogram:
+        """Raises ValueError: sums and histograms over clients do not tell how many examples each client has."""
+        raise ValueError("a ClientHistogram holds sums over clients, of equal weight, which do not tell how many examples each "
+                         "has. Statistics by example need fedtail.evaluate, in a simulation.")
+
     def mean(self) -> float:
         """Mean over clients of the metric, each value clipped to the histogram's range; NaN without clients."""
         low, high = self.edges.values[0], self.edges.values[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,8 @@ TRAINING_PERCENTILES = (20, 50, 60, 80, 90, 95)      # what [PLMH23, section 7] 
 class Distribution:
     """One number per client, and what papers say of such a list. `better` says which end is the good one.
 
-    Without `mass` clients have equal weight (test clients); with it, they are weighted by mass (training losses).
+    Without `mass` clients have equal weight (test clients); with it, they are weighted by mass (training losses). Where `sizes`
+    are known, `by_example()` weights clients by their number of examples, so that its mean is the one over all data points.
     Percentiles without mass follow numpy's linear rule; with mass, percentile q is the smallest value whose cumulative
     mass reaches q percent. Worst and best are means of a tail, to the fraction of a client (superquantiles).
 
@@ -37,10 +38,30 @@ class Distribution:
     mass: Tensor | None = None
     better: Literal["lower", "higher"] = "lower"
     rates: bool = False                                # error rates in [0, 1], whose accuracies are 1 - value
+    sizes: Tensor | None = None                        # (clients,) how many examples each value is the mean of; None: not known
 
     def __len__(self) -> int:
         """The number of clients, including those of mass zero."""
         return len(self.values)
+
+    def of_clients(self, chosen: Tensor) -> Distribution:
+        """The distribution over some of the clients: `chosen` is a mask, (clients,) bool, or positions."""
+        mass, sizes = (None if one is None else one[chosen] for one in (self.mass, self.sizes))
+        return replace(self, values=self.values[chosen], mass=mass, sizes=sizes)
+
+    def by_client(self) -> Distribution:
+        """A copy in which every client has the same weight: statistics over clients (devices)."""
+        return replace(self, mass=None)
+
+    def by_example(self) -> Distribution:
+        """A copy in which clients are weighted by their number of examples: its mean is the mean over all examples.
+
+        Its tails are shares of the examples, too. Raises ValueError where the sizes of the clients are not known.
+        """
+        if self.sizes is None:
+            raise ValueError("this Distribution does not know how many examples each client has. Give it sizes=population.size, "
+                             "or take one from fedtail.evaluate.")
+        return replace(self, mass=self.sizes.double())
 
     def mean(self) -> float:
         """Mean over clients, weighted by mass where there is one; NaN without clients or where a value is NaN."""
@@ -142,12 +163,15 @@ class Distribution:
     def summary(self) -> dict[str, float]:
         """Statistics by name: mean, std, p10, p50, p90, worst10, worst5, best10, variance, angle and kl.
 
-        These are what [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients.
+        These are what [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients. Where `sizes` are known there is
+        also mean_by_example, the mean over all examples, whatever weights the other statistics have.
         """
+        over_examples = {} if self.sizes is None else {"mean_by_example": self.by_example().mean()}
         return {
             "mean": self.mean(), "std": self.std(), **self.percentiles((10, 50, 90)),
             "worst10": self.worst(0.1), "worst5": self.worst(0.05), "best10": self.best(0.1),
             "variance": self.variance(), "angle": self.angle(), "kl": self.kl_to_uniform(),
+            **over_examples,
         }
 
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:

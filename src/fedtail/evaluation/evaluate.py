@@ -28,7 +28,11 @@ COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A distribution over clients for the loss, the error and each metric: `evaluation["error"].worst(0.1)`."""
+    """A distribution over clients for the loss, the error and each metric: `evaluation["error"].worst(0.1)`.
+
+    Weights are those that `evaluate` was told; `by_client` and `by_example` have all clients, or all examples, count the same:
+    `1 - evaluation.by_example.error.mean()` is the accuracy over data points, with `by_client` it is that over devices.
+    """
 
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
 
@@ -52,15 +56,39 @@ class Evaluation:
         """The distribution of the error over clients; raises KeyError where the error was not evaluated."""
         return self["error"]
 
+    @property
+    def by_client(self) -> Evaluation:
+        """An evaluation with these values and equal weight for every client: over devices, as [Li23, table 4.7] says."""
+        return Evaluation({name: found.by_client() for name, found in self.distributions.items()})
+
+    @property
+    def by_example(self) -> Evaluation:
+        """An evaluation with these values and clients weighted by their number of examples: means are over all data points.
+
+        Raises ValueError where these numbers are not known, as after an evaluation on nodes.
+        """
+        return Evaluation({name: found.by_example() for name, found in self.distributions.items()})
+
+    def of_clients(self, chosen: Tensor) -> Evaluation:
+        """The evaluation of some of the clients: `chosen` is a mask, (clients,) bool, or positions.
+
+        With the mask ~attack.corrupted(population) it is that of benign clients. Raises TypeError after a federated evaluation,
+        which knows no single client.
+        """
+        if not all(isinstance(one, Distribution) for one in self.distributions.values()):
+            raise TypeError("a federated evaluation knows sums over clients only, so that none can be left out.")
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()})
+
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10. The corner says how many clients there are, by the
-        first metric.
+        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10, and where the numbers of examples are known the mean
+        over all examples. The corner says how many clients there are, by the first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         rows = {name: d.summary() for name, d in self.distributions.items()}
-        return text_table(rows, COLUMNS, digits=4, title=f"{clients} clients")
+        both = all("mean_by_example" in row for row in rows.values())
+        return text_table(rows, (*COLUMNS, "mean_by_example") if both else COLUMNS, digits=4, title=f"{clients} clients")
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
@@ -170,7 +198,7 @@ def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Po
     """
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
-    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")
+    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size)
                        for m in task.all_metrics})
 
 

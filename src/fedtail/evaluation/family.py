@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, text_table
-from fedtail.evaluation.evaluate import client_values_in_blocks
+from fedtail.evaluation.evaluate import client_values_in_blocks, gives_rates
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
 
@@ -88,7 +88,9 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     choice = _best_models(torch.stack([_client_errors(t, own) for t in tasks]))
     errors = torch.stack([_client_errors(t, held) for t in tasks])                # (models, clients)
     picked = errors.gather(0, choice[None])[0]
-    return FamilyEvaluation(names, tuple(Distribution(e) for e in errors), Distribution(picked), choice)
+    rates = gives_rates(trained.task, population)
+    members = tuple(Distribution(e, rates=rates, sizes=held.size) for e in errors)
+    return FamilyEvaluation(names, members, Distribution(picked, rates=rates, sizes=held.size), choice)
 
 
 def _best_models(errors: Tensor) -> Tensor:

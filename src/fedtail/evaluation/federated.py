@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import ByMass, BySize, Cohort, Sampler
+from fedtail.sampling import Available, ByMass, BySize, Cohort, FirstArrivals, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -211,10 +211,35 @@ class FederatedEvaluation:
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
-        if isinstance(sample, (ByMass, BySize)):
-            return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be "
-                    "about them. Sample uniformly, or evaluate on everybody.")
-        return None
+        return unequal_cohort_refusal(sample)
+
+
+def unequal_cohort_refusal(sample: Sampler) -> str | None:
+    """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
+    if isinstance(sample, (ByMass, BySize)):
+        return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be about "
+                "them. Sample uniformly, or evaluate on everybody.")
+    if isinstance(sample, (Available, FirstArrivals)):
+        return (f"{type(sample).__name__} does not draw every client equally often, so that an evaluation over its cohorts would "
+                "be about those it draws. Sample uniformly, or evaluate on everybody.")
+    return None
+
+
+class CohortEvaluation(Protocol):
+    """What a cohort is asked about the models it receives: a question for each, and how its sums are read."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is done to rows and their sum before the release."""
+        ...
+
+    def questions(self, first: int, models: int) -> tuple[Any, ...]:
+        """One question for each of `models` consecutive broadcast models, the first of which has index `first`."""
+        ...
+
+    def evaluation_from_sums(self, sums: Tensor) -> Any:
+        """Runs on the server: the evaluation of one model from `sums`, (width,), the released sum of the clients' rows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -226,7 +251,7 @@ class EvaluatedRound:
     """
 
     method: Method
-    evaluation: FederatedEvaluation
+    evaluation: CohortEvaluation
     only: bool = False
 
     @property
@@ -261,7 +286,7 @@ class EvaluatedRound:
         same = all(torch.equal(result, s.params) for result, s in zip(results, member_states(state), strict=True))
         return None if same else torch.stack(results)
 
-    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+    def conversation(self, state: Any, seed: int, cohort: Cohort) -> Conversation[tuple[Any, tuple[Any, ...] | None]]:
         """Runs on the server: a generator that asks for evaluations of all models at once, then trains them unless `only`.
 
         It yields questions and is sent sums. Returns the state after the round (with `only` the one that came in) and a tuple of

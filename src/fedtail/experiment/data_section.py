@@ -75,11 +75,11 @@ class DataPlan:
             splits["test"] = self._drop_small_clients(self._read_population(seed, path=self.test_path))
         return splits
 
-    def table(self) -> dict[str, Any]:
+    def as_table(self) -> dict[str, Any]:
         """The [data] section as a dict that can be written to an experiment file, with defaults; unset fields are left out."""
-        own = {("kind" if name == "part" else name): value for name, value in self.reader.table().items()}
+        own = {("kind" if name == "part" else name): value for name, value in self.reader.as_table().items()}
         if self.partition is not None:
-            own["client"] = self._with_run_seed(self.partition.table(), "client.seed")
+            own["client"] = self._with_run_seed(self.partition.as_table(), "client.seed")
         if self.split is not None:
             split = {name: value for name, value in toml_value(self.split).items() if name != "part" and value != "none"}
             own["split"] = self._with_run_seed(split, "split.seed")
@@ -114,12 +114,12 @@ class DataPlan:
 
 
 def plan_data(source: Source) -> DataPlan:
-    """Check the [data] section, its kind, fields, partitioner, split and that paths exist; returns the plan to load it.
+    """Check the [data] section of `source`: kind, fields, partitioner, split, and that paths exist; returns the plan to load it.
 
-    No data are read. The user's own functions are imported where they are trusted. Raises ExperimentError, which names the
-    key at fault.
+    No data are read. The user's own functions are imported where they are trusted. Raises ExperimentError, which names the key at
+    fault.
     """
-    table, follows = source.table("data"), set()
+    table, follows = source.section_table("data"), set()
     for name, inner in (("", table), ("client.", table.get("client")), ("split.", table.get("split"))):
         if isinstance(inner, dict) and inner.get("seed") == RUN:
             follows.add(f"{name}seed")
@@ -168,8 +168,9 @@ def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
 def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
     """The plan of the partitioner that assigns examples to clients, from `table`, the `client` table of [data].
 
-    It is one of fedtail's or, for `kind` "huggingface" and a name that ends in "Partitioner", one of Flower's, whose fields
-    are checked only when the data are read. Raises ExperimentError for an unknown name or field.
+    It is one of fedtail's or, for `kind` "huggingface" and a name that ends in "Partitioner", one of Flower's, whose fields are
+    checked only when the data are read. Raises ExperimentError for an unknown name or field. `source` is the experiment file, for
+    errors.
     """
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}

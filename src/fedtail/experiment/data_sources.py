@@ -47,7 +47,10 @@ def read_leaf(path: str, encode: str | None = None) -> Population:
 
 
 def open_saved_population(path: str) -> Population:
-    """The reader of [data] kind = "saved": a population from a folder that `Population.save` wrote. Its arrays stay on disk."""
+    """The reader of [data] kind = "saved": a population from the folder `path`, which `Population.save` wrote.
+
+    Its arrays stay on disk.
+    """
     return Population.open(path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from fedtail.attacks import ClientAttack
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
 from fedtail.experiment.part_tables import own_code_file
@@ -46,16 +47,17 @@ class EnginePlan:
         if self.workers is not None and self.workers < 0:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
-    def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
+    def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None,
+                  attack: ClientAttack | None = None) -> AbstractContextManager[Any]:
         """A fleet of Ray actors that train `task` on the clients of `population`, to be used in a `with` block.
 
         Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where clients
-        keep large memory between rounds, None for a temporary one.
+        keep large memory between rounds, None for a temporary one; `attack` says what corrupted clients do.
         """
         from fedtail.engine.ray import RayFleet
 
         return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=loaded_own_modules(folder),
-                        folder=memory)
+                        folder=memory, attack=attack)
 
 
 def loaded_own_modules(folder: Path) -> list[ModuleType]:

@@ -6,13 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.attacks import ClientAttack
 from fedtail.channel import Channel
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
@@ -31,12 +32,12 @@ from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
+SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "tune")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself
 NOT_YET = {
-    "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
+    "personalise": "the section of personal models is [personal], and below it part = \"Ditto\", strength = 0.1, say",
 }
 MOST_SEEDS = 10_000
 
@@ -94,6 +95,7 @@ class Experiment:
     engine: EnginePlan
     evaluate: EvaluationPlan
     source: Source = field(repr=False)
+    attack: ClientAttack | None = None
 
     @property
     def members(self) -> list[str]:
@@ -108,20 +110,27 @@ class Experiment:
         plan = self.engine
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
-    def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
+    def attack_for_seed(self, seed: int) -> ClientAttack | None:
+        """The attack of a run with this seed, which draws the corrupted clients unless the file gives another; None without."""
+        attack = self.attack
+        return replace(attack, seed=seed) if attack is not None and attack.seed is None else attack
+
+    def fleet(self, task: Task, population: Population, memory: Path | None = None, seed: int = 0) -> AbstractContextManager[Any]:
         """The fleet that trains `task` on the clients of `population`, in this process and its workers or in Ray actors.
 
         To be used in a `with` block. `memory` is the folder where clients keep large memory between rounds, None for a temporary
-        one. Raises ExperimentError where the engine is Ray and the device is not the CPU.
+        one; `seed`, the run's, draws the corrupted clients of an attack. Raises ExperimentError where the engine is Ray and the
+        device is not the CPU.
         """
+        attack = self.attack_for_seed(seed)
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.error_at(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                            "device = \"cpu\", or kind = \"local\" below [engine].")
         if self.engine.kind == "local":
             at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
-                              folder=memory)
-        return self.engine.ray_fleet(task, population, self.source.folder, memory)
+                              folder=memory, attack=attack)
+        return self.engine.ray_fleet(task, population, self.source.folder, memory, attack)
 
     @property
     def evaluation_engine(self) -> Engine:
@@ -133,7 +142,7 @@ class Experiment:
         """The number of rounds between evaluations; by default a twentieth of all rounds, rounded down, and at least 1."""
         return self.evaluate.every or max(1, self.rounds // 20)
 
-    def table(self, seed: int | None = None) -> dict[str, Any]:
+    def as_table(self, seed: int | None = None) -> dict[str, Any]:
         """The whole experiment as nested dicts with every default, which read back as the same experiment.
 
         With `seed`, its seeds are that one alone. The experiment's folder is included where it uses files of the user's own
@@ -149,15 +158,18 @@ class Experiment:
         evaluate = {k: v for k, v in toml_value(self.evaluate).items() if k != "part" and v != "none"}
         engine = {k: v for k, v in toml_value(self.engine).items() if k != "part" and (k, v) not in UNSET}
         privacy = {k: v for k, v in toml_value(self.privacy).items() if k != "part" and v != "none"}
-        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": toml_value(self.channel),
+        sections = {"data": self.data.as_table(), "task": self.task.as_table(), **method, "channel": toml_value(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
+        if self.attack is not None:
+            attack = {name: value for name, value in toml_value(self.attack).items() if value != "none"}
+            sections["attack"] = attack
         folder = {"folder": str(self.source.folder)} if own_code_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
 
     def own_code_digests(self) -> dict[str, str]:
         """Hexadecimal digests, by file name, of the user's own code files that the experiment names; read at every call."""
-        files = own_code_files(self.table(), self.source.folder)
+        files = own_code_files(self.as_table(), self.source.folder)
         return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
 
@@ -211,7 +223,7 @@ def pick_method(source: Source, method: str) -> Source:
 
 
 def method_names(source: Source) -> list[str]:
-    """The names of the `[[method]]` entries, in order; an empty list where the file describes a single method, without entries.
+    """The names of the `[[method]]` entries of `source`, in order; an empty list where it describes a single method without them.
 
     Raises ExperimentError for an unknown key at the top of the file or in an entry, and for missing or equal names.
     """
@@ -243,7 +255,7 @@ def own_code_files(table: Any, folder: Path) -> set[Path]:
 
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
-    """The distinct seeds, in order, that 3, [0, 1], "0..4" (both ends included) or "0,1,7" stand for.
+    """The distinct seeds, in order, that `value` stands for: 3, [0, 1], "0..4" (both ends included) or "0,1,7".
 
     Raises FieldError, a ValueError, for anything else, for negative seeds, and for no seed or more than 10,000.
     """
@@ -280,9 +292,9 @@ def build_experiment(source: Source, name: str) -> Experiment:
         raise source.error_at(("name",), FieldError("name", "text", given))
     algorithm, family = _build_algorithm(source)
     return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm,
-                      build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
+                      build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"]),
                       _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
-                      _build_section(source, "evaluate", EvaluationPlan), source)
+                      _build_section(source, "evaluate", EvaluationPlan), source, _build_attack(source))
 
 
 def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
@@ -293,7 +305,7 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
     """
     if "family" not in source.tables:
         return _build_method(source), None
-    varied = list(_leaf_values(source.table("family")))
+    varied = list(_leaf_values(source.section_table("family")))
     if len(varied) != 1 or varied[0][0][0] not in METHOD or not isinstance(varied[0][1], list) or len(varied[0][1]) < 2:
         raise source.error_at(("family",), "a family varies one field of a part over two values or more. Write "
                                            "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
@@ -304,6 +316,14 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
     members = tuple(_build_method(source.with_value(key, value, by)) for value in values)
     family = PartPlan("family", Family, {"members": members}, source, ("family",)).part_or_plan()
     return family, FamilyPlan(".".join(key), tuple(values))
+
+
+def _build_attack(source: Source) -> ClientAttack | None:
+    """The attack of section [attack], a `PartPlan` in its place where the user's code was not imported; None without a section.
+
+    Raises ExperimentError, which names the line at fault.
+    """
+    return build_part(source, ("attack",), source.section_table("attack"), SLOTS["attack"]) if "attack" in source.tables else None
 
 
 def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -319,7 +339,7 @@ def _build_method(source: Source) -> FederatedAlgorithm:
     """
     parts = {}
     for name in METHOD:
-        table = source.table(name)
+        table = source.section_table(name)
         if name == "sample" and not table:
             raise source.error_at(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                                "part = \"Everyone\".")
@@ -344,13 +364,13 @@ def _build_section(source: Source, name: str, kind: type) -> Any:
 
     Raises ExperimentError for an unknown key or a value that does not fit.
     """
-    given = checked_arguments(source, (name,), source.table(name), kind, f"[{name}]")
+    given = checked_arguments(source, (name,), source.section_table(name), kind, f"[{name}]")
     plan = PartPlan(name, kind, given, source, (name,))
     return kind(**given) if plan.has_unimported_code else plan.make()      # parts as names only are not used
 
 
 def _checked_device(source: Source) -> str:
-    """The device that the file names, "cpu" by default.
+    """The device that the file `source` names, "cpu" by default.
 
     Raises ExperimentError where it is neither a CPU nor a CUDA device, or where PyTorch sees no GPU for the latter.
     """
@@ -369,7 +389,7 @@ def _checked_device(source: Source) -> str:
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
     """Raise ExperimentError for the first key of `table` that is not in `known`, with the nearest that is.
 
-    `key` is where the table is in the file. Sections that this version does not support yet have a text of their own.
+    `key` is where the table is in the file `source`. Sections that this version does not support yet have a text of their own.
     """
     for name in table:
         if name in NOT_YET:

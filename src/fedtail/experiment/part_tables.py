@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
-from fedtail.experiment.trust import Unread, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
+from fedtail.experiment.trust import UnimportedName, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
 from fedtail.experiment.values import NONE, convert_value, type_hints_by_name
 from fedtail.reading import short_text
 
@@ -58,12 +60,16 @@ class Slot:
 ANYTHING = Slot("fedtail", "")
 SLOTS = {
     "sample": Slot("fedtail.sampling", "takes_everyone", "Uniform"),
+    "availability": Slot("fedtail.sampling", "available"),
+    "speeds": Slot("fedtail.speeds", "steps_per_second"),
     "local": Slot("fedtail.local", "updates", "LocalSGD"),
     "risk": Slot("fedtail.risk", "density", "Mean"),
     "aggregate": Slot("fedtail.aggregation", "rows", "WeightedMean"),
     "server": Slot("fedtail.server", "start", "SGD"),
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
+    "personal": Slot("fedtail.personal", "train_and_keep", "NoPersonalModels"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
+    "attack": Slot("fedtail.attacks", "corrupted"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "within": Slot("fedtail.risk", "density"),
     "across": Slot("fedtail.risk", "density"),
@@ -124,10 +130,10 @@ class PartPlan:
             raise self.source.error_at(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
     def _likely_fields(self, reason: Exception) -> list[str]:
-        """The names of the arguments that an error is most likely about, the likeliest first; perhaps none.
+        """The names of the arguments that the error `reason` is most likely about, the likeliest first; perhaps none.
 
-        For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the
-        arguments whose text value is quoted in the message, then those whose name occurs in it.
+        For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the arguments
+        whose text value is quoted in the message, then those whose name occurs in it.
         """
         if isinstance(reason, FieldError):
             holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
@@ -135,7 +141,7 @@ class PartPlan:
         quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
         return quoted + [name for name in self.arguments if re.search(rf"\b{re.escape(name)}\b", str(reason))]
 
-    def table(self) -> dict[str, Any]:
+    def as_table(self) -> dict[str, Any]:
         """The part as a dict for an experiment file: `part`, its name, and every field with its value, defaults included."""
         defaults = {name: parameter.default for name, parameter in parameters_by_name(self.target).items()
                     if parameter.default is not parameter.empty}
@@ -179,7 +185,7 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
     """
     if ":" in name:
         own = import_object(source, key, name)
-        if isinstance(own, Unread):
+        if isinstance(own, UnimportedName):
             return plan_target(own)
         if not isinstance(own, type) and not (slot is SLOTS["module"] and callable(own)):
             raise source.error_at(key, f"{name} is not a class, and {key[-2]} needs one with a method "
@@ -201,20 +207,20 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
 def import_function(source: Source, key: Key, name: str) -> Any:
     """Import and return the user's own function, whose `name` is "module:function".
 
-    Where the trust of `source` says that names are not imported, `Unread(name)` is returned. Raises ExperimentError about `key`
-    where it cannot be imported, cannot be called, or is defined in code that is not trusted.
+    Where the trust of `source` says that names are not imported, `UnimportedName(name)` is returned. Raises ExperimentError about
+    `key` where it cannot be imported, cannot be called, or is defined in code that is not trusted.
     """
     found = import_object(source, key, name)
-    return found if isinstance(found, Unread) else _checked_own_function(source, key, name, found)
+    return found if isinstance(found, UnimportedName) else _checked_own_function(source, key, name, found)
 
 
 def import_object(source: Source, key: Key, name: str) -> Any:
     """Import what "module:name" names, from a file in the experiment's folder or else from an installed package; returns it.
 
     Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not imported,
-    `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this import
-    only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted, or
-    cannot be imported.
+    `UnimportedName(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during this
+    import only, and only where it holds the module. Raises ExperimentError about `key` where the name is malformed, not trusted,
+    or cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
@@ -223,7 +229,7 @@ def import_object(source: Source, key: Key, name: str) -> Any:
     beside = None if is_fedtail_module(module) else module_file_in_folder(source.folder, module)
     if not is_fedtail_module(module):
         if source.trust.as_written:
-            return Unread(name)
+            return UnimportedName(name)
         _refuse_untrusted_code(source, key, name, beside)
     try:
         with _folder_on_import_path(source.folder) if beside else nullcontext():
@@ -304,9 +310,10 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
                       skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """Check the fields of `table` against the parameters of `target`; returns them as keyword arguments, converted.
 
-    Every field must be known and fit its annotation, and none without a default may be missing. Tables that describe parts
-    become parts, names of functions become functions, and "none" becomes None. Parameters in `skip` must not be in the table:
-    the caller gives them. `name` is what errors call the target. Raises ExperimentError about the key.
+    `key` is where the table is in the file `source`. Every field must be known and fit its annotation, and none without a default
+    may be missing. Tables that describe parts become parts, names of functions become functions, and "none" becomes None.
+    Parameters in `skip` must not be in the table: the caller gives them. `name` is what errors call the target. Raises
+    ExperimentError about the key.
     """
     known = {field: p for field, p in parameters_by_name(target).items() if field not in skip}
     for field in table:
@@ -322,33 +329,35 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
 
 
 def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function by name, as `inspect.signature` gives them, without *args and **kwargs."""
+    """The parameters of `target`, a class or function, by name, as `inspect.signature` gives them, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
 
 def toml_value(value: Any) -> Any:
-    """A value as an experiment file would hold it: parts become tables, functions and classes names, None "none", tuples lists.
+    """A value as an experiment file would hold it: parts become tables, functions and classes names, None "none", arrays lists.
 
     Plain values and dicts are returned as they are, anything else as its `str`.
     """
     if value is None:
         return NONE
     if isinstance(value, PartPlan):
-        return value.table()
+        return value.as_table()
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_in_file(type(value)), **own}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
     if callable(value) and hasattr(value, "__qualname__"):
         return name_in_file(value)
-    plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, Unread)
+    plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, UnimportedName)
     return value if plain else str(value)
 
 
 def name_in_file(value: Any) -> str:
-    """The name by which a file refers to a class or function: "Name" alone if it is fedtail's, else "module:name"."""
+    """The name by which a file refers to `value`, a class or function: "Name" alone if it is fedtail's, else "module:name"."""
     ours = value.__module__.startswith("fedtail.")
     return value.__name__ if ours else f"{value.__module__}:{value.__qualname__}"
 
@@ -396,8 +405,8 @@ def _example_part(slot: Slot) -> str:
 
 
 def plan_target(found: Any) -> Callable[..., Any]:
-    """The callable for a plan: `found` itself or, where it is an `Unread` name, a stand-in that takes any fields."""
-    return _unimported_part if isinstance(found, Unread) else found
+    """The callable for a plan: `found` itself or, where it is an `UnimportedName`, a stand-in that takes any fields."""
+    return _unimported_part if isinstance(found, UnimportedName) else found
 
 
 def _unimported_part(**fields: Any) -> Any:
@@ -415,7 +424,7 @@ def _holds_unimported_plan(value: Any) -> bool:
 
 
 def _accepts_any_keyword(target: Callable[..., Any]) -> bool:
-    """Whether a function accepts keyword arguments of any name (**kwargs)."""
+    """Whether the function `target` accepts keyword arguments of any name (**kwargs)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 

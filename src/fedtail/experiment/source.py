@@ -60,7 +60,7 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read the experiment file at `path` and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
+        """The source of the experiment file at `path`, changed by `settings`, texts as of `--set`: "risk.tail_fraction=0.3".
 
         Nothing that the file names is imported by this; `trust` names the folders and packages from which it may be imported
         later. Raises ExperimentError where there is no such file, it is not TOML, or a setting is invalid.
@@ -148,7 +148,7 @@ class Source:
         """
         return ExperimentError(f"{self.location(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
-    def table(self, section: str) -> dict[str, Any]:
+    def section_table(self, section: str) -> dict[str, Any]:
         """A shallow copy of the section called `section`; {} where it is absent, and {"part": "Name"} for `section = "Name"`.
 
         Raises ExperimentError where it is neither text nor a table.

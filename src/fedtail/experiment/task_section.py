@@ -40,20 +40,20 @@ class TaskPlan:
         whole = {"module": set_precision(module, DTYPES[self.dtype]), **self.rest}
         return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
 
-    def table(self) -> dict[str, Any]:
+    def as_table(self) -> dict[str, Any]:
         """The [task] section with every field, defaults included, as a dict that can be written to an experiment file."""
         rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
         rest |= {name: toml_value(value) for name, value in self.rest.items() if name != "metrics"}
         metrics = [{k: v for k, v in toml_value(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
-        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
+        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.as_table()}
 
 
 def plan_task(source: Source) -> TaskPlan:
-    """Read and check the [task] section; the module is made later, for each seed.
+    """The `TaskPlan` of the [task] section of `source`, checked; the module is made later, for each seed.
 
     Raises ExperimentError, which names the key at fault, for an unknown field, a missing module or a value that does not fit.
     """
-    table = source.table("task")
+    table = source.section_table("task")
     for name in table:
         if name not in ("dtype", *parameters_by_name(Task)):
             hint = nearest_hint(name, ["dtype", *parameters_by_name(Task)])
@@ -75,7 +75,7 @@ def plan_task(source: Source) -> TaskPlan:
 
 
 def _build_metric(source: Source, index: int, table: Any) -> Metric:
-    """The `Metric` described by `table`, entry number `index` of the list `metrics` in [task].
+    """The `Metric` described by `table`, entry number `index` of the list `metrics` in [task] of `source`.
 
     Raises ExperimentError, which names the key at fault, where it is no table or a field does not fit.
     """

@@ -83,7 +83,7 @@ class Trust:
 AS_WRITTEN = Trust(as_written=True)
 
 
-class Unread(str):
+class UnimportedName(str):
     """The name of a function that was not imported; it stands where the function would, and raises ValueError when called."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:

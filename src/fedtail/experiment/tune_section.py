@@ -174,7 +174,7 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
         raise ExperimentError(f"{source.name} holds {len(names)} methods: {', '.join(names)}. Tune one of them with --method.")
     if "family" in source.tables:
         raise source.error_at(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a copy.")
-    table = source.table("tune")
+    table = source.section_table("tune")
     found = dict(_searched_fields(source, table.pop("search", None)))
     given = checked_arguments(source, ("tune",), table, TuneSettings, "[tune]")
     search = Search(source, name, PartPlan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
@@ -189,7 +189,7 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
 
 
 def _check_percentile_side(search: Search) -> None:
-    """Raise ExperimentError where the statistic is a percentile of the clients who do well: p10 of an error, say.
+    """Raise ExperimentError where the search's statistic is a percentile of the clients who do well: p10 of an error, say.
 
     The median and other statistics pass.
     """
@@ -204,8 +204,8 @@ def _check_percentile_side(search: Search) -> None:
 def _searched_fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:
     """Yield each searched field below [tune.search] with its dotted name: `Choices` for a list, `Range` for a table with `low`.
 
-    `key` is the path of `table` below [tune.search], empty at the top. Raises ExperimentError where a table is empty, where a
-    range is invalid, or where a field is the same for all trials, such as the data.
+    `key` is the path of `table` below [tune.search], empty at the top, and `source` the file, for errors. Raises ExperimentError
+    where a table is empty, where a range is invalid, or where a field is the same for all trials, such as the data.
     """
     at = ("tune", "search", *key)
     if not isinstance(table, dict) or not table:

@@ -23,7 +23,7 @@ FindFunction = Callable[[str], Any]
 
 
 def type_hints_by_name(target: Callable[..., Any]) -> dict[str, Any]:
-    """The evaluated type annotations of a dataclass's fields, or of the arguments of a class or function, by name.
+    """The evaluated type annotations of the fields of `target`, a dataclass, or of the arguments of a class or function, by name.
 
     An empty dict where an annotation cannot be evaluated.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
+    from fedtail.risk.base import Risk
 
 
 class Objective(Protocol):
@@ -137,6 +138,10 @@ class LocalTraining(Part):
             clients = clients.with_memory(f"local {model}")
         return self.models(clients, anchor, anchor, first).sub_(anchor)
 
+    def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
+        """Numbers of a round by name, for records of a run, from what the server keeps after it; by default none."""
+        return {}
+
     def rate(self, round: int) -> float:
         """The learning rate of a round, counted from 0. Here it raises TypeError; subclasses with a learning rate override it."""
         raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
@@ -154,18 +159,24 @@ class LocalTraining(Part):
         raise NotImplementedError
 
 
-def full_gradients(clients: Clients, params: Tensor) -> Tensor:
+def full_gradients(clients: Clients, params: Tensor, example_risk: Risk | None = None) -> Tensor:
     """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or one for each client (clients, dim).
 
-    Where the kernel draws (dropout), torch's generators are seeded from each client's own stream, and clients are computed one at
-    a time. The stream is the same at every call in a round.
+    With an `example_risk`, that of this risk over the losses of its examples. Where the kernel draws (dropout), torch's
+    generators are seeded from each client's own stream, and clients are computed one at a time. The stream is the same at every
+    call in a round.
     """
     from fedtail.local.batches import batches
+    from fedtail.local.objectives import example_weights
 
     if clients.kernel.draws and len(clients) > 1:
         parts = enumerate(clients.batches_of_one())
-        return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k]) for k, alone in parts])
+        return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k], example_risk) for k, alone in parts])
     clients.seed_torch("full gradients")
     one = torch.ones(len(clients), dtype=torch.int64)
-    batch = next(iter(batches(clients, one, one, None)))
-    return clients.kernel.gradients(params.expand(len(clients), -1), batch.inputs, batch.targets, batch.weight)
+    batch, params = next(iter(batches(clients, one, one, None))), params.expand(len(clients), -1)
+    weight = batch.weight
+    if example_risk is not None:
+        losses = clients.kernel.losses(params, batch.inputs, batch.targets)
+        weight = example_weights(example_risk, losses, weight).to(weight.dtype)
+    return clients.kernel.gradients(params, batch.inputs, batch.targets, weight)

@@ -14,6 +14,8 @@ from fedtail.devices import to_device
 from fedtail.draws import random_permutations
 from fedtail.types import Examples
 
+PLACES = 2**11      # of examples that are gathered at a time, where clients train for several epochs
+
 
 class Batch(NamedTuple):
     """The examples of one training step, for the first `active` clients, which still train; padding has weight zero."""
@@ -69,23 +71,53 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
     """Yields the batches of clients of different sizes that train for several epochs: each is shuffled when its own epoch begins.
 
     `active` says how many clients train at each step after the first `done`. A batch is as wide as that of the client with most
-    examples in it; the others are padded with weight zero.
+    examples in it; the others are padded with weight zero. The examples of a few steps are gathered at once, and batches are
+    views of them.
+    """
+    shuffled = random_permutations(clients.random_bits("batches", done // epoch), clients.sizes)
+    width = min(batch_size, int(clients.sizes.max()))
+    together = max(1, PLACES // (len(clients) * width))
+    for first in range(0, len(active), together):
+        counts, orders = active[first : first + together], []
+        some = clients.take(slice(counts[0]))
+        places, weights, widths, begins = _places_by_step(some, epoch[: counts[0]], batch_size, counts, done + first)
+        for step, begin in enumerate(begins, first):
+            if begin and step:
+                _shuffle_again(clients, epoch[: active[step]], done + step, shuffled)
+            orders.append(shuffled[: counts[0]].gather(1, places[step - first]))
+        inputs, targets = some.examples(torch.cat(orders, 1))
+        for step, (count, filled) in enumerate(zip(counts, widths, strict=True)):
+            part = (slice(count), slice(step * width, step * width + filled))
+            yield Batch(count, select_rows(inputs, part), targets[part], weights[step, :count, :filled])
+
+
+def _shuffle_again(clients: Clients, epoch: Tensor, step: int, shuffled: Tensor) -> None:
+    """Write new permutations to the rows of `shuffled` whose clients begin an epoch at this step.
+
+    Only the first `len(epoch)` clients, which still train, are considered; `epoch` is how many steps one pass takes them.
+    """
+    fresh = (step % epoch == 0).nonzero().flatten()
+    again = clients.take(fresh)
+    drawn = random_permutations(again.random_bits("batches", step // epoch[fresh]), again.sizes)
+    shuffled[fresh, : drawn.shape[1]] = drawn
+
+
+def _places_by_step(clients: Clients, epoch: Tensor, batch_size: int, active: list[int],
+                    first: int) -> tuple[Tensor, Tensor, list[int], list[bool]]:
+    """Which places of their shuffled examples clients train on at consecutive steps, from step `first`, and by which weights.
+
+    Both are (steps, clients, batch); `active` says how many of the first clients train at each step, and `epoch` (clients,) how
+    many steps one pass takes. A place beyond a client's examples is its last one, with weight zero. Besides, for each step: how
+    wide its batch is, and whether an active client begins an epoch.
     """
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
-    shuffled = random_permutations(clients.random_bits("batches", done // epoch), sizes)
-    for step, count in enumerate(active, done):
-        some, turn = sizes[:count, None], step % epoch[:count]
-        fresh = (turn == 0).nonzero().flatten() if step > done else turn[:0]
-        if len(fresh):
-            again = clients.take(fresh)
-            drawn = random_permutations(again.random_bits("batches", step // epoch[fresh]), again.sizes)
-            shuffled[fresh, : drawn.shape[1]] = drawn
-        place = turn[:, None] * batch_size + column
-        weight = (place < some).double()
-        fullest = int(weight.sum(1).max())                     # the last batch of an epoch may be smaller
-        place, weight = place[:, :fullest], weight[:, :fullest]
-        inputs, targets = clients.take(slice(count)).examples(shuffled[:count].gather(1, place.minimum(some - 1)))
-        yield Batch(count, inputs, targets, (weight / weight.sum(1, keepdim=True)).to(clients.shard.params))
+    turn = torch.arange(first, first + len(active))[:, None] % epoch                             # (steps, clients)
+    place = turn[:, :, None] * batch_size + column
+    weight = (place < sizes[:, None]).double()
+    filled, trains = weight.sum(2, keepdim=True), torch.arange(len(clients)) < torch.tensor(active)[:, None]
+    width = (filled[:, :, 0] * trains).amax(1)                 # the last batch of an epoch may be smaller
+    begins = ((turn == 0) & trains).any(1)
+    return place.minimum(sizes[:, None] - 1), (weight / filled).to(clients.shard.params), width.long().tolist(), begins.tolist()
 
 
 def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:

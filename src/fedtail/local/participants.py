@@ -62,4 +62,5 @@ class Participants(Work):
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         """Raise TypeError: `for_round` gives the part that says who trains."""
-        raise TypeError("Participants are drawn from a cohort on the server. Take the steps from for_round(start).")
+        raise TypeError("Participants are drawn by the server from the cohort of a round, and here is none. Write FullWork() "
+                        "where clients train outside of rounds.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +28,7 @@ class Penalty(Part):
     """A term that is added to each client's own loss in local training."""
 
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
+    corrects_mean_loss: ClassVar[bool] = False      # True: it is made for clients that minimise their mean loss
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Use a subclass's method `of`, the deprecated name, as its `prepare_for_clients`, with a DeprecationWarning.
@@ -53,6 +55,17 @@ class Penalty(Part):
         """
         return PreparedPenalty(self)
         yield
+
+    def limit_steps(self, clients: Clients, steps: Tensor) -> Tensor:
+        """Runs on the clients: how many of `steps` (clients,) each takes under this penalty; by default all of them.
+
+        A penalty that leaves clients out of training gives them 0, and declares `everyone_trains=False`.
+        """
+        return steps
+
+    def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
+        """Numbers of a round by name, for records of a run, from what the server keeps after it; by default none."""
+        return {}
 
     def prepare_for_clients(self, clients: Clients, anchor: Tensor) -> Penalty:
         """The penalty to use for these clients in this round; called once, before they train. By default itself.
@@ -89,8 +102,7 @@ class Proximal(Penalty):
 
     def __post_init__(self) -> None:
         """Raise ValueError if `strength` is negative or not finite."""
-        if not 0 <= self.strength < math.inf:
-            raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
+        check_strength(self.strength)
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
         """gradients + strength * (params - anchor), (clients, dim), as a new tensor.
@@ -98,3 +110,9 @@ class Proximal(Penalty):
         `params` (clients, dim) are the local models and `anchor` (dim,) the model received.
         """
         return gradients + self.strength * (params - anchor)
+
+
+def check_strength(strength: float) -> None:
+    """Raise ValueError if the strength (mu) of a proximal term is negative or not finite."""
+    if not 0 <= strength < math.inf:
+        raise ValueError(f"strength (mu) must be at least 0 and finite, got {strength:g}. 0 is FedAvg.")

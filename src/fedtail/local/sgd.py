@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
-from fedtail.local.base import LocalTraining, Prepared, RoundStart
+from fedtail.local.base import LocalTraining, Prepared, RoundStart, full_gradients
 from fedtail.local.batches import Batch, batches
 from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
 from fedtail.local.penalties import NoPenalty, Penalty
@@ -72,6 +73,9 @@ class LocalSGD(LocalTraining):
                                 "Proximal(0.1) or Stragglers(0.5), say.")
         if self.example_risk is not None:
             check_example_risk(self.example_risk)
+            if self.penalty.corrects_mean_loss:
+                raise ValueError(f"{type(self.penalty).__name__} corrects the gradient of the mean loss, and with example_risk "
+                                 "clients minimise another. Leave one of them out, or use Proximal.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}.")
         if not 0 <= self.learning_rate * self.weight_decay < 1:
@@ -103,11 +107,16 @@ class LocalSGD(LocalTraining):
     def steps(self, clients: Clients) -> Tensor:
         """How many steps each client takes in this round, (clients,) int64.
 
-        That is `local_steps`, or the number of batches in `epochs` passes over its examples, or fewer where `work` says so.
+        That is `local_steps`, or the number of batches in `epochs` passes over its examples, or fewer where `work` or `penalty`
+        says so.
         """
         epoch = self._steps_per_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
-        return self.work.steps(clients, full, epoch)
+        return self.penalty.limit_steps(clients, self.work.steps(clients, full, epoch))
+
+    def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
+        """The penalty's numbers of a round by name, from what the server keeps after it: `strength`, say; often none."""
+        return self.penalty.round_numbers(kept)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, counted from 0: `learning_rate` times the factor of `schedule` for that round."""
@@ -159,6 +168,30 @@ class LocalSGD(LocalTraining):
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
         return params.index_select(0, to_device(order.argsort(), params.device))
+
+    def sorted_batches(self, clients: Clients) -> tuple[Clients, Tensor, Iterator[Batch]]:
+        """The mini-batches that these clients would train on in this round, for parts that take steps of their own kind.
+
+        Returns the clients sorted by falling numbers of steps, their positions in the given batch (clients,), and the batches:
+        each is of the first `batch.active` of the sorted clients. Work and shuffling are those of `models`.
+        """
+        steps, order = self.steps(clients).sort(descending=True, stable=True)
+        clients = clients.take(order)
+        if not len(steps) or int(steps[0]) == 0:
+            return clients, order, iter(())
+        return clients, order, batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size)
+
+    def subproblem_gradients(self, clients: Clients, anchor: Tensor, params: Tensor, own: Tensor | None = None) -> Tensor:
+        """The gradient of what each client's steps minimise, (clients, dim): its loss, `weight_decay` / 2 |w|^2 and the penalty.
+
+        It is taken over all examples of a client, at one model `params` (dim,) or one for each client (clients, dim); `anchor`
+        (dim,) is the model received. `own` are the gradients of the losses there, (clients, dim), where they are known already.
+        At most `kernel.stack` clients may be given.
+        """
+        own = full_gradients(clients, params, self.example_risk) if own is None else own
+        params = params.expand(len(clients), -1)
+        penalty = self.penalty.prepare_for_clients(clients, anchor)
+        return penalty.add_gradient(own + self.weight_decay * params if self.weight_decay else own, params, anchor)
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:

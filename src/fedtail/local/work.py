@@ -117,7 +117,8 @@ class Stragglers(Work):
         `exact`, where `for_round` gives the part that says who is a straggler.
         """
         if self.exact:
-            raise TypeError("Stragglers(exact=True) are drawn from a cohort on the server. Take the steps from for_round(start).")
+            raise TypeError("Stragglers(exact=True) are drawn by the server from the cohort of a round, and here is none. Write "
+                            "exact=False, or FullWork(), where clients train outside of rounds.")
         late = uniform_numbers(clients.random_bits("straggler")) < self.fraction
         return straggler_steps(clients, late, full, epoch, self.drop)
 

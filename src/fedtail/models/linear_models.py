@@ -74,7 +74,10 @@ class LeastSquares(nn.Module):
 
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
-    """An `nn.Linear` with all parameters zero, made without random draws; FieldError for fewer than one feature or output."""
+    """An `nn.Linear` with all parameters zero, with a bias where `bias`, made without random draws.
+
+    Raises FieldError for fewer than one of `features` or `outputs`.
+    """
     if features < 1 or outputs < 1:
         text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
         raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)

@@ -93,9 +93,10 @@ class CharacterGRU(nn.Module):
 
 
 def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
-    """One-hot vectors (examples, time, vocabulary) of integers (examples, time), in the dtype and on the device of `like`.
+    """One-hot vectors (examples, time, vocabulary) of the integers `characters` (examples, time), in the dtype of `like`.
 
-    Unlike `torch.nn.functional.one_hot` it does not read values, which `torch.func.vmap` forbids.
+    They are on the device of `like` too. Unlike `torch.nn.functional.one_hot` it does not read values, which `torch.func.vmap`
+    forbids.
     """
     return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
@@ -132,9 +133,10 @@ def _with_zeroed_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _last_states(states: Tensor, lengths: Tensor | None) -> Tensor:
-    """The hidden state at each sequence's last real position, (examples, hidden), from those of all positions.
+    """The hidden state at each sequence's last real position, (examples, hidden), from those of all positions, `states`.
 
-    It is zero for a sequence of length 0; `lengths=None` takes the last position of all.
+    `states` is (examples, time, hidden) and `lengths` (examples,). It is zero for a sequence of length 0; `lengths=None` takes
+    the last position of all.
     """
     if lengths is None:
         return states[:, -1]

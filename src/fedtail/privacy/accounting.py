@@ -67,8 +67,8 @@ def guarantee_in_words(epsilon: float | str, delta: float, adjacency: str, sampl
     """The privacy statement in one line: epsilon, delta, protected unit, neighbouring relation, sampling and observer.
 
     Epsilon without amplification follows where it differs. `sampling` is "none", "poisson", "fixed" or several joined by " and ".
-    `only`, if not empty, says what is known of the model that the rounds began with, and limits the statement to these rounds.
-    An infinite epsilon may be given as the word "infinity".
+    `only`, if not empty, says what is known of the model that the rounds began with, and limits the statement to these rounds. An
+    infinite epsilon may be given as the word "infinity". `adjacency` is the relation, "zero-out" or "replace-one".
 
     >>> guarantee_in_words(5.0, 1e-4, "replace-one", "none", 5.0)
     'epsilon 5 at delta 0.0001 (client-level, replace-one-client; no sampling), against an observer of all releases'
@@ -117,6 +117,7 @@ def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
 
     Infinite where something was released without noise. `accountant` is "pld", "rdp", "zcdp" or None: the best valid one. A
     ValueError for one that is not valid here, for a `delta` outside (0, 1), and where inexact noise alone exceeds `delta`.
+    `adjacency` is the neighbouring relation.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -127,7 +128,7 @@ def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacen
     """Whether `rounds`, pairs of a round and its count, are (`epsilon`, `delta`)-private with amplification by their sampling.
 
     False where something was released without noise, unless `epsilon` is infinite. The accountant is the best valid one. A
-    ValueError unless `delta` is in (0, 1).
+    ValueError unless `delta` is in (0, 1). `adjacency` is the neighbouring relation.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -138,9 +139,9 @@ def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], del
                            adjacency: Adjacency = "zero-out") -> str:
     """A text about the model that `rounds` began with, which a guarantee for `rounds` does not cover; "" if `before` is empty.
 
-    `before` are the histories of that model. The text starts with "they began with". If the model was trained without privacy,
-    it says what was released; if all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds`
-    together; otherwise it names what is unknown.
+    `before` are the histories of that model. The text starts with "they began with". If the model was trained without privacy, it
+    says what was released; if all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds`
+    together; otherwise it names what is unknown. `adjacency` is the neighbouring relation.
     """
     if not before:
         return ""
@@ -160,7 +161,8 @@ def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",
     """The delta at which `rounds`, pairs of a round and its count, are (`epsilon`, delta)-private.
 
     It is 0 for an infinite epsilon, otherwise 1 where something was released without noise. A ValueError for a negative epsilon,
-    and for an `accountant` ("pld", "rdp", "zcdp") that is not valid for the noise and sampling of the rounds.
+    and for an `accountant` ("pld", "rdp", "zcdp") that is not valid for the noise and sampling of the rounds. `adjacency` is the
+    neighbouring relation.
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon:g}.")
@@ -173,7 +175,7 @@ def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta
     """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`; 0 if none does.
 
     `done` are pairs of a round and its count. A ValueError unless `delta` is in (0, 1). Results are cached, so that calling it
-    after every round of a run is cheap.
+    after every round of a run is cheap. `adjacency` is the neighbouring relation.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
@@ -187,7 +189,8 @@ def _count_affordable_rounds(others: tuple[tuple[RoundEvent, int], ...], followi
                              adjacency: Adjacency, most: int) -> int:
     """How many rounds like `following` fit in (`epsilon`, `delta`) beside `others`, up to `most`; 0 where `others` exceed it.
 
-    `others` are pairs of a round and its count. Cached, so that a run which asks after every round computes it once.
+    `others` are pairs of a round and its count. Cached, so that a run which asks after every round computes it once. `adjacency`
+    is the neighbouring relation.
     """
     def fits(count: int, accountant: AccountantName | None = None) -> bool:
         """Whether `others` and `count` rounds like `following` fit the budget by `accountant` (None: the best valid one)."""

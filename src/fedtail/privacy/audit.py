@@ -186,7 +186,7 @@ def _clopper_pearson_bound(happened: np.ndarray, runs: int, risk: float) -> np.n
 
 
 def _normal_distance(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Phi^-1(1 - `alarms`) - Phi^-1(`misses`), elementwise.
+    """Phi^-1(1 - `alarms`) - Phi^-1(`misses`), elementwise in their shape.
 
     It is the distance mu of two unit normal distributions for which a threshold has these rates of false alarms and misses.
     """

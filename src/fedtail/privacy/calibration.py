@@ -117,6 +117,7 @@ def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: f
 
     It is too large by a fraction of about 2e-5 at most, and never too small; 0.01 is the least that is tried. The cost of
     `event(z)` must fall as z grows. A ValueError where even z = 10^6 does not reach the budget, or an argument is out of range.
+    `adjacency` is the neighbouring relation, `accountant` the name of the accountant (None: the best valid one).
     """
     check_epsilon_and_delta(epsilon, delta)
     check_rounds(rounds)
@@ -174,7 +175,8 @@ def check_population(population: int) -> None:
 def privacy_setting_warnings(population: int, sampling: Sampling, delta: float) -> list[str]:
     """Warnings, as texts, about privacy settings that are valid but probably not meant; an empty list where there are none.
 
-    They are a delta of 1 / `population` or more, and an average cohort of fewer than 25 clients.
+    They are a delta of 1 / `population` or more, and an average cohort of fewer than 25 clients. `sampling` says how cohorts are
+    drawn.
     """
     found, cohort = [], sampling_rate(sampling) * population
     if delta >= 1 / population:

@@ -218,7 +218,7 @@ def sampling_rate(sampling: Sampling) -> float:
 
 
 def _amplification_obstacle(event: RoundEvent) -> str | None:
-    """Why Poisson sampling does not amplify this round, as a text for users; None where it does.
+    """Why Poisson sampling does not amplify the round `event`, as a text for users; None where it does.
 
     None also where the round has another kind of sampling.
     """
@@ -229,9 +229,9 @@ def _amplification_obstacle(event: RoundEvent) -> str | None:
 
 
 def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
-    """A text for `Guarantee.notes`: why this round is not amplified by its sampling, or that its amplification is experimental.
+    """A text for `Guarantee.notes`: why the round `event` is not amplified, or that its amplification is experimental.
 
-    None where there is nothing to say.
+    `adjacency` is the neighbouring relation. None where there is nothing to say.
     """
     if isinstance(event.sampling, PoissonSampling):
         return _amplification_obstacle(event) if event.sampling.rate < 1 else None
@@ -293,12 +293,12 @@ def _noise_multiplier(release: Release, adjacency: Adjacency) -> float:
 
 
 def _has_integer_noise(event: RoundEvent) -> bool:
-    """Whether any release of the round has discrete Gaussian noise."""
+    """Whether any release of the round `event` has discrete Gaussian noise."""
     return any(isinstance(release, LatticeRelease) for release in event.releases)
 
 
 def _noise_draw_error(event: RoundEvent) -> float:
-    """Total variation distance of the draws from exact ones, added over the integer releases of one round; 0 if it has none."""
+    """Total variation distance of draws from exact ones, added over the integer releases of the round `event`; 0 without any."""
     return math.fsum(release.error for release in event.releases if isinstance(release, LatticeRelease))
 
 

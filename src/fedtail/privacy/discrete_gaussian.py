@@ -17,6 +17,7 @@ from itertools import count as counting
 
 import numpy as np
 
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.randomness import Randomness, uniform_integers, uniform_wide_integer
 
 DIGITS = 100                      # of the arithmetic for single probabilities
@@ -98,7 +99,7 @@ def _draw_one_bernoulli_exp_small(numerator: int, denominator: int, random: Rand
 
 
 def _draw_discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
-    """`count` draws, int64, of integers y with probability proportional to exp(-|y| / t), from words of `random`."""
+    """`count` draws, (count,) int64, of integers y with probability proportional to exp(-|y| / t), from words of `random`."""
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
         low = uniform_integers(t, random, len(todo))
@@ -112,9 +113,9 @@ def _draw_discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray
 
 
 def _draw_geometric(count: int, random: Randomness) -> np.ndarray:
-    """`count` independent draws, int64, of how many times in a row an event of probability 1/e happens (a geometric variable).
+    """How many times in a row an event of probability 1/e happens, a geometric variable: `count` draws, (count,) int64.
 
-    Draws from `random`.
+    They are independent, and drawn from `random`.
     """
     result, going = np.zeros(count, dtype=np.int64), np.arange(count)
     while len(going):
@@ -153,6 +154,7 @@ def _draw_bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: R
     return k % 2 == 1
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class DiscreteGaussianTable:
     """The first 63 bits of the distribution function.
@@ -167,7 +169,7 @@ class DiscreteGaussianTable:
     leading: np.ndarray = field(repr=False)          # (2 reach + 1,) uint64: floor(2^63 P(X <= x))
 
     @classmethod
-    def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
+    def from_variance(cls, variance: float | Fraction) -> DiscreteGaussianTable:
         """The table for a variance, cached; a float is rounded up by `variance_as_fraction`.
 
         A ValueError where the table would be too long (variance above 10^10) or the variance is not positive.
@@ -175,7 +177,7 @@ class DiscreteGaussianTable:
         return _cached_table(variance_as_fraction(variance))
 
     def sample(self, count: int, random: Randomness) -> np.ndarray:
-        """`count` draws, int64, of the discrete Gaussian.
+        """`count` draws of the discrete Gaussian, (count,) int64.
 
         Each uses one word of `random`, or more where the first 63 bits do not decide it.
         """
@@ -220,7 +222,7 @@ def _bounds_on_leading_bits(variance: Fraction, bits: int) -> tuple[list[int], l
 def _draw_with_further_bits(variance: Fraction, word: int, random: Randomness) -> int:
     """The draw, by inversion, for a uniform number whose first 63 bits are `word`, where these do not decide it.
 
-    Further bits are drawn from `random`, 128 at a time, until they do.
+    It is of the discrete Gaussian of this `variance`. Further bits are drawn from `random`, 128 at a time, until they decide.
     """
     number, bits = word, WORD
     while True:
@@ -234,6 +236,7 @@ def _draw_from_bits(variance: Fraction, number: int, bits: int) -> int | None:
     """The draw, by inversion, for a uniform number whose first `bits` bits are the integer `number`.
 
     It is the x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits; None where these bits do not decide it.
+    X is the discrete Gaussian of this `variance`.
     """
     reach = _largest_table_value(variance, bits)
     with localcontext() as context:
@@ -259,7 +262,10 @@ def _cumulative_error_bound(bits: int, reach: int) -> Decimal:
 
 
 def _largest_table_value(variance: Fraction, bits: int) -> int:
-    """The `reach` of a table: an integer that |X| exceeds with probability 2^-bits at most, for the discrete Gaussian X."""
+    """The `reach` of a table: an integer that |X| exceeds with probability 2^-bits at most.
+
+    X is the discrete Gaussian of this `variance`.
+    """
     return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
 
 

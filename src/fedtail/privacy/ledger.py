@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from fedtail.deprecated import with_old_names
 from fedtail.privacy.events import Adjacency, NonPrivateRelease, Release, RoundEvent
 from fedtail.privacy.history import UNRECORDED, EarlierHistory, join_histories
-from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, Record
+from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, LedgerRecord
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
@@ -72,12 +72,12 @@ class Ledger:
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
         """A ledger in memory or, with a `path`, one that continues the file there, which need not exist.
 
-        `unrecorded` ("seed", "os" or "" for unknown) is where randomness came from in old rounds that do not record it. A
-        `LedgerError` where the file cannot be read.
+        `budget` is what the rounds may spend, and the delta that a guarantee is stated at. `unrecorded` ("seed", "os" or "" for
+        unknown) is where randomness came from in old rounds that do not record it. A `LedgerError` where the file cannot be read.
         """
         self.budget = budget
         self._file = LedgerFile(path) if path else None
-        self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
+        self._record = self._file.read(unrecorded=unrecorded) if self._file else LedgerRecord()
         self._planned: RoundEvent | None = None
         self._asked: tuple[Release, ...] = ()
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
@@ -122,7 +122,7 @@ class Ledger:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Texts that say what the server saw through each kind of channel used, each once, in order of first use."""
+        """What the server saw, a text for each kind of channel used, each once, in order of first use."""
         return self._record.channels
 
     @property
@@ -188,7 +188,7 @@ class Ledger:
         self._planned, self._asked = None, ()
 
     def record_earlier_history(self, earlier: EarlierHistory) -> None:
-        """Record, in the file too, the history of the model that the following rounds begin with.
+        """Record, in the file too, `earlier`, the history of the model that the following rounds begin with.
 
         Nothing is recorded where all rounds of that history are on this ledger already, or the history itself is.
         """

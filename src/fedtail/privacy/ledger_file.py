@@ -47,7 +47,7 @@ class LedgerMark(NamedTuple):
 
 
 @dataclass
-class Record:
+class LedgerRecord:
     """What a ledger holds: its rounds, and what was written down beside them."""
 
     rounds: Counter[RoundEvent] = field(default_factory=Counter)        # that released something, each with how often
@@ -57,7 +57,7 @@ class Record:
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
 
     def add_round(self, event: RoundEvent, source: str) -> None:
-        """Add a round and the `source` of its randomness ("seed", "os" or ""); a round that released nothing is ignored."""
+        """Add the round `event` and the `source` of its randomness ("seed", "os" or ""); one that released nothing is ignored."""
         if event.releases:
             self.rounds[event] += 1
             self.sources[source] += 1
@@ -66,9 +66,9 @@ class Record:
         """Append to `channels` a text that says what the server sees, unless it is empty or there already."""
         self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [channel])]))
 
-    def copy(self) -> Record:
+    def copy(self) -> LedgerRecord:
         """A record with equal contents that can be changed without changing this one."""
-        return Record(Counter(self.rounds), Counter(self.sources), set(self.numbers), self.channels, self.before)
+        return LedgerRecord(Counter(self.rounds), Counter(self.sources), set(self.numbers), self.channels, self.before)
 
 
 class LedgerFile:
@@ -92,11 +92,11 @@ class LedgerFile:
         self.unrecorded = UNRECORDED
         self._settled = False           # whether the folder's entry of the file is on disk
 
-    def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> Record:
-        """The `Record` in the file, or in its first `size` bytes; an empty one where there is no file. Changes nothing on disk.
+    def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> LedgerRecord:
+        """The `LedgerRecord` in the file, or in its first `size` bytes; an empty one where there is no file.
 
-        Sets where the next line is written: behind the last whole line that was read. `unrecorded` is the source of randomness
-        of rounds that do not name one. A `LedgerError` where the file is damaged or of another format.
+        Changes nothing on disk. Sets where the next line is written: behind the last whole line that was read. `unrecorded` is
+        the source of randomness of rounds that do not name one. A `LedgerError` where the file is damaged or of another format.
         """
         self.unrecorded = unrecorded
         content = self.path.read_bytes()[:size] if self.path.is_file() else b""
@@ -138,7 +138,7 @@ class LedgerFile:
         self._append_line({"skip": round}, safely=False)
 
     def append_earlier_history(self, earlier: EarlierHistory) -> None:
-        """Append the history of the model that the rounds begin with, and force it to disk."""
+        """Append `earlier`, the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
             {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling),
              "count": count}
@@ -204,14 +204,14 @@ class LedgerFile:
             self._settled = True
 
 
-def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
+def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], LedgerRecord]:
     """(releases, record): all releases that the lines describe, in order of their numbers, and the record of the rounds.
 
     `lines` come without the format line. `unrecorded` is the source of randomness of rounds that do not name one. A KeyError,
     IndexError, TypeError or ValueError where lines are not those of a ledger.
     """
     known: list[Release] = []
-    record, under_way = Record(), _NOTHING
+    record, under_way = LedgerRecord(), _NOTHING
     for line in lines:
         if "release" in line:
             known.append(_from_json_dict(line["release"]))
@@ -238,7 +238,7 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The `EarlierHistory` in a "before" line of a ledger, from its JSON values: `what`, `round`, `rounds` and `sources`.
+    """The `EarlierHistory` in a "before" line of a ledger, whose JSON values are `plain`: `what`, `round`, `rounds`, `sources`.
 
     A KeyError, TypeError or ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
     """
@@ -249,7 +249,7 @@ def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
 
 
 def _to_json_dict(value: Release | Sampling) -> dict[str, Any]:
-    """A release or kind of sampling as a dictionary for JSON: its fields, and its class name under "kind".
+    """`value`, a release or kind of sampling, as a dictionary for JSON: its fields, and its class name under "kind".
 
     A Fraction becomes [numerator, denominator].
     """

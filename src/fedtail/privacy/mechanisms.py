@@ -76,15 +76,15 @@ class NoPrivacy(Part):
         return True
 
     def bound(self, width: int) -> float | None:
-        """None: rows are not clipped, so their entries have no known bound."""
+        """None: rows are not clipped, so their entries have no known bound. `width` is not used."""
         return None
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
-        """The rows unchanged; `random` is not used."""
+        """`rows`, (clients, width), unchanged; `random` is not used."""
         return rows
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The sum unchanged; `random` is not used."""
+        """`total`, (width,), unchanged; `random` is not used."""
         return total
 
     def release(self, width: int, what: str) -> Release:
@@ -121,7 +121,7 @@ class NoisySum(Part):
         return self.noise.reveals_exact_sum
 
     def on_client(self, rows: Tensor, random: Randomness, adding: Tensor | None = None) -> Tensor:
-        """The rows that are sent, (clients, width): clipped, and with the clients' shares of the noise, if they add any.
+        """The rows that are sent in place of `rows`, (clients, width): clipped, and with the clients' shares of noise, if any.
 
         With `whole` a row above the clip norm is zeroed instead of clipped. Noise is drawn from `random`. With `adding`,
         (clients,) bool, only those clients add a share; the noise must accept that, as `DiscreteNoise` does.
@@ -131,7 +131,7 @@ class NoisySum(Part):
         return self.noise.on_client(kept, self.clip_norm, self.whole, random, **more)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The released sum, (width,), in the units of the rows, from the sum of the rows that were sent.
+        """The released sum, (width,), in the units of the rows, from `total`, the sum of the rows that were sent.
 
         Noise that the server adds is drawn from `random`.
         """

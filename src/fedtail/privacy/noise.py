@@ -63,7 +63,7 @@ class Noise(Protocol):
         """The event by which accountants price the release of a sum of `width` entries; `what` names it on the ledger.
 
         `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed. `whole`
-        says that the rows are whole numbers.
+        says that the rows are whole numbers. Rows have been clipped to `clip_norm`.
         """
         ...
 
@@ -89,24 +89,28 @@ class GaussianNoise(Part):
         return 1
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The rows unchanged, because the server adds the noise; the other arguments are not used."""
+        """`rows`, (clients, width), unchanged, because the server adds the noise; the other arguments are not used."""
         return rows
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """`total` plus independent normal noise of standard deviation noise_multiplier * clip_norm in every entry.
+        """`total`, (width,), plus independent normal noise of standard deviation noise_multiplier * clip_norm in every entry.
 
-        The noise is drawn from one word of `random` for each entry; the result is on the device of `total`.
+        The noise is drawn from one word of `random` for each entry; the result is on the device of `total`. `whole` is not used.
         """
         words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
         normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
         return total + self.noise_multiplier * clip_norm * normal.to(total.device)
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The clip norm, because no entry of a clipped row is larger and clients add no noise."""
+        """`clip_norm`, because no entry of a clipped row is larger and clients add no noise; `width` and `whole` are not used."""
         return clip_norm
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """A Gaussian release named `what`, for accountants; `width`, `clip_norm` and `whole` do not change its cost."""
+        """A `GaussianRelease` named `what`, by which accountants price the sum.
+
+        `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed. `width`,
+        `clip_norm` and `whole` do not change its cost.
+        """
         return GaussianRelease(self.noise_multiplier, exchange, what)
 
 
@@ -163,23 +167,26 @@ class DiscreteNoise(Part):
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
         """`total` divided by the scale, which gives the released sum, (width,), in the units of the rows.
 
-        The clients' noise is in it already, so `random` is not used.
+        The scale follows from the width, `clip_norm` and `whole` as on the clients. Their noise is in `total` already, so
+        `random` is not used.
         """
         return total / _integer_grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
         """A bound on the absolute entries of an integer row of `width` entries with its share of noise.
 
-        It is the sensitivity of the integer rows, rounded up, plus the reach of the noise table, and is exceeded with negligible
-        probability.
+        The row was made of one clipped to `clip_norm`, of whole numbers if `whole`. The bound is the sensitivity of the integer
+        rows, rounded up, plus the reach of the noise table, and is exceeded with negligible probability.
         """
         grid = _integer_grid(self, width, clip_norm, whole)
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """A `LatticeRelease` named `what`: a sum of integer rows with at least `planned_clients` shares of noise.
+        """A `LatticeRelease` named `what`, by which accountants price a sum of integer rows of `width` entries.
 
-        Its `constant` is False: the number of shares may depend on the size of the cohort.
+        It relies on `planned_clients` shares of noise. The integers follow from `clip_norm`, the norm of the rows, and `whole`,
+        which says that these are whole numbers already. `exchange` is how many times further the sum moves if a client's data are
+        exchanged than if its row is zeroed. Its `constant` is False: the number of shares may depend on the size of the cohort.
         """
         grid = _integer_grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what,
@@ -209,13 +216,14 @@ def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: boo
         raise ValueError(f"rows of whole numbers need a whole scale, got {scale:g}.")
     sensitivity = (scale * clip_norm + slack) * (1 + 1e-12)         # norms are computed in float64
     shares = NoiseShares.from_total_deviation(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
-    return Grid(scale, sensitivity, shares, DiscreteGaussianTable.of(shares.variance))
+    return Grid(scale, sensitivity, shares, DiscreteGaussianTable.from_variance(shares.variance))
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
     """The smallest power of two at which rounding adds at most 1% to the sensitivity and a share of noise has variance 2 or more.
 
     The share is that of one of `noise.planned_clients`. `slack` is what rounding may add to the norm of an integer row.
+    `clip_norm` is that of the rows to be scaled.
     """
     enough = max(slack / ROUNDING, math.sqrt(SMALLEST * noise.planned_clients) / noise.noise_multiplier)
     return 2.0 ** math.ceil(math.log2(enough / clip_norm))

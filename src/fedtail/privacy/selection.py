@@ -65,7 +65,8 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
     `trial` are the rounds of one trial, and `score` the rounds in which other clients, who train in no trial, score it. With
     `stopping` "composition" there are `trials` trials, all of which may be released. With "poisson", "geometric" or
     "logarithmic", the distribution of a random number of trials with mean `trials`, only the best may be. Infinite where
-    something is released without noise. A ValueError unless `delta` is in (0, 1), and for a mean below 1.
+    something is released without noise. A ValueError unless `delta` is in (0, 1), and for a mean below 1. `adjacency` is the
+    neighbouring relation.
     """
     check_delta(delta)
     if stopping == "composition":

@@ -96,7 +96,7 @@ class Ring:
 
     @classmethod
     def for_sums(cls, shares: NoiseShares, clients: int, low: int, high: int, failure: float = 2.0**-40) -> Ring:
-        """The ring, with a power of two as its modulus, that decodes noisy sums over `clients` clients.
+        """The ring, with a power of two as its modulus, that decodes sums over `clients` clients with their `shares` of noise.
 
         `low` and `high` bound every entry of the sum before noise. A sum is decoded wrongly with probability `failure` at most.
         """

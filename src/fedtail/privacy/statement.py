@@ -56,7 +56,7 @@ def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, n
 
 
 def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
-    """What was released over all rounds: a list of {"what": name, "times": how often}, in the order of first release."""
+    """What the rounds of `ledger` released: a list of {"what": name, "times": how often}, in the order of first release."""
     counts = Counter[str]()
     for event, times in ledger.rounds:
         for release in event.releases:
@@ -65,7 +65,7 @@ def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def guarantee_status(ledger: Ledger) -> list[str]:
-    """The reasons why the models of a run may not be released, as texts; if there are none, one text in their place.
+    """The reasons why the models of the ledger's run may not be released, as texts; if there are none, one text in their place.
 
     That text says that cohorts and noise came from the operating system, so that the guarantee is real.
     """
@@ -74,7 +74,7 @@ def guarantee_status(ledger: Ledger) -> list[str]:
 
 
 def release_obstacles(ledger: Ledger) -> list[str]:
-    """The reasons why the models of a run may not be released, as texts; an empty list where they may.
+    """The reasons why the models of the ledger's run may not be released, as texts; an empty list where they may.
 
     They are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed or of
     unrecorded source, and floating-point noise.
@@ -135,7 +135,7 @@ def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
 
 
 def _nearly_equal(one: float | str, other: float | str) -> bool:
-    """Whether two epsilons agree to within 1e-4, absolute or relative; the word "infinity" equals only itself."""
+    """Whether the epsilons `one` and `other` agree to within 1e-4, absolute or relative; "infinity" equals only itself."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)

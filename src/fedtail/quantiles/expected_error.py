@@ -17,7 +17,7 @@ def expected_error(strategy: Strategy, deviation: float, clients: int, level: fl
     in one coordinate of the sum. The error due to noise is the root-mean-square over all inner edges of the deviation of the
     least-squares cumulative count, divided by `clients` (non-negative counts make it smaller). It is combined with
     `binning_error` as an independent normal error, cut at max(p, 1 - p), beyond which no estimate can be off. `public_total` says
-    that the number of clients is public.
+    that the number of clients is public. `strategy` is how clients write their bin.
     """
     noise = deviation * float(np.sqrt(np.mean(strategy.edge_deviations(public_total, level) ** 2))) / clients
     return expected_clipped_normal(math.hypot(noise, binning_error(strategy.bins, clients)), max(level, 1 - level))
@@ -49,6 +49,7 @@ def clients_needed(strategy: Strategy, deviation: float, clients: int, level: fl
     """How many clients bring the `expected_error` at `level` down to `max_error`, if the noise of the sum keeps its `deviation`.
 
     `clients` is the number now, which must be too small. An OverflowError where the binning error alone exceeds `max_error`.
+    `strategy` is how clients write their bin; `public_total` says that the number of clients is public.
     """
     def suffices(number: float) -> bool:
         """Whether the expected error over `number` clients, rounded up, is `max_error` at most."""
@@ -63,7 +64,8 @@ def noise_reduction_needed(strategy: Strategy, deviation: float, clients: int, l
                            max_error: float) -> float:
     """The factor, at least 1, by which the noise `deviation` must be divided for an `expected_error` of `max_error` at `level`.
 
-    About 10^9 (2^30) where no factor is enough.
+    About 10^9 (2^30) where no factor is enough. The error is over `clients` clients that write their bin by `strategy`;
+    `public_total` says that their number is public.
     """
     def suffices(factor: float) -> bool:
         """Whether the expected error with noise divided by `factor` is `max_error` at most."""

@@ -127,7 +127,8 @@ def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> 
 
     Clients at or above `high` are in the tail. Those in [low, high), the bin where the mass above passes theta of all, contribute
     by `share`. The first bin begins at -inf and the last ends at inf, as values were clipped into them. For theta = 1 every
-    client is in the tail. A histogram without mass gives (inf, inf, 0, 0).
+    client is in the tail. A histogram without mass gives (inf, inf, 0, 0). `histogram`, (bins,), are the counts of the bins of
+    `edges`.
     """
     total = float(histogram.sum())
     if not total > 0:

@@ -73,8 +73,8 @@ class MajoriseMinimise(Part):
 
         The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
         `share`, those in [low, high). It asks for the range of losses, then at most `steps` times for a step of the estimate,
-        from the middle of that range, and once for the masses around the result. `previous` is not used. Returns (inf, inf, 0,
-        0) where no client has a finite loss.
+        from the middle of that range, and once for the masses around the result. `previous` is not used. Returns (inf, inf, 0, 0)
+        where no client has a finite loss. `tail_fraction` (theta) is the mass of the tail over all mass.
         """
         ends = yield from loss_range()
         if ends is None:

@@ -41,12 +41,12 @@ def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
 def optimal_factor(bins: int, level: float | None = None, public_total: bool = False) -> Factor:
     """(matrix, error, least): the strategy matrix of the least error, up to 1e-5 of it, for prefix sums of `bins` bins. Cached.
 
-    `error` is its squared error summed over the rows of the `workload` W of these arguments, `least` a lower bound on that of
-    any matrix. Found by the fixed point v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W, in 500 steps at most. With
-    a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best shift
-    for given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero. For K the
-    square root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop. The matrix is
-    read-only. A ValueError for more than 1024 bins.
+    `error` is its squared error summed over the rows of the `workload` W of these arguments, `least` a lower bound on that of any
+    matrix. Found by the fixed point v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W, in 500 steps at most. With a
+    public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best shift for
+    given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero. For K the square
+    root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop. The matrix is read-only. A
+    ValueError for more than 1024 bins. `level` (p) and `public_total` choose the workload.
     """
     if bins > LARGEST:
         raise ValueError(f"the optimal factorisation of {bins} bins would take very long (limit {LARGEST}). Use fewer bins or "
@@ -69,14 +69,17 @@ def optimal_factor(bins: int, level: float | None = None, public_total: bool = F
 
 
 def _project_out(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """P A P, for a symmetric `matrix` (A) and P the orthogonal projection onto the complement of `direction`."""
+    """P A P, for a symmetric `matrix` (A), (n, n), and P the orthogonal projection onto the complement of `direction`, (n,)."""
     unit = direction / np.linalg.norm(direction)
     along = matrix @ unit
     return matrix - np.outer(unit, along) - np.outer(along, unit) + (unit @ along) * np.outer(unit, unit)
 
 
 def _matrix_square_root(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric square root of a positive semi-definite `matrix`; negative eigenvalues, from rounding, are taken as zero."""
+    """The symmetric square root, (n, n), of a positive semi-definite `matrix`, (n, n).
+
+    Negative eigenvalues, which come from rounding, are taken as zero.
+    """
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 

@@ -30,7 +30,7 @@ WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays with
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class QuantilePlan:
-    """Strategy, noise, modulus and expected error of one release over `clients` clients; `release` carries it out."""
+    """Strategy, noise, modulus and expected error of one release over `clients` clients; `release_quantiles` carries it out."""
 
     clients: int
     levels: tuple[float, ...]
@@ -52,7 +52,7 @@ class QuantilePlan:
     @cached_property
     def noise_table(self) -> DiscreteGaussianTable:
         """The table from which one client's share of the noise is drawn, with exact probabilities. Cached."""
-        return DiscreteGaussianTable.of(self.shares.variance)
+        return DiscreteGaussianTable.from_variance(self.shares.variance)
 
     @cached_property
     def event(self) -> LatticeRelease:
@@ -71,7 +71,7 @@ class QuantilePlan:
         return tuple(expected_error(self.strategy, self.deviation, self.clients, level, self.public_total)
                      for level in self.levels)
 
-    def epsilon_of(self, releases: int) -> float:
+    def epsilon_of_releases(self, releases: int) -> float:
         """Epsilon, at the plan's delta, of `releases` such releases about the same clients, composed by zCDP."""
         return epsilon_from_rho(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 
@@ -84,11 +84,12 @@ def plan_quantiles(
 ) -> QuantilePlan:
     """Plan a release of the quantiles at `levels` over `clients` clients: rows, noise and modulus. Nothing is drawn or spent.
 
-    `method` is "flat", "tree", "optimal" or "auto": the one of the smallest expected error. `adjacency` is "zero-out" or
-    "replace-one". At least `minimum` clients (by default all) answer, `colluders` of whom know each other's noise. `public_total`
-    says that the number of clients is public. `scale` (c) and `modulus` (M) are chosen unless given; `allow_wrap` permits a
-    modulus that is too small. A ValueError for an argument out of range, for fewer than 100 clients without `allow_few`, and for
-    an expected error above `max_error`; its text says what would be enough.
+    The release is of a histogram with bins `edges`, and (`epsilon`, `delta`)-private. `method` is "flat", "tree", "optimal" or
+    "auto": the one of the smallest expected error. `adjacency` is "zero-out" or "replace-one". At least `minimum` clients (by
+    default all) answer, `colluders` of whom know each other's noise. `public_total` says that the number of clients is public.
+    `scale` (c) and `modulus` (M) are chosen unless given; `allow_wrap` permits a modulus that is too small. A ValueError for an
+    argument out of range, for fewer than 100 clients without `allow_few`, and for an expected error above `max_error`; its text
+    says what would be enough.
     """
     wanted, minimum = _checked_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
@@ -160,7 +161,8 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
     """(ring, probability): the ring in which sums are taken, and a bound on the probability that a sum wraps around.
 
     Its modulus is `modulus`, or without it the smallest sufficient power of two. A ValueError for a modulus that is too small
-    (unless `allow_wrap`), or too large for sums in int64.
+    (unless `allow_wrap`), or too large for sums in int64. The sums are over `clients` clients with rows of `strategy` and
+    `shares` of noise.
     """
     low, high = strategy.sum_range(clients)
     enough = Ring.for_sums(shares, clients, low, high, FAILURE)

@@ -134,13 +134,14 @@ def private_quantiles(
         len(numbers), levels, build_edges(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
         colluders=colluders, minimum=minimum, public_total=public_total, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         max_error=max_error, allow_few=allow_few)
-    return release(plan, numbers, randomness)
+    return release_quantiles(plan, numbers, randomness)
 
 
-def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
-    """Release the noisy sum over these clients as planned, which spends the plan's epsilon and draws noise from `randomness`.
+def release_quantiles(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
+    """Carry out `plan`: draw noise, sum the clients' rows, and return the `QuantileRelease` that quantiles are read from.
 
-    `values`, (clients,) float64 without NaN, are one per client; a ValueError where they are not as many as the plan's clients.
+    `values`, (clients,) float64 without NaN, has one number per client. Spends the plan's epsilon; the noise is drawn from
+    `randomness`. Raises ValueError where there are not as many values as the plan has clients.
     """
     if len(values) != plan.clients:
         raise ValueError(f"the plan is for {plan.clients} clients, got {len(values)} values. Plan again.")
@@ -150,8 +151,8 @@ def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = Sys
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
     """The sum over clients of row plus share of noise, taken modulo M and decoded: (width,) int64.
 
-    `values`, (clients,), are one per client. The shares are drawn from `randomness`. Clients are processed in chunks, to save
-    memory.
+    Rows, noise and M are those of `plan`. `values`, (clients,), are one per client. The shares are drawn from `randomness`.
+    Clients are processed in chunks, to save memory.
     """
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)

@@ -69,8 +69,9 @@ class ExactQuantile(Part):
         """A generator that runs on the server: it yields questions, is sent the sums over clients, and returns the dual.
 
         The dual, (4,) float64, is (low, high, share, tail mass): the tail has the clients with losses from `high` on and, by
-        `share`, those in [low, high). One histogram is asked for per digit of the loss, over the clients that share the digits
-        of the boundary found so far. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
+        `share`, those in [low, high). One histogram is asked for per digit of the loss, over the clients that share the digits of
+        the boundary found so far. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
+        `tail_fraction` (theta) is the mass of the tail over all mass.
         """
         total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
         for lower, width in _digit_places(self.bits):

@@ -61,7 +61,7 @@ class _Identity:
     data: str                                # the run's mark of its data; "" where it left none
 
     def has_same_clients(self, other: _Identity) -> bool:
-        """Whether both have equal names, sizes and groups of clients, in the same order. `data` is not compared."""
+        """Whether `other` has equal names, sizes and groups of clients, in the same order. `data` is not compared."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
@@ -107,7 +107,7 @@ def mean_by_client(values: Mapping[int, np.ndarray], clients: PageClients) -> np
 
 
 def values_of_all_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
-    """The finite numbers of all seeds in one array, one seed after another; empty where there are no seeds."""
+    """The finite numbers in `values`, arrays by seed, in one array: one seed after another, empty without seeds."""
     everything = np.concatenate([np.zeros(0), *values.values()])
     return everything[np.isfinite(everything)]
 
@@ -158,10 +158,10 @@ def error_distributions(methods: Sequence[Method], clients: PageClients | None) 
 
 
 def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
-    """The finite errors of all clients over a method's finished runs, in one array.
+    """The finite errors of all clients over the method's finished runs, in one array, (errors,).
 
-    For deployed runs, values spread evenly over the bins of their histograms stand for them. `clients` is None without a
-    table over clients.
+    For deployed runs, values spread evenly over the bins of their histograms stand for them. `clients` is None without a table
+    over clients.
     """
     known = column_by_seed(method, clients, "error") if clients else {}
     deployed = [run.values_from_histogram("error", method.member) for run in method.finished_runs.values() if run.is_deployed]

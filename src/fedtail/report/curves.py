@@ -17,13 +17,16 @@ POINTS = 200                                 # of one curve
 
 
 def evaluated_splits(methods: Sequence[Method]) -> list[str]:
-    """The names of the splits that the runs evaluated, each once, in the order they occur; the first line of metrics decides."""
+    """The names of the splits that the runs of these methods evaluated, each once, in the order they occur.
+
+    The first line of a run's metrics decides.
+    """
     evaluated = (line["members"][m.member] for m in methods for run in m.runs for line in run.metrics[:1])
     return list(dict.fromkeys(split for found in evaluated for split in found))
 
 
 def metric_names(methods: Sequence[Method]) -> list[str]:
-    """The names of all metrics that the runs recorded, each once, in the order they occur."""
+    """The names of all metrics that the runs of these methods recorded, each once, in the order they occur."""
     return list(dict.fromkeys(name for m in methods for run in m.runs for name in run.about["metrics"]))
 
 
@@ -34,10 +37,10 @@ def learning_curves(method: Method) -> dict[str, Any]:
 
 
 def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
-    """The statistics of one metric over the clients of a split by round, averaged over seeds.
+    """The statistics of one metric of `method` over the clients of a split by round, averaged over seeds.
 
-    {"rounds": [...], "mean": [...], "p10": ..., "p50": ..., "p90": ..., "worst10": ...}, at the rounds that every averaged
-    run has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
+    {"rounds": [...], "mean": [...], "p10": ..., "p50": ..., "p90": ..., "worst10": ...}, at the rounds that every averaged run
+    has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
     """
     lines = [_statistics_by_round(run, method.member, split, metric) for run in method.averaged_runs]
     rounds = _common_rounds(lines)
@@ -46,10 +49,10 @@ def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
 
 
 def contributors_by_round(method: Method) -> dict[str, Any] | None:
-    """How many clients were `sampled` and `contributed` by round, and the tail `threshold`, each a mean over seeds.
+    """How many clients were `sampled` and `contributed` by round under `method`, and the tail `threshold`: means over seeds.
 
-    Only rounds that every recording run has. More than 200 rounds are averaged in windows of `window` rounds, each under its
-    last round in `rounds`. None where no run recorded its rounds.
+    Only rounds that every recording run has. More than 200 rounds are averaged in windows of `window` rounds, each under its last
+    round in `rounds`. None where no run recorded its rounds.
     """
     lines = [{line["round"]: _participation(line, method.member) for line in run.rounds} for run in method.averaged_runs]
     recorded = [line for line in lines if line]
@@ -90,7 +93,10 @@ def _statistics_by_round(run: RunFolder, member: int, split: str, metric: str) -
 
 
 def _common_rounds(lines: Sequence[dict[int, Any]]) -> list[int]:
-    """The rounds that all seeds have, ascending; empty without seeds. A seed that ended early would distort a mean over seeds."""
+    """The rounds that all seeds have, ascending; empty without seeds. `lines` has, for each seed, a dict by round.
+
+    A seed that ended early would distort a mean over seeds.
+    """
     return sorted(set.intersection(*map(set, lines))) if lines else []
 
 

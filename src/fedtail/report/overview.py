@@ -45,7 +45,7 @@ def _privacy_line(run: RunFolder) -> str:
 
 
 def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
-    """Sentences that limit what the page shows: unfinished runs, deployed runs known by histograms, clients that differ by seed.
+    """Sentences that limit what the page shows: unfinished, attacked or deployed runs, clients that differ by seed.
 
     `clients` is None where no run has a table over clients.
     """
@@ -53,7 +53,9 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
     found += [text for run in runs if run.is_deployed and (text := _deployed_note(run))]
     if clients is None and not any(run.is_deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
-    elif clients is not None and not clients.are_same_in_all_seeds:
+    if any("benign" in run.about for run in runs):
+        found.append("Some clients were corrupted by a simulated attack: every statistic is over the benign ones.")
+    if clients is not None and not clients.are_same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
     return found

@@ -69,7 +69,7 @@ def script_safe_json(data: Any) -> str:
 
 
 def _read_page_file(name: str) -> str:
-    """The text of a file of the package `fedtail.report`, such as "page.css": a style, a script or the template."""
+    """The text of the file `name` of the package `fedtail.report`, such as "page.css": a style, a script or the template."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
@@ -129,7 +129,7 @@ def _first_compared_method(methods: Sequence[Method], baseline: int, families: S
     """The position in `methods` of the one that the page first compares with the method at position `baseline`.
 
     It is the middle one of the other members of the baseline's family; without a family the first other method, and the baseline
-    itself where it is the only method.
+    itself where it is the only method. `families` are those among the methods.
     """
     others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
     if others:

@@ -13,10 +13,10 @@ DIGITS = 5                                   # of numbers that are only drawn
 
 
 def summary_statistics(values: np.ndarray) -> dict[str, float]:
-    """Statistics of an array of errors over clients, all with equal weight, as a dict by the names in STATISTICS.
+    """Statistics of `values`, the errors of clients with equal weight, as a dict by the names in STATISTICS.
 
-    p90 is interpolated between clients; worst10, worst5 and best10 are means over 10% or 5% of the clients, in which one
-    client may count in part; std is that of the population. All are NaN for an empty array.
+    p90 is interpolated between clients; worst10, worst5 and best10 are means over 10% or 5% of the clients, in which one client
+    may count in part; std is that of the population. All are NaN for an empty array.
     """
     if not len(values):
         return dict.fromkeys(STATISTICS, math.nan)
@@ -60,7 +60,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dic
 
 
 def mean_of_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean over rows of equal length, at each position over the finite numbers; NaN where there is none.
+    """The mean over `rows`, arrays of equal length, (length,): at each position over the finite numbers, NaN where there is none.
 
     At least one row is needed.
     """
@@ -71,10 +71,10 @@ def mean_of_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def bin_edges(values: np.ndarray, most: int = 40) -> np.ndarray:
-    """Ascending edges of equal bins, at round numbers, that cover all values: about `most` bins at most, fewer for few values.
+    """Ascending edges of equal bins, at round numbers, that cover all of `values`: (bins + 1,), with about `most` bins or fewer.
 
-    The first edge is 0 where the smallest value is between 0 and half of the largest. Equal values get one bin. Without
-    values the edges cover 0 to 1.
+    The first edge is 0 where the smallest value is between 0 and half of the largest. Equal values get one bin. Without values
+    the edges cover 0 to 1.
     """
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     low = 0.0 if 0 <= low < 0.5 * high else low
@@ -123,7 +123,7 @@ def quantile_classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: 
 
 
 def json_numbers(values: Any) -> list[float | None]:
-    """Numbers as a list for the page's JSON, rounded to 5 significant digits; None for those that are not finite."""
+    """The numbers in `values` as a list for the page's JSON, rounded to 5 significant digits; None for those not finite."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 

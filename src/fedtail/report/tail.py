@@ -82,12 +82,22 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
     """Add the rounds of one run to the counts `sampled` and `contributed`, (windows, clients), in place.
 
     `first` is the row of the run's first client, `rounds` the number of rounds that the windows divide, `member` the model's
-    position.
+    position. Clients that were corrupted by an attack have no row, and are left out.
     """
+    place = _rows_of_clients(run)
     for line in run.rounds:
         window = (line["round"] - 1) * len(sampled) // rounds
-        np.add.at(sampled[window], first + np.array(line["asked"], int), 1)
-        np.add.at(contributed[window], first + np.array(line["members"][member]["counted"], int), 1)
+        for counts, who in ((sampled, line["asked"]), (contributed, line["members"][member]["counted"])):
+            rows = place[np.array(who, int)]
+            np.add.at(counts[window], first + rows[rows >= 0], 1)
+
+
+def _rows_of_clients(run: RunFolder) -> np.ndarray:
+    """Which row each training client of a run has among those that the page shows, (clients,) int64; -1 for a corrupted one."""
+    place = np.full(run.about["splits"]["train"], -1)
+    shown = np.sort(run.client_columns("train")["client"])
+    place[shown] = np.arange(len(shown))
+    return place
 
 
 def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:

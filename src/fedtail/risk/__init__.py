@@ -12,6 +12,7 @@ from fedtail.risk.refreshed import Refreshed
 from fedtail.risk.smoothed import QuadraticSuperquantile, SmoothedSuperquantile
 from fedtail.risk.spectral import Spectral
 from fedtail.risk.superquantile import Superquantile, TailFilter, superquantile_weights
+from fedtail.risk.tail_floor import TailFloor
 from fedtail.risk.tilted import Tilted
 from fedtail.risk.trimmed import IntervalSuperquantile, InverseSuperquantile
 from fedtail.risk.value_at_risk import ValueAtRisk
@@ -20,6 +21,7 @@ from fedtail.risk.worst import Worst
 __all__ = [
     "AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
     "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-    "Spectral", "Superquantile", "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst", "project_to_simplex",
+    "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst",
+    "project_to_simplex",
     "superquantile_weights",
 ]

@@ -15,7 +15,7 @@ from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation, Statistic, StatisticPart
-from fedtail.risk.base import Present, Risk, check_positive, client_groups
+from fedtail.risk.base import PresentClients, Risk, check_positive, client_groups
 from fedtail.types import Density, Losses, Mass, Weights
 
 NOT_BATCHED = "its weights live on from round to round, and those of several sets of clients have no one past"
@@ -218,15 +218,16 @@ class GroupAscent(Risk):
         return dual[client_groups(clients, "GroupAscent")]
 
 
-def largest_loss(present: Present) -> Tensor:
+def largest_loss(present: PresentClients) -> Tensor:
     """The largest loss among the clients present, a differentiable scalar; for one set of clients."""
     return present.losses.max()
 
 
-def one_step_weights(present: Present, step: float) -> Weights:
-    """Weights of all clients after a projected step from equal weights: 1/n + step * losses, projected onto the simplex.
+def one_step_weights(present: PresentClients, step: float) -> Weights:
+    """Weights of all clients, (clients,), after a step from equal weights: 1/n + step * losses, projected onto the simplex.
 
-    n is the number of clients with mass; the others have weight zero. In the dtype of the losses; for one set of clients.
+    `present` holds the losses of the n clients with mass; the others have weight zero. In the dtype of the losses; for one set of
+    clients.
     """
     return present.weights_of_all(project_to_simplex(1 / len(present.losses) + step * present.losses))
 

@@ -91,8 +91,8 @@ class Risk(StatisticPart):
         weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
         return present.weights_of_all(weights / weights.sum())
 
-    def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """A `Present`: the losses and masses of the clients with positive mass, in float64, for `value` and `weights`.
+    def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> PresentClients:
+        """A `PresentClients`: the losses and masses of the clients with positive mass, in float64, for `value` and `weights`.
 
         In a batch, (..., clients), clients without mass stay in their places with mass zero. Raises a ValueError for a batch
         where this risk takes one set of clients; `not_batched` (the reason, empty where a batch is fine) overrides the declared
@@ -104,7 +104,7 @@ class Risk(StatisticPart):
             if reason:
                 raise ValueError(f"{type(self).__name__} takes the losses of one set of clients, (clients,), got shape "
                                  f"{tuple(losses.shape)}: {reason}. Call it for each set.")
-        return Present.from_losses(losses, mass, batched=True)
+        return PresentClients.from_losses(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Runs on the server: a generator that yields questions about the losses, is sent their sums, and returns the dual.
@@ -134,14 +134,14 @@ class Risk(StatisticPart):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: the derivative of each client's density in its loss, (clients,); some aggregators need it.
 
-        Only risks that declare `has_slope` have it; others raise a TypeError.
+        Only risks that declare `has_slope` have it; others raise a TypeError. `dual` is what `fit` returned.
         """
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Runs on the client: what each client keeps for the next round, one row per client; it comes back as `clients.memory`.
+        """Runs on the client: what each client keeps for the next round, (clients, ...), which comes back as `clients.memory`.
 
-        Only risks that declare `keeps` have it; others raise a TypeError.
+        Only risks that declare `keeps` have it; others raise a TypeError. `dual` is what `fit` returned.
         """
         raise TypeError(f"{type(self).__name__} remembers nothing.")
 
@@ -191,7 +191,7 @@ class Risk(StatisticPart):
         """Runs on the client: one number for each client, (clients,), whose mean by mass over clients `value_from_means` needs.
 
         For losses in [0, B] it is at most B in absolute size. Only risks whose value follows from such means have it; others
-        raise a TypeError.
+        raise a TypeError. `dual` is what `fit` returned.
         """
         raise TypeError(f"the value of {type(self).__name__} does not follow from sums over clients. Use Mean, Tilted or a "
                         "superquantile there.")
@@ -200,7 +200,7 @@ class Risk(StatisticPart):
         """Runs on the server: the value of the risk, a scalar, from two means by mass over clients.
 
         `density` is the mean of the clients' densities, `terms` that of their `value_terms`. Only risks that define `value_terms`
-        have it; here it raises a NotImplementedError.
+        have it; here it raises a NotImplementedError. `dual` is what `fit` returned.
         """
         raise NotImplementedError
 
@@ -214,10 +214,10 @@ class Risk(StatisticPart):
 class WeightedMeanRisk(Risk):
     """A risk that is the mean loss under weights of its own, which do not change with a small change of the losses.
 
-    A subclass writes `weights_of`; `value` and `weights` follow from it.
+    A subclass writes `present_weights`; `value` and `weights` follow from it.
     """
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
 
         Every subclass defines its own; here it raises NotImplementedError.
@@ -227,10 +227,11 @@ class WeightedMeanRisk(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The mean loss under the weights, over the last axis: a scalar, or (...) for a batch, in the dtype of the losses.
 
-        Its gradient is `weights`. `mass` defaults to equal masses.
+        Its gradient is `weights`. A loss without weight may be infinite; the value is NaN where a loss is NaN. `mass` defaults to
+        equal masses.
         """
         present = self.present(losses, mass)
-        return (self.weights_of(present) * present.losses).sum(-1).to(losses.dtype)
+        return weighted_mean(present.losses, self.present_weights(present)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss contributes, in the shape and dtype of the losses: sum one over the last axis, zero without mass.
@@ -238,10 +239,10 @@ class WeightedMeanRisk(Risk):
         Without a gradient. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
-        return present.weights_of_all(self.weights_of(present))
+        return present.weights_of_all(self.present_weights(present))
 
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Runs on the client: density times loss, (clients,), whose mean by mass over clients `value_from_means` needs."""
+        """Runs on the client: density under `dual` times loss, (clients,), whose mean by mass `value_from_means` needs."""
         return self.density(clients, dual) * clients.losses
 
     def value_from_means(self, dual: Tensor, density: Tensor, terms: Tensor) -> Tensor:
@@ -250,6 +251,15 @@ class WeightedMeanRisk(Risk):
         `density` and `terms` are these two means, by mass over clients; `dual` is not used.
         """
         return terms / density
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """The sum over the last axis of `weights` times `losses`, (..., n), differentiable in the losses: a scalar, or (...).
+
+    An infinite loss of weight zero adds nothing. NaN where a loss is NaN, whatever its weight.
+    """
+    unused_infinity = (weights == 0) & losses.isinf()
+    return (weights * losses.masked_fill(unused_infinity, 0.0)).sum(-1)
 
 
 class RiskWrapper(Risk):
@@ -261,7 +271,7 @@ class RiskWrapper(Risk):
     risk: Risk
 
     def inner_dual(self, dual: Tensor) -> Tensor:
-        """The part of this risk's dual that is the inner risk's dual; by default all of it."""
+        """The part of `dual`, this risk's flat tensor of numbers, that is the inner risk's dual; by default all of it."""
         return dual
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
@@ -306,7 +316,7 @@ class RiskWrapper(Risk):
         return self.risk.slope(self.inner_clients(clients), self.inner_dual(dual))
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Runs on the client: what the inner risk keeps for the next round, one row per client.
+        """Runs on the client: what the inner risk keeps for the next round, one row per client, (clients, ...).
 
         It is computed from `inner_clients(clients)` and `inner_dual(dual)`. Raises a TypeError where the inner risk keeps
         nothing.
@@ -314,15 +324,18 @@ class RiskWrapper(Risk):
         return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`; None if it has none."""
+        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`; None if it has none.
+
+        It is read from the inner risk's part of `dual`.
+        """
         return self.risk.fewest_contributors(self.inner_dual(dual), mass)
 
     def released_weight(self, dual: Tensor) -> float:
-        """The sum of all weights that the inner risk reads from its dual; raises a TypeError where it releases none."""
+        """The sum of all weights that the inner risk reads from its part of `dual`; raises a TypeError where it releases none."""
         return self.risk.released_weight(self.inner_dual(dual))
 
     def tail_start(self, dual: Tensor) -> float | None:
-        """The loss at which the inner risk's tail begins; None where it has no such threshold."""
+        """The loss at which the inner risk's tail begins, read from its part of `dual`; None where it has no such threshold."""
         return self.risk.tail_start(self.inner_dual(dual))
 
     def for_cohort(self, cohort_size: int) -> Risk:
@@ -361,8 +374,17 @@ class RiskWrapper(Risk):
         self.risk.check(population, sample)
 
 
+def tail_fraction_used(risk: Risk, cohort_size: int) -> float | None:
+    """The share of a cohort of `cohort_size` clients that contributes, as the risk for this cohort declares it.
+
+    Of a superquantile that is the tail_fraction (theta) used in the round, of the mean 1. None where the risk does not declare
+    it, or there is no client.
+    """
+    return risk.for_cohort(cohort_size).declares.contributing if cohort_size else None
+
+
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
-    """Run a risk's generator of questions on clients whose statistics are all in this process; returns its result, the dual.
+    """Run `conversation`, a risk's generator of questions, on clients whose statistics are all in this process; returns the dual.
 
     Each question is answered by the sum of its `statistic` over `clients`, without noise.
     """
@@ -377,8 +399,8 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
 
 
 @dataclass(frozen=True)
-class Present:
-    """Losses and masses of those who have mass, in float64: what `value` and `weights` of a risk compute with.
+class PresentClients:
+    """Losses and masses of the clients with mass, in float64: what `value` and `weights` of a risk compute with.
 
     In a batch, several sets of clients side by side, whoever is absent stays in its place, with mass zero and the smallest loss
     of its set: sorted, that is at an end, and no loss is there that was not there before.
@@ -390,20 +412,20 @@ class Present:
     dtype: torch.dtype                  # of the losses as they came
 
     @classmethod
-    def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
-        """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
+    def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> PresentClients:
+        """The clients with mass: `losses` in float64, and `mass` scaled to sum to one; None means equal masses.
 
-        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay, with the smallest loss
-        of their set. Losses with leading axes raise a ValueError unless `batched`: a caller that computes along the last axis
-        says so. Raises a TypeError for losses that are not floating point, a ValueError without losses and for masses of another
-        shape, negative, not finite or all zero.
+        Both are (clients,). Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay,
+        with the smallest loss of their set. Losses with leading axes raise a ValueError unless `batched`: a caller that computes
+        along the last axis says so. Raises a TypeError for losses that are not floating point, a ValueError without losses and
+        for masses of another shape, negative, not finite or all zero.
         """
         if losses.ndim == 0:
             raise ValueError("losses are one number, got a tensor of shape (). A risk reduces the losses of single clients or "
                              "examples, (n,): leave out their mean, as with reduction='none'.")
         if losses.ndim > 1 and not batched:
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
-                             "along the last axis write Present.from_losses(losses, mass, batched=True).")
+                             "along the last axis write PresentClients.from_losses(losses, mass, batched=True).")
         share, wide = mass_shares(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):

@@ -77,7 +77,10 @@ class Binned(RiskWrapper):
         return replace(clients, losses=self.histogram.binned_losses(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
-        """None: how many clients contribute is not known, since a noisy histogram may show a tail in which there is no client."""
+        """None: how many clients contribute is not known, since a noisy histogram may show a tail in which there is no client.
+
+        `dual` and `mass` are not used.
+        """
 
     def released_weight(self, dual: Tensor) -> float:
         """The sum of all clients' weights, as estimated from the noisy histogram: the first number of the dual."""

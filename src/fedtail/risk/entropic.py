@@ -80,7 +80,7 @@ class LeastOverTilts(Risk):
                                not_batched="its tilt is searched for with one set of clients")
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none.
+        """The number that each of `tilts` gives, (tilts,), from its tilted loss in `tilted`; infinite where it gives none.
 
         The risk is the least of these numbers, which must be differentiable in the tilted loss. A subclass must define it: here
         it raises a NotImplementedError.
@@ -88,14 +88,17 @@ class LeastOverTilts(Risk):
         raise NotImplementedError
 
     def trial_tilts(self, place: Tensor, width: float) -> Tensor:
-        """The tilts to try at each `place` in [0, 1], increasing with it, for losses in an interval of this width.
+        """The tilts to try, in the shape of `place`, at each `place` in [0, 1], increasing with it.
 
-        A subclass must define it: here it raises a NotImplementedError.
+        The losses are in an interval of length `width`. A subclass must define it: here it raises a NotImplementedError.
         """
         raise NotImplementedError
 
     def loss_interval(self, low: float, high: float) -> tuple[float, float]:
-        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given."""
+        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given.
+
+        A subclass may widen it.
+        """
         return low, high
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -198,9 +201,9 @@ class EntropicValueAtRisk(LeastOverTilts):
         check_tail_fraction(self.tail_fraction)
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """Chernoff's bound on the value at risk at each of `tilts`: R(t) - log(theta) / t, with R(t) the tilted loss in `tilted`.
+        """Chernoff's bound on the value at risk at each of `tilts`, (tilts,): R(t) - log(theta) / t.
 
-        theta is `tail_fraction`.
+        R(t) is the tilted loss in `tilted`, (tilts,), and theta is `tail_fraction`.
         """
         return tilted - math.log(self.tail_fraction) / tilts
 
@@ -215,8 +218,8 @@ class TiltedValueAtRisk(LeastOverTilts):
 
     The least over all tilts t, of either sign, of F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta), R(t) the tilted
     loss; at t = 0 it is F0 + (mean - F0) / theta. Value at risk <= TiVaR <= EVaR. The floor is a constant, 0 for most
-    losses: the smallest loss at hand would make the gradient wrong. Not convex. Minimising it minimises the value at risk
-    approximately, by smooth steps.
+    losses: the smallest loss at hand would make the gradient wrong. theta = 1 is the smallest loss, theta -> 0 the largest. Not
+    convex. Minimising it minimises the value at risk approximately, by smooth steps.
 
     >>> round(TiltedValueAtRisk(0.5).value(torch.tensor([0., 1., 2., 3.])).item(), 4)
     2.6801
@@ -235,19 +238,22 @@ class TiltedValueAtRisk(LeastOverTilts):
     def loss_interval(self, low: float, high: float) -> tuple[float, float]:
         """(loss_floor, high): the interval that is taken to hold every loss, from the smallest loss `low` and the largest `high`.
 
-        Raises a ValueError where `low` is below `loss_floor`.
+        For a tail fraction of 1, where the floor plays no role, it is (low, high): from there tilts towards minus infinity, whose
+        limit is the smallest loss, do not underflow. Raises a ValueError where `low` is below `loss_floor`.
         """
         if low < self.loss_floor:
             raise ValueError(f"a loss of {low:g} is below loss_floor={self.loss_floor:g}: the bound does not hold. Lower "
                              "loss_floor to a number that no loss is below.")
-        return self.loss_floor, high
+        return (low if self.tail_fraction == 1 else self.loss_floor), high
 
     def bound_at_tilts(self, tilts: Tensor, tilted: Tensor) -> Tensor:
         """F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta) at each t of `tilts`.
 
         R(t) is the tilted loss in `tilted`, F0 the `loss_floor` and theta the `tail_fraction`. Infinite where the argument of the
-        logarithm is not positive, beyond rounding.
+        logarithm is not positive, beyond rounding. For theta = 1 it is R(t) itself.
         """
+        if self.tail_fraction == 1:                    # the logarithm undoes the exponential, which would round to zero
+            return tilted
         theta, exponent = self.tail_fraction, tilts * (tilted - self.loss_floor)
         large = exponent > 30
         ratio = torch.expm1(torch.where(large, 0.0, exponent)) / theta

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.risk.base import Present, WeightedMeanRisk, normalised_mass
+from fedtail.risk.base import PresentClients, WeightedMeanRisk, normalised_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -33,16 +33,22 @@ class Mean(WeightedMeanRisk):
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """The masses of the clients present, (..., present) float64, which sum to one over the last axis."""
         return present.mass
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The masses, scaled to sum to one over the last axis, in the dtype of the losses; equal where `mass` is None."""
+        """The masses, scaled to sum to one over the last axis, in the shape and dtype of the losses.
+
+        They are equal where `mass` is None.
+        """
         return normalised_mass(losses, mass)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass."""
+        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass.
+
+        `dual` and `mass` are not used.
+        """
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:

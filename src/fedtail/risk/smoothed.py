@@ -16,7 +16,7 @@ from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk, check_positive, check_tail_fraction
+from fedtail.risk.base import PresentClients, Risk, check_positive, check_tail_fraction
 from fedtail.risk.superquantile import lowest_tail_loss
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -102,7 +102,8 @@ class SmoothedSuperquantile(Risk):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: the derivative of the density in the loss, (clients,).
 
-        It is the density divided by `smoothing`, and zero where the density is capped at one.
+        It is the density divided by `smoothing`, and zero where the density is capped at one. The level is the first number of
+        `dual`.
         """
         counted = self._density_at(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
@@ -114,7 +115,7 @@ class SmoothedSuperquantile(Risk):
         """
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
-    def _maximising_weights(self, present: Present) -> Tensor:
+    def _maximising_weights(self, present: PresentClients) -> Tensor:
         """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
 
         They are (..., present) float64 and sum to one over the last axis.
@@ -238,7 +239,7 @@ class QuadraticSuperquantile(Risk):
         """The smallest loss at which the density is one: the threshold, which is the first number of `dual`, plus `smoothing`."""
         return float(dual[0]) + self.smoothing
 
-    def _maximising_weights(self, present: Present) -> Tensor:
+    def _maximising_weights(self, present: PresentClients) -> Tensor:
         """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
 
         They are (..., present) float64 and sum to one over the last axis.
@@ -253,7 +254,7 @@ class QuadraticSuperquantile(Risk):
         return ((losses - threshold) / self.smoothing).clamp(0, 1)
 
 
-def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
+def excess_over_boundary(present: PresentClients, tail_fraction: float) -> tuple[Tensor, Tensor]:
     """(excess, boundary): losses minus the loss at the boundary of the tail, (..., present), and that loss, (..., 1).
 
     The tail is the worst `tail_fraction` of the mass. Both are without gradients. Weights computed from the excess are accurate

@@ -13,7 +13,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation, join_conversations
-from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
+from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density
 
@@ -92,7 +92,7 @@ class Spectral(WeightedMeanRisk):
         """
         return float(dual.view(-1, 4)[:, 3].max()) / mass
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """The mixture, by `shares`, of the superquantile weights of the clients present: (..., present) float64, sum one.
 
         They are without a gradient.

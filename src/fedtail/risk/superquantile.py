@@ -14,7 +14,7 @@ from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.quantiles.base import ROUNDING
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
+from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -47,7 +47,7 @@ class Superquantile(WeightedMeanRisk):
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """Weights of the clients present that attain the superquantile: (..., present) float64, sum one over the last axis.
 
         A client above the boundary of the tail has its mass divided by `tail_fraction`; clients tied at the boundary share the
@@ -107,7 +107,7 @@ class TailFilter(WeightedMeanRisk):
         """
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """The masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below it.
 
         They are (..., present) float64, without a gradient.
@@ -152,7 +152,7 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
     """
     check_tail_fraction(tail_fraction)
-    present = Present.from_losses(losses, mass, batched=True)
+    present = PresentClients.from_losses(losses, mass, batched=True)
     return replace(present, dtype=mass.dtype).weights_of_all(tail_weights(present, tail_fraction))
 
 
@@ -175,7 +175,7 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
     return ranked.gather(-1, last)
 
 
-def tail_weights(present: Present, tail_fraction: float) -> Tensor:
+def tail_weights(present: PresentClients, tail_fraction: float) -> Tensor:
     """Weights of the clients present that attain the superquantile, (..., present) float64, sum one over the last axis.
 
     Clients above the boundary of the worst `tail_fraction` of the mass have their mass divided by it; clients tied at the
@@ -192,7 +192,7 @@ def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
     """The largest loss with more than `tail_fraction` of the mass at or above it, (..., 1).
 
     For a `tail_fraction` of 1 it is the smallest loss. `mass` must sum to one over the last axis; an excess below 1e-12 is taken
-    as a rounding error.
+    as a rounding error. `losses` and `mass` are (..., clients).
     """
     ranked, order = losses.sort(descending=True)
     heaped = mass.gather(-1, order).cumsum(-1)

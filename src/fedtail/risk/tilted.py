@@ -15,7 +15,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk, check_is_number, check_positive
+from fedtail.risk.base import PresentClients, Risk, check_is_number, check_positive, weighted_mean
 from fedtail.risk.worst import extreme_weights
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -75,8 +75,7 @@ class Tilted(Risk):
         """
         present = self.present(losses, mass)
         if math.isinf(self.tilt):
-            weights = extreme_weights(present, largest=self.tilt > 0)      # a loss without weight may be infinite
-            return torch.where(weights > 0, weights * present.losses, 0.0).sum(-1).to(losses.dtype)
+            return weighted_mean(present.losses, extreme_weights(present, largest=self.tilt > 0)).to(losses.dtype)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
         is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
@@ -122,7 +121,7 @@ class Tilted(Risk):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Runs on the client: the derivative of the density in the loss, (clients,).
 
-        It is `tilt` times the density, and zero where the density is capped at one.
+        It is `tilt` times the density, and zero where the density is capped at one. The shift is the first number of `dual`.
         """
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
@@ -152,7 +151,7 @@ class Tilted(Risk):
         less = self.tilt * terms
         return dual[0] + torch.where(less > -0.5, less.clamp(min=-0.5).log1p(), density.log()) / self.tilt
 
-    def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
+    def _shifted_exponents(self, present: PresentClients) -> tuple[Tensor, Tensor]:
         """(extreme, exponents): the loss that weighs most, (..., 1), and `tilt` times each loss minus that loss, (..., present).
 
         The first is the largest loss for a positive tilt, else the smallest, without a gradient. The exponents are at most zero

@@ -14,7 +14,7 @@ from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.quantiles.radix import LARGEST
 from fedtail.questions import Conversation, join_conversations
-from fedtail.risk.base import Present, WeightedMeanRisk
+from fedtail.risk.base import PresentClients, WeightedMeanRisk
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density
 
@@ -80,7 +80,7 @@ class TrimmedMean(WeightedMeanRisk):
             return None
         return float(dual[3]) / mass if self.leave_best else math.inf
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
 
         A client's weight is its mass divided by `kept_share`; less of it at a boundary, and zero for clients that are left out.

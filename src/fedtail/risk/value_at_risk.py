@@ -12,7 +12,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
+from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import lower_quantile
 from fedtail.types import Density
 
@@ -63,8 +63,11 @@ class ValueAtRisk(WeightedMeanRisk):
         """The loss at which the tail begins: `low`, the first number of the dual."""
         return float(dual[0])
 
-    def weights_of(self, present: Present) -> Tensor:
-        """Weights of the clients present, float64, sum one over the last axis: by mass among those tied at the quantile."""
+    def present_weights(self, present: PresentClients) -> Tensor:
+        """Weights of the clients present, (..., present) float64: shared by mass among the clients tied at the quantile.
+
+        They sum to one over the last axis, without a gradient.
+        """
         losses = present.losses.detach()
         tied = present.mass * (losses == lower_quantile(losses, present.mass, self.tail_fraction))
         return tied / tied.sum(-1, keepdim=True)

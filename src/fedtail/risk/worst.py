@@ -13,7 +13,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, WeightedMeanRisk
+from fedtail.risk.base import PresentClients, WeightedMeanRisk
 from fedtail.types import Density
 
 
@@ -32,7 +32,7 @@ class Worst(WeightedMeanRisk):
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 
-    def weights_of(self, present: Present) -> Tensor:
+    def present_weights(self, present: PresentClients) -> Tensor:
         """A weight of one, shared by mass among the clients with the largest loss; zero for the others.
 
         The weights are (..., present) float64, without a gradient.
@@ -53,7 +53,7 @@ class Worst(WeightedMeanRisk):
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
 
-def extreme_weights(present: Present, largest: bool) -> Tensor:
+def extreme_weights(present: PresentClients, largest: bool) -> Tensor:
     """A weight of one, shared by mass among the clients with the largest loss, or the smallest; zero for the others.
 
     The weights are (..., present) float64, without a gradient.

@@ -58,10 +58,11 @@ class RowFile:
 
     @classmethod
     def create(cls, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
-        """Create the file at `path`, without rows, and its folder; a file that already exists there is opened instead.
+        """The file at `path`, created with its folder, without rows; a file that already exists there is opened instead.
 
-        Safe where several processes create it at once. Raises FieldError where an existing file holds rows of another name,
-        shape or dtype, or where `name` is too long for the file's first page, and RowsError where the file cannot be written.
+        `name` says what the rows hold; `shape` and `dtype` are those of one row. Safe where several processes create it at once.
+        Raises FieldError where an existing file holds rows of another name, shape or dtype, or where `name` is too long for the
+        file's first page, and RowsError where the file cannot be written.
         """
         if path.exists():                                  # whoever came first has created it
             there = cls.open(path)
@@ -85,7 +86,7 @@ class RowFile:
 
     @classmethod
     def open(cls, path: Path) -> RowFile:
-        """Open an existing file and read name, shape and dtype from its first page; no row is read.
+        """The existing file at `path`, with name, shape and dtype read from its first page; no row is read.
 
         Raises RowsError where the file is missing, damaged or not a file of rows.
         """
@@ -239,7 +240,7 @@ class RowFile:
 
 
 def _tensor_bytes(row: Tensor) -> memoryview:
-    """A memoryview of the bytes of a contiguous CPU tensor, without a copy: writing to it changes the tensor."""
+    """A memoryview of the bytes of `row`, a contiguous CPU tensor, without a copy: writing to it changes the tensor."""
     numbers: Any = row.view(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 

@@ -31,6 +31,7 @@ SLACK = 2**26            # bytes of replaced rows that are never worth copying t
 MOST_FILES = 8           # that hold the rows of one name
 BEGINNING = 40           # letters of a name that are in the name of its file
 PREFIX = "fedtail-rows-"
+MEMO = ".memo"           # how files end that hold rows of one round only
 ABANDONED = 86400.0      # seconds after which a temporary folder that nobody holds is removed: its process was killed
 
 
@@ -65,6 +66,40 @@ class RowPlaces:
             file, first = RowFile.create(self.new_file_path(name), name, tuple(rows.shape[1:]), rows.dtype), 0
         for key, place, row in zip(self.key[chosen].tolist(), self.place[chosen].tolist(), rows, strict=True):
             file.write_row(first + place, key, self.stamp, row)
+
+    def write_memo(self, name: str, rows: Tensor) -> None:
+        """Write `rows`, (clients, ...), of all these clients under `name` for the rest of the round; they are never committed.
+
+        Raises RowsError where the file cannot be written, such as on a full disk.
+        """
+        file = RowFile.create(self._memo_path(name), name, tuple(rows.shape[1:]), rows.dtype)
+        for key, place, row in zip(self.key.tolist(), self.place.tolist(), rows, strict=True):
+            file.write_row(place, key, self.stamp, row)
+
+    def read_memo(self, name: str) -> Tensor | None:
+        """Read the rows, (clients, ...), that `write_memo` wrote for all these clients under `name`; None where one is missing.
+
+        Raises RowsError where a row is damaged.
+        """
+        path = self._memo_path(name)
+        if not path.exists():
+            return None
+        found, rows = self._read_rows(RowFile.open(path), 0)
+        return rows if len(found) == len(self.key) else None
+
+    def remove_memos(self) -> None:
+        """Delete the files of `write_memo` of this round, and then the folder if nothing else is in it."""
+        with suppress(FileNotFoundError):
+            files = [name for name in os.listdir(self.folder) if name.endswith(f"-{self.stamp.hex()}{MEMO}")]
+            for name in files:
+                (self.folder / name).unlink(missing_ok=True)
+            if files:
+                with suppress(OSError):                    # unless it holds other things
+                    self.folder.rmdir()
+
+    def _memo_path(self, name: str) -> Path:
+        """The path of the file that holds the rows of `name` for this round only."""
+        return self.new_file_path(name).with_suffix(MEMO)
 
     def new_file_path(self, name: str) -> Path:
         """The path at which this round creates the file for `name` where there is none yet."""
@@ -174,10 +209,10 @@ class RowFolder:
         return {name: store.rows for name, store in self.stores.items()}
 
     def reserve_places(self, key: Tensor) -> RowPlaces:
-        """Reserve, for a round, a place for one row of each client in `key` (int64 client keys) at the end of every store's file.
+        """Places for a round: one row for each client in `key` (int64 client keys), at the end of every store's file.
 
-        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where
-        there are stores. Raises RowsError where there is another writer.
+        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where there
+        are stores. Raises RowsError where there is another writer.
         """
         self._check_or_become_writer()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
@@ -264,11 +299,12 @@ class RowFolder:
     def remove_unused_files(self, names: Collection[str]) -> None:
         """Delete the `*.rows` files of the folder that no store uses and that are not among the file names `names`.
 
-        Raises RowsError where there is another writer.
+        Also what rounds that were interrupted left in `*.memo` files: call it between rounds. Raises RowsError where there is
+        another writer.
         """
         self._check_or_become_writer()
         used = {store.file.path.name for store in self.stores.values()} | set(names)
-        for path in self.path.glob("*.rows"):
+        for path in (*self.path.glob("*.rows"), *self.path.glob(f"*{MEMO}")):
             if path.name not in used:
                 path.unlink(missing_ok=True)
 

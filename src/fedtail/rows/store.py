@@ -40,7 +40,10 @@ class Recalled(NamedTuple):
         return Recalled(self.rows[chosen], self.has[chosen])
 
     def read(self) -> Recalled:
-        """Return self: the rows are in memory already. `RowReferences.read` has the same signature and reads them from disk."""
+        """The rows themselves: they are in memory already.
+
+        `RowReferences.read`, with the same signature, reads them from disk.
+        """
         return self
 
     def or_nan(self) -> Tensor:
@@ -100,10 +103,10 @@ class RowStore:
 
     @classmethod
     def open(cls, folder: Path, mark: Mark) -> RowStore:
-        """Restore the store that a checkpoint's `mark` names, whose file is in `folder`; rows committed later are ignored.
+        """The store that a checkpoint's `mark` names, restored from its file in `folder`; rows committed later are ignored.
 
-        Row headers are read and compared with the mark's digest; the numbers are checked only when read. Raises RowsError
-        where the file is missing, too short, or has changed since.
+        Row headers are read and compared with the mark's digest; the numbers are checked only when read. Raises RowsError where
+        the file is missing, too short, or has changed since.
         """
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
             raise RowsError(f"a mark of a row store is damaged: it names {short_text(mark.length)} rows. {PUT_BACK}")
@@ -255,7 +258,7 @@ class Rows:
                              torch.tensor([place[1] if place else -1 for place in found], dtype=torch.int64))
 
     def read(self, keys: Iterable[int] | Tensor) -> Recalled:
-        """Read the rows of the clients `keys` from disk, in their order; a key without a row gets zeros, and False in `has`.
+        """The rows of the clients `keys`, read from disk in their order; a key without a row gets zeros, and False in `has`.
 
         Raises RowsError where a row is damaged or its file is missing.
         """
@@ -294,7 +297,7 @@ class RowReferences:
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:
-        """Read the rows from disk: (clients, ...) with zeros for clients without a row, and `has`, which says who has one.
+        """The rows, read from disk: (clients, ...) with zeros for clients without a row, and `has`, which says who has one.
 
         Raises RowsError where a row was changed or its file is missing.
         """

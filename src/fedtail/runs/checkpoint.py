@@ -166,11 +166,11 @@ def _row_store_files(memory: ClientMemory) -> list[str]:
 
 
 def _read_checkpoint(path: Path, stores: Path) -> Checkpoint:
-    """Read the checkpoint in the file `path`; row stores of client memory are opened in the folder `stores`.
+    """The checkpoint in the file `path`; row stores of client memory are opened in the folder `stores`.
 
-    Raises ValueError, or another exception of the reader, where the file is damaged or no checkpoint. Tensors are copied,
-    since those in a memory-mapped file are aligned to 8 bytes only and PyTorch's to 64, and alignment changes how matrix
-    products are rounded.
+    Raises ValueError, or another exception of the reader, where the file is damaged or no checkpoint. Tensors are copied, since
+    those in a memory-mapped file are aligned to 8 bytes only and PyTorch's to 64, and alignment changes how matrix products are
+    rounded.
     """
     from safetensors import safe_open
 

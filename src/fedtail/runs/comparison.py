@@ -103,7 +103,7 @@ def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder
 
 
 def _statistic_values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> list[float]:
-    """The statistic `name` of `metric` for each (run, position of a model) pair, in order; error rates in percent."""
+    """The statistic `name` of `metric` for each (run, position of a model) pair in `found`, in order; error rates in percent."""
     return [final_statistics(run, member, metric)[name] for run, member in found]
 
 

@@ -56,7 +56,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})
     with hold_folder_lock(folder):
-        table, checkpoints = experiment.table(seed), Checkpoints(folder)
+        table, checkpoints = experiment.as_table(seed), Checkpoints(folder)
         checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume)
         if is_run_finished_and_intact(folder):
             watch.note(f"{folder} is finished; nothing to do.")
@@ -64,10 +64,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         if checkpoint is not None:
             task = load_initial_module(task, folder)
-        with use_deterministic_algorithms(experiment.device), checked_fleet(experiment, task, splits, folder / MEMORY) as fleet:
+        with (use_deterministic_algorithms(experiment.device),
+              checked_fleet(experiment, task, splits, folder / MEMORY, seed) as fleet):
             ledger = Ledger(experiment.privacy, folder / LEDGER, unrecorded=experiment.privacy.randomness)
             tail = experiment.evaluate.tail and ledger.budget.replayable      # cohorts of the operating system are kept nowhere
-            records = SimulationRecords(experiment, folder, splits, task, tail)
+            records = SimulationRecords(experiment, folder, splits, task, tail, experiment.attack_for_seed(seed))
             if checkpoint is not None:
                 records.check_unchanged(RunFolder.open(folder).about)
             with (Recorder(experiment, seed, folder, records, watch, ledger, checkpoints) as recorder,
@@ -96,7 +97,8 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
 def _log_failures(recorder: Recorder) -> Iterator[None]:
     """Within the block, log any Exception except Interrupted and RunError to `log.txt`, then raise it again as a RunError.
 
-    The log has the full traceback, so that a failure in a user's loss or on a device can be found later.
+    The log has the full traceback, so that a failure in a user's loss or on a device can be found later. `recorder` is that of
+    the run.
     """
     try:
         yield
@@ -135,7 +137,7 @@ def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
     """
     if not (folder / "run.json").is_file():
         return False
-    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.table(seed))
+    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.as_table(seed))
     return not list(_changed_settings(_comparable_table(old), _comparable_table(new)))
 
 
@@ -156,16 +158,18 @@ def is_run_finished_and_intact(folder: Path) -> bool:
 
 
 @contextmanager
-def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None) -> Iterator[Fleet]:
+def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None,
+                  seed: int = 0) -> Iterator[Fleet]:
     """Check that an experiment can be trained and evaluated on `splits`, then yield the fleet of its training clients.
 
-    Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one.
+    Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one, and
+    `seed` that of the run.
     Raises ExperimentError, with the line of the experiment file, where the algorithm, task, data, channel or privacy settings
     do not fit together. The fleet is closed after the block.
     """
     with ExitStack() as stack:
         with _add_line_to_errors(experiment):
-            fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory))
+            fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory, seed))
             check_run(experiment.algorithm, task, fleet, experiment.channel, Ledger(experiment.privacy), experiment.rounds)
             check_delta_is_given(experiment, task, splits)
             for population in splits.values():
@@ -184,7 +188,7 @@ def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except (ValueError, TypeError) as reason:
-        raise experiment.source.error_at(_key_of_error(reason, experiment.table()), reason) from reason
+        raise experiment.source.error_at(_key_of_error(reason, experiment.as_table()), reason) from reason
 
 
 def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populations) -> None:
@@ -192,7 +196,7 @@ def check_experiment_can_run(experiment: Experiment, seed: int, splits: Populati
 
     `splits` are the populations by split, and `seed` initialises the module.
     """
-    with checked_fleet(experiment, experiment.task.make(seed), splits):
+    with checked_fleet(experiment, experiment.task.make(seed), splits, seed=seed):
         pass
 
 

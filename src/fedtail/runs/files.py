@@ -60,7 +60,7 @@ def to_json_values(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Lines:
+class JsonLinesFile:
     """A JSON-lines file that is only appended to, with a running digest of its content."""
 
     def __init__(self, path: Path, kept: Sequence[Any] = (0, "")):
@@ -146,7 +146,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def os_error_text(reason: OSError) -> str:
-    """The operating system's text for an error, without its number and path, such as "No space left on device"."""
+    """The operating system's text for the error `reason`, without its number and path, such as "No space left on device"."""
     return reason.strerror or str(reason)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
@@ -15,6 +16,7 @@ from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
+from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
@@ -22,7 +24,7 @@ from fedtail.training import Trained
 ClientColumns = dict[str, np.ndarray]       # of one split and model
 # Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
-         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
+         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool"}      # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
@@ -63,10 +65,13 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
 
     `view` says who was sampled, contributed and failed. `asked` has the positions of the sampled clients, None for all `clients`;
     `failed` the number of failed answers; `members` a dict for each model, in which `counted` has the positions of contributors,
-    None for the whole cohort, and `threshold` the loss at which the tail begins, None where there is none.
+    None for the whole cohort, `threshold` the loss at which the tail begins, None where there is none, `tail_fraction` the share
+    of the cohort that contributes by the risk's declaration (theta of a superquantile), None where it is not known, and `local`
+    the numbers of local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
-    states = member_states(trained.state)
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
+    states, size = member_states(trained.state), view.cohort_size
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk.for_cohort(size), state),
+                "tail_fraction": tail_fraction_used(member.risk, size), **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
@@ -79,6 +84,12 @@ def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
     """
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
+
+
+def _local_numbers(local: Any, state: State) -> dict[str, dict[str, float | None]]:
+    """{"local": numbers by name} of local training in this state, None for one that is not finite; empty where it gives none."""
+    numbers = local.round_numbers(state.part_state("local"))
+    return {"local": {name: one if math.isfinite(one) else None for name, one in numbers.items()}} if numbers else {}
 
 
 def _tail_threshold(risk: Any, state: State) -> float | None:
@@ -136,15 +147,16 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
 
 
 def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                         local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
+                         local: LocalSGD, engine: Engine, benign: Tensor | None = None) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
     fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
-    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples. Returns, for each model, the
-    statistics `before` and `after`; an empty list where no client has two examples.
+    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples, and for those that are not
+    `benign`, (clients,) bool, where that is given. Returns, for each model, the statistics `before` and `after`; an empty list
+    where no client has two examples.
     """
-    able, summaries = population.size.numpy() >= 2, []
+    able, summaries = (population.size >= 2 if benign is None else (population.size >= 2) & benign).numpy(), []
     for member, module in enumerate(trained.modules if able.any() else ()):
         tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
         summaries.append({"before": line_statistics(tuned.before.error), "after": line_statistics(tuned.after.error)})

@@ -19,7 +19,7 @@ from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerError, LedgerMark
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.files import Lines, RunRefused, bytes_digest, write_atomically, write_json
+from fedtail.runs.files import JsonLinesFile, RunRefused, bytes_digest, write_atomically, write_json
 from fedtail.runs.keep_best import KeepBest
 from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line
 from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
@@ -50,7 +50,7 @@ class Watch(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Called with a sentence for the user to read, such as a warning."""
+        """Called with `text`, a sentence for the user to read, such as a warning."""
         ...
 
     @property
@@ -95,14 +95,14 @@ class Records(Protocol):
         """The number of clients that the privacy guarantee covers."""
         ...
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations] | None:
         """Record `start`, the state before the first round. `lines` has the open files by name, those in `line_files` included.
 
         Returns a dict of evaluations by split for each model, or None where the initial model is not evaluated.
         """
         ...
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Record the round that `progress` is about. `lines` has the open files by name, those in `line_files` included.
 
         Returns None where nothing was evaluated, else the state that was evaluated and, for each model, its evaluations by split.
@@ -110,10 +110,10 @@ class Records(Protocol):
         ...
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """Record the end of training.
+        """Record the end of training, with the final models in `trained`.
 
-        Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths
-        of the files that were written, whose digests go into `result.json`.
+        Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths of
+        the files that were written, whose digests go into `result.json`.
         """
         ...
 
@@ -123,7 +123,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
-        """Set up without writing: `start_or_resume` begins the files in `folder`.
+        """Set up without writing: `start_or_resume` begins the files in `folder`, for `experiment` trained with `seed`.
 
         `records` evaluates and records what is specific to a simulated or deployed run, `watch` is told of the progress, `ledger`
         is that of the run, and `checkpoints` saves its states. With `keep_best` in the experiment, what an interrupted run found
@@ -132,7 +132,7 @@ class Recorder:
         self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
         self.best = KeepBest(folder, experiment.evaluate.keep_best, experiment.members) if experiment.evaluate.keep_best else None
-        self._lines: dict[str, Lines] = {}
+        self._lines: dict[str, JsonLinesFile] = {}
         self._board: TensorBoard | None = None
         self._repriced: list[dict[str, Any]] = []
 
@@ -161,7 +161,7 @@ class Recorder:
         else:
             self._check_ledger(checkpoint)
         for name in ("metrics.jsonl", *self.records.line_files):
-            self._lines[name] = Lines(self.folder / name, kept.get(name, (0, "")))
+            self._lines[name] = JsonLinesFile(self.folder / name, kept.get(name, (0, "")))
         if self.experiment.evaluate.tensorboard:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
@@ -180,7 +180,7 @@ class Recorder:
         return start
 
     def record_round(self, progress: Progress) -> bool:
-        """Record a round and its evaluation, if any, and save a checkpoint where one is due; to be passed as `on_round`.
+        """Record the round of `progress` and its evaluation, if any, and save a checkpoint where one is due; for `on_round`.
 
         Returns True where training should stop because the watch asks for it. A checkpoint is due every
         `records.checkpoint_every` rounds, after the last round and before a stop.
@@ -195,7 +195,7 @@ class Recorder:
         return stop
 
     def write_results(self, trained: Trained) -> None:
-        """Write the models, the last evaluation, the privacy statement and `result.json` of a finished run.
+        """Write the models of `trained`, the last evaluation, the privacy statement and `result.json`: the run is finished.
 
         `result.json`, with the digests of the other files, is written last: a run is finished where that file exists.
         """

@@ -136,7 +136,7 @@ def check_round(place: Path, line: Any, clients: int) -> None:
     """Raise Unreadable where `line` is not a valid round of `rounds.jsonl`.
 
     It must have `round` from 1, `asked` and, for each model, `counted`: lists of positions from 0 to `clients` - 1, or null
-    for all. A `threshold` is a number or null. `place` only names the line in the error.
+    for all. A `threshold` is a number or null, `local` a table of numbers. `place` only names the line in the error.
     """
     def is_position_list(value: Any) -> bool:
         """Whether a value is a list of positions of clients, perhaps empty, or None for all clients."""
@@ -144,7 +144,8 @@ def check_round(place: Path, line: Any, clients: int) -> None:
             return True
         return isinstance(value, list) and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < clients
 
-    members = list_check(record_check({"counted": is_position_list}, {"threshold": is_number_or_null}))
+    members = list_check(record_check({"counted": is_position_list},
+                                      {"threshold": is_number_or_null, "local": STATISTICS}))
     needed = {"round": whole_number_check(1), "asked": is_position_list, "members": members}
     problem = first_misfit_phrase(line, needed) if isinstance(line, dict) else "no table"
     if problem:

@@ -46,11 +46,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """Open the run in the folder `path`: read and check its `run.json`.
+        """The run in the folder `path`, whose `run.json` is read and checked.
 
-        A deployed run that evaluated nothing, so that there is nothing to report, is refused (ValueError) unless
-        `also_deployed` is True. Raises FileNotFoundError where there is no `run.json`, and ValueError where it is damaged or
-        of another format version.
+        A deployed run that evaluated nothing, so that there is nothing to report, is refused (ValueError) unless `also_deployed`
+        is True. Raises FileNotFoundError where there is no `run.json`, and ValueError where it is damaged or of another format
+        version.
         """
         place = Path(path) / "run.json"
         if not place.is_file():
@@ -223,10 +223,13 @@ class RunFolder:
     def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
         """The columns of `clients.parquet` by name, restricted to one split and one model: arrays with a row for each client.
 
-        `member` is the position of the model. The arrays are empty for a split that the file does not have. Raises
-        FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
+        Under an attack, corrupted clients are left out. `member` is the position of the model. The arrays are empty for a split
+        that the file does not have. Raises FileNotFoundError where the run is not finished, and Unreadable where the file is
+        damaged.
         """
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
+        if "corrupted" in self.clients:
+            rows &= ~self.clients["corrupted"].astype(bool)
         return {name: values[rows] for name, values in self.clients.items()}
 
     @property
@@ -238,7 +241,7 @@ class RunFolder:
 
 
 def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
-    """Open the runs in one or several places, each the folder of a run, or a folder with runs at any depth below it.
+    """The runs in one or several places, opened; a place is the folder of a run, or a folder with runs at any depth below it.
 
     Within a comparison, methods come in its order, the baseline first; other runs come sorted by path. A run found twice is
     listed once. Raises FileNotFoundError where a place holds no run, and ValueError where a run is damaged.

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from fedtail.attacks import ClientAttack, benign_clients
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.files import Lines, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
+from fedtail.runs.files import JsonLinesFile, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
 from fedtail.runs.measurements import (
     Populations,
     SplitEvaluations,
@@ -31,20 +33,26 @@ from fedtail.training import Progress, Trained
 class SimulationRecords:
     """Evaluates all clients of all splits in this process, and records them.
 
-    With `tail`, also records which clients were sampled and which contributed in every round.
+    With `tail`, also records which clients were sampled and which contributed in every round. Under an attack, all statistics are
+    over benign clients; the table over clients has all, and says who is corrupted.
     """
 
     run_format = FORMAT
 
-    def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool):
+    def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool,
+                 attack: ClientAttack | None = None):
         """Set up the records of the run of `experiment` in `folder`, without writing.
 
-        `splits` are the populations to evaluate under `task`. With `tail`, `rounds.jsonl` is written.
+        `splits` are the populations to evaluate under `task`. With `tail`, `rounds.jsonl` is written. `attack` says
+        who is corrupted.
         """
         self.experiment, self.folder, self.splits, self.task, self.tail = experiment, folder, splits, task, tail
         self.tested_split = next(split for split in TESTED if split in splits)
         self.line_files = ("rounds.jsonl",) if tail else ()
         self.checkpoint_every = experiment.evaluate_every
+        self._benign: dict[str, Tensor] | None = None      # by split, where there is an attack
+        if attack is not None:
+            self._benign = {name: benign_clients(attack, splits["train"], population) for name, population in splits.items()}
         self._last: tuple[int, list[SplitEvaluations]] | None = None
 
     @property
@@ -63,7 +71,17 @@ class SimulationRecords:
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
-                "start": bytes_digest(module_bytes(self.task.module))}
+                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry()}
+
+    def _benign_entry(self) -> dict[str, Any]:
+        """The entry of `run.json` with the number of benign clients by split; no entry without an attack."""
+        return {} if self._benign is None else {"benign": {name: int(mask.sum()) for name, mask in self._benign.items()}}
+
+    def _of_benign_clients(self, evaluations: list[SplitEvaluations]) -> list[SplitEvaluations]:
+        """The evaluations by split for each model, over benign clients only; as they are without an attack."""
+        if self._benign is None:
+            return evaluations
+        return [{split: one.of_clients(self._benign[split]) for split, one in member.items()} for member in evaluations]
 
     def check_unchanged(self, about: dict[str, Any]) -> None:
         """Raise RunRefused where the data or the user's own code differ from those that the run began with.
@@ -76,7 +94,7 @@ class SimulationRecords:
                 raise RunRefused(f"{what} not what {self.folder} began with. Undo the change, or start again in another folder "
                                  "with --out.")
 
-    def record_start(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
+    def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
         `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
@@ -85,9 +103,9 @@ class SimulationRecords:
         write_atomically(self.folder / INITIAL, module_bytes(self.task.module))
         if self.tail:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
-        return self._evaluate_splits(start, self._shown_splits())
+        return self._of_benign_clients(self._evaluate_splits(start, self._shown_splits()))
 
-    def record_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+    def record_round(self, progress: Progress, lines: dict[str, JsonLinesFile]) -> tuple[Trained, list[SplitEvaluations]] | None:
         """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
         `progress` is about the round, `lines` has the open files by name. Returns the state and, for each model, the evaluations
@@ -98,18 +116,18 @@ class SimulationRecords:
             lines["rounds.jsonl"].write(round_line(trained, progress.view, self.num_clients))
         if trained.rounds % self.experiment.evaluate_every and trained.rounds != self.experiment.rounds:
             return None
-        return trained, self._evaluate_splits(trained, self._shown_splits())
+        return trained, self._of_benign_clients(self._evaluate_splits(trained, self._shown_splits()))
 
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
-        """Evaluate all splits and write `clients.parquet`.
+        """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics
-        before and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics before
+        and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         tuned, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
-        return found, {"finetuned": tuned}, [self.folder / CLIENTS]
+        return self._of_benign_clients(found), {"finetuned": tuned}, [self.folder / CLIENTS]
 
     def _kernel_name(self) -> str:
         """The name of the kernel that training will use.
@@ -148,13 +166,17 @@ class SimulationRecords:
         after fine-tuning; None where the experiment has no fine-tuning.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
+        benign = self._benign
+        if benign is not None:
+            for (split, _), columns in rows.items():
+                columns["corrupted"] = ~benign[split].numpy()
         if self.tail:
             add_participation(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
             add_picked_models(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
-                                         self.experiment.evaluation_engine)
+                                         self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return tuned
 

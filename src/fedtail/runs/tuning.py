@@ -72,7 +72,7 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
 
 
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
-    """Whether every release of a trial is noisy.
+    """Whether every release of a trial of `search` is noisy; `held_out` has, by seed, the clients to train on.
 
     `tune` then notes, for a search without `private`, that the choice among trials is not private.
     """
@@ -128,7 +128,7 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
 
     That is the content of `trials.json` with `best`, the best trial or None, and `file`, the path of `best.toml`. The trials are
     those that ended in the optuna `study`. `best.toml` is written where a trial gave a finite number; of a private search only
-    once it is `finished`, and `best` is None before.
+    once it is `finished`, and `best` is None before. `held_out` has, by seed, the clients to train on and to judge by.
     """
     import tomli_w
 
@@ -147,7 +147,7 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
     if private is not None and not finished:
         return {**result, "best": None, "file": str(folder / "best.toml")}
     if ranked:
-        write_atomically(folder / "best.toml", tomli_w.dumps(search.experiment_with(ranked[0].params).table()))
+        write_atomically(folder / "best.toml", tomli_w.dumps(search.experiment_with(ranked[0].params).as_table()))
     return {**result, "best": trials[0] if trials else None, "file": str(folder / "best.toml")}
 
 
@@ -191,7 +191,7 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
 
 
 def _display_scale(search: Search, population: Population) -> float:
-    """The factor by which the statistic is multiplied for display: 100 for error rates, 10,000 for their variance, else 1.
+    """The factor by which the search's statistic is multiplied for display: 100 for error rates, 10,000 for their variance, or 1.
 
     `population` tells whether the errors of the task are rates.
     """
@@ -244,13 +244,13 @@ def _random_sampler(search: Search, seed: int) -> Any:
 def _search_identity(search: Search, held_out: HeldOut) -> str:
     """A text that is equal for two searches only if one may continue the other.
 
-    It covers the metric, statistic, searched fields, experiment, user code, seeds and data; of a private search also its
-    noise and number of trials, which otherwise may change.
+    It covers the metric, statistic, searched fields, experiment, user code, seeds and data; of a private search also its noise
+    and number of trials, which otherwise may change. `held_out` has, by seed, the clients to train on and to judge by.
     """
     settings = search.settings
     data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
     private = () if settings.private is None else (settings.private, settings.noise, settings.trials)
-    return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first_experiment().table(),
+    return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first_experiment().as_table(),
                  search.first_experiment().own_code_digests(), list(held_out), data_fingerprint(data), *private))
 
 
@@ -265,7 +265,7 @@ def _untried_combinations(search: Search, study: Any) -> list[dict[str, Any]]:
 
 
 def _ended_trials(study: Any) -> list[Any]:
-    """The optuna trials that ended, with a finite number (COMPLETE) or without (FAIL), in the order they began."""
+    """The trials of the optuna `study` that ended, with a finite number (COMPLETE) or without (FAIL), in the order they began."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 

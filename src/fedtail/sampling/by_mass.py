@@ -1,4 +1,4 @@
-"""Cohorts drawn with probability proportional to mass, with and without replacement."""
+"""Cohorts drawn with probability proportional to mass, with replacement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fedtail.data.population import Population
 from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.privacy.events import NoSampling, Sampling
-from fedtail.sampling.base import Cohort, check_cohort_size, check_enough_clients, equal_cohort, unweighted_cohort
+from fedtail.sampling.base import Cohort, check_cohort_size
 
 
 @dataclass(frozen=True)
@@ -53,48 +53,3 @@ class ByMass:
 
     def check(self, population: Population) -> None:
         """Accept any population, since draws are with replacement: nothing is raised."""
-
-
-@dataclass(frozen=True)
-class BySize:
-    """`cohort_size` different clients, drawn one after the other with probability proportional to mass among those left.
-
-    Without replacement, as in the published code of q-FFL [Li23, chapter 4]: each client of the cohort contributes once, whatever
-    its mass (importance 1 / mass). With `weighted` it contributes by its mass too, so that large clients count twice over: they
-    are drawn more often and weigh more. Neither mean over cohorts is exactly the mean by mass over all clients; that of `ByMass`,
-    which draws with replacement, is. A smaller cohort is a subset of a larger one.
-    """
-
-    cohort_size: int
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
-        check_cohort_size(self.cohort_size)
-
-    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """A cohort of the `cohort_size` clients that come first by exponential clocks of rate mass, in the population's order.
-
-        Who comes next among those left is then proportional to mass. The clocks are drawn by (seed, round, key), or by the
-        operating system without a seed. It is everyone where there are fewer clients.
-        """
-        draws = uniform_numbers(hash_bits(seed, "cohort", round, population.key))
-        clocks = -torch.log1p(-draws) / population.mass
-        ids = clocks.topk(min(self.cohort_size, len(population)), largest=False).indices.sort().values
-        return unweighted_cohort(population, ids) if self.weighted else equal_cohort(population, ids)
-
-    def takes_everyone(self, population: Population) -> bool:
-        """Whether every cohort is the whole population: where `cohort_size` is the number of clients in `population`."""
-        return self.cohort_size == len(population)
-
-    def event(self, population: Population) -> Sampling:
-        """The ledger's entry for no sampling: large clients are drawn more often, so no amplification is claimed."""
-        return NoSampling()
-
-    def expected_size(self, population: Population) -> float:
-        """`cohort_size`, the size of every cohort; the size of the population where that is smaller."""
-        return min(self.cohort_size, len(population))
-
-    def check(self, population: Population) -> None:
-        """Raise a ValueError where the population has fewer clients than a cohort."""
-        check_enough_clients(self.cohort_size, population)

@@ -98,7 +98,7 @@ class AllOrNothingClient:
         return keys if self._identity is None else self._identity.sign_keys(self.state.run.id, keys)
 
     def store_key_list(self, message: bytes) -> None:
-        """Store the list of all clients' public keys; there is no answer, and the same list may come again.
+        """Store the list of all clients' public keys in the framed `message`; there is no answer, and it may come again.
 
         Raises `Refused` for another list than before, for one without this client's key as it sent it, with clients that are no
         members, or, in a signed run, without valid signatures.
@@ -143,11 +143,11 @@ class AllOrNothingClient:
         return encode_frame(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_query(self, asked: AskAll) -> None:
-        """Raise `Refused` for a query that this client may not answer, and `TooFew` for one with fewer than `minimum` members.
+        """Raise `Refused` where this client may not answer the query `asked`, and `TooFew` where `asked` has too few members.
 
         It refuses a query that does not name it, has a member whose keys never arrived, precedes the last one it answered, or
-        whose other members may all collude; and a retry of any query but the last, out of turn, over no fewer members, or
-        beyond `repetitions`.
+        whose other members may all collude; and a retry of any query but the last, out of turn, over no fewer members, or beyond
+        `repetitions`. Fewer than `minimum` members are too few.
         """
         refuse_if_all_others_collude(len(asked.ask.members), self._identity)
         state, members = self.state, asked.ask.members
@@ -250,7 +250,7 @@ class AllOrNothingServer:
         return self._same_message_for(asked.ask.members, asked)
 
     def _receive_masked_row(self, sender: int, came: MaskedForAll) -> None:
-        """Add a member's masked row to the total of the query, and the member to those that answered.
+        """Add `came`, a member's masked row, to the total of the query, and the member to those that answered.
 
         Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender than
         `sender`, has another context than the server, or has another width or an entry beyond the modulus.

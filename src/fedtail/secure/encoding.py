@@ -72,13 +72,13 @@ class IntegerCode:
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
-        """Append the integer to `out` in `size` bytes; raises `Refused` where it is negative or too large."""
+        """Append the integer `value` to `out` in `size` bytes; raises `Refused` where it is negative or too large."""
         if not 0 <= value < 1 << 8 * self.size:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
     def encode_several(self, values: tuple[int, ...]) -> bytes:
-        """The bytes of several integers, `size` bytes each, joined; faster than one `write` for each.
+        """The bytes of the integers `values`, `size` bytes each, joined; faster than one `write` for each.
 
         Raises `Refused` where one is negative or too large.
         """
@@ -100,7 +100,7 @@ class FixedBytesCode:
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
-        """Append the bytes to `out`; raises `Refused` where they are not `size` bytes."""
+        """Append the bytes `value` to `out`; raises `Refused` where they are not `size` bytes."""
         if len(value) != self.size:
             raise Refused(f"{len(value)} bytes came where {self.size} are needed.")
         out.append(value)
@@ -114,7 +114,7 @@ class PrefixedBytesCode:
     """Bytes after their number."""
 
     def write(self, value: bytes, out: list[bytes]) -> None:
-        """Append to `out` the length in 4 bytes, then the bytes."""
+        """Append to `out` the length of the bytes `value`, in 4 bytes, then these bytes."""
         out += [len(value).to_bytes(4, "big"), value]
 
     def read(self, data: Reader) -> bytes:

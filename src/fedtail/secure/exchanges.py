@@ -52,8 +52,8 @@ def hold_query(server: Server, width: int, modulus_bits: int, context: bytes, ch
 
     It yields the messages for each client and is sent the clients' answers: two exchanges, three in a signed session. Rows have
     `width` entries modulo 2^modulus_bits, and the sum is over the members whose rows arrived. `check` is called with those
-    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than
-    the threshold answer.
+    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than the
+    threshold answer. `context` is what was broadcast with the query.
     """
     pass_answers_to_server(server, server.session.id, (yield as_message_lists(server.ask(width, modulus_bits, context))))
     check(server.answered_members)

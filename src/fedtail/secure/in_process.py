@@ -35,8 +35,8 @@ class LocalClients:
         """Make a `Participant` of the run called `name` for each client number in `names`; nothing is exchanged yet.
 
         `vanish` and `lose` map a client to the numbers of the exchanges that do not reach it, or whose answers are lost.
-        `identities` maps a client to its signing identity; a client that is not in it has none. The other arguments are passed
-        to every participant.
+        `identities` maps a client to its signing identity; a client that is not in it has none. `minimum`, `repetitions`,
+        `random`, `corrupted` and `security_bits` are passed to every participant.
         """
         known = identities or {}
         self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)
@@ -79,10 +79,10 @@ def secure_sum(rows: Any, threshold: int, modulus_bits: int = 62, vanish: Absent
     """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process; returns a `Sum`.
 
     `vanish` maps a client to the exchanges it misses, of KEYS, SHARES, ROW and UNMASK; `lose` maps it to those whose answer is
-    lost. The sum is over the clients whose row arrived; `TooFew` is raised where fewer than `threshold` answer at any step.
-    Where `corrupted` (a fraction of the clients) is given, each client shares masks with a few random others instead of with
-    all, and the number of these is chosen for a fraction `dropped` of clients that drop out. Keys and seeds are drawn from
-    `random`.
+    lost. The sum is over the clients whose row arrived; `TooFew` is raised where fewer than `threshold` answer at any step. Where
+    `corrupted` (a fraction of the clients) is given, each client shares masks with a few random others instead of with all, and
+    the number of these is chosen for a fraction `dropped` of clients that drop out. Keys and seeds are drawn from `random`.
+    `context` is what was broadcast with the query, to which masks are bound.
 
     >>> secure_sum([[1, 2], [3, 4], [5, 6]], threshold=2, vanish={1: range(ROW, 9)})
     Sum(total=array([6, 8]), survivors=(0, 2))

@@ -150,7 +150,7 @@ def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.uf
 
 
 def to_residues(row: Any, modulus_bits: int) -> np.ndarray:
-    """`row`, a vector of integers, modulo M = 2^modulus_bits, in the dtype of `word_dtype`; always a copy.
+    """`row`, (width,) integers, modulo M = 2^modulus_bits, in the dtype of `word_dtype`; always a copy.
 
     An entry -x becomes M - x. Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
     """
@@ -188,10 +188,10 @@ def row_to_bytes(row: np.ndarray, modulus_bits: int) -> bytes:
 
 
 def row_from_bytes(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
-    """The row of `width` entries in `data`, in the dtype of `word_dtype`: the inverse of `row_to_bytes`.
+    """The row of `width` entries in `data`, (width,) in the dtype of `word_dtype`: the inverse of `row_to_bytes`.
 
-    The array may be read-only. Raises `Refused` where the length is not that of `width` entries, or an entry is
-    M = 2^modulus_bits or more.
+    The array may be read-only. Raises `Refused` where the length is not that of `width` entries, or an entry is M =
+    2^modulus_bits or more.
     """
     size, kind = entry_bytes(modulus_bits), word_dtype(modulus_bits)
     if len(data) != width * size:

@@ -92,7 +92,7 @@ class Session:
         """
         return self.share_points
 
-    def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
+    def share_partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `among` that hold Shamir shares of client `one`'s secrets: here all of `among`.
 
         `among` must be in increasing order. `heard`, the digest of all public keys, is not used here; a `SparseSession` derives
@@ -210,8 +210,8 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Whose row arrived (alive) and whose did not (dropped)."""
+class SurvivorLists:
+    """Two lists of the clients asked for a row in one query: whose row arrived (alive) and whose did not (dropped)."""
 
     query: U16
     alive: tuple[U64, ...]
@@ -233,7 +233,7 @@ class Lists:
 class Confirm:
     """A request to sign these lists."""
 
-    lists: Lists
+    lists: SurvivorLists
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Unmask:
     """To one client: the lists, the boxes sealed for it for this query, in order of their senders, and who signed the lists."""
 
     to: U64
-    lists: Lists
+    lists: SurvivorLists
     boxes: Blob
     signatures: tuple[Signed, ...] = ()
 

@@ -76,7 +76,8 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
 
     It suffices where rows are disclosed with probability at most 2^-security_bits, and sums lost with at most
     2^-correctness_bits, when `corrupted` clients collude and `dropped` drop out. t is more than half of k, so that no two groups
-    of neighbours can be asked for different secrets. k is at most `clients` - 2: else every pair shares a mask.
+    of neighbours can be asked for different secrets. k is at most `clients` - 2: else every pair shares a mask. The
+    probabilities are those of a session of `queries` sums.
 
     >>> fewest_neighbours(10_000, corrupted=1000, dropped=1000)
     (54, 30)

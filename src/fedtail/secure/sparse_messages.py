@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, decode, encode
-from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Lists, Session, Unmask
+from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Session, SurvivorLists, Unmask
 from fedtail.secure.primitives import digest
 from fedtail.secure.sparse_graph import (
     check_disclosure_probability,
@@ -84,7 +84,7 @@ class SparseSession(Session):
         found = neighbours_of(self.share_points[one] - 1, order, place, self.neighbours)
         return {self.members[other]: point for point, other in enumerate(found, 1)}
 
-    def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
+    def share_partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
         """The neighbours of client `one` that are in `among`, in increasing order; `among` must be in increasing order too.
 
         `heard`, the digest of all public keys, fixes the graph.
@@ -130,7 +130,7 @@ class SparseSession(Session):
         if isinstance(message, SparseAsk):
             return Ask(message.query, members_from_bits(self, message.members), message.width, message.modulus_bits)
         if isinstance(message, SparseUnmask):
-            lists = Lists(message.query, members_from_bits(self, message.alive), members_from_bits(self, message.dropped))
+            lists = SurvivorLists(message.query, members_from_bits(self, message.alive), members_from_bits(self, message.dropped))
             return Unmask(message.to, lists, message.boxes)
         if isinstance(message, Neighbours):
             return NeighbourKeys(tuple(decode(Keys, one) for one in message.keys), message.heard)
@@ -143,7 +143,7 @@ class SparseSession(Session):
         """
         heard, written = keys.digest(self.id), {one.sender: encode(one) for one in keys.entries}
         everybody = tuple(written)
-        partners = {one: self.partners(one, heard, everybody) for one in written}
+        partners = {one: self.share_partners(one, heard, everybody) for one in written}
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
     def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
@@ -175,7 +175,7 @@ def is_in_sorted(one: int, names: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=16)
 def members_from_bits(session: SparseSession, bits: bytes) -> tuple[int, ...]:
-    """The members that `bits` stand for, in increasing order: the inverse of `SparseSession.member_bits`.
+    """The members of `session` that `bits` stand for, in increasing order: the inverse of `SparseSession.member_bits`.
 
     Raises `Refused` where there is not a bit for each member. The last 16 results are cached, for clients in one process.
     """
@@ -191,10 +191,11 @@ def sparse_session(name: bytes, round: int, members: tuple[int, ...], threshold:
     """A `SparseSession` with the fewest neighbours that suffice; a `Session`, where every pair shares a mask, if none suffices.
 
     A fraction `corrupted` of the members (gamma) may be on the side of a server that follows the protocol, and a fraction
-    `dropped` (delta) may drop out, as long as who does is independent of the graph. Rows are then disclosed with a probability
-    of at most 2^-security_bits, and sums lost with one of at most 2^-correctness_bits. `threshold` is the fewest clients of a
-    sum. That of a `SparseSession` is raised to all members but the fraction `dropped`, that of a `Session` above the number of
-    corrupted members. Raises a ValueError for fractions out of range, `Refused` for what a `Session` refuses.
+    `dropped` (delta) may drop out, as long as who does is independent of the graph. Rows are then disclosed with a probability of
+    at most 2^-security_bits, and sums lost with one of at most 2^-correctness_bits. `threshold` is the fewest clients of a sum.
+    That of a `SparseSession` is raised to all members but the fraction `dropped`, that of a `Session` above the number of
+    corrupted members. Raises a ValueError for fractions out of range, `Refused` for what a `Session` refuses. `name` is that of
+    the run, `round` the number of the round, and `queries` the number of sums in the session.
 
     >>> session = sparse_session(b"run", 0, tuple(range(1000)), threshold=501, corrupted=0.1, dropped=0.1)
     >>> session.neighbours, session.needed, session.threshold

@@ -31,11 +31,11 @@ from fedtail.secure.messages import (
     Confirm,
     KeyList,
     Keys,
-    Lists,
     Masked,
     Session,
     Shares,
     Signed,
+    SurvivorLists,
     Unmask,
     Unmasked,
 )
@@ -55,7 +55,7 @@ class Secrets:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuery:
     """A query that this client sent a row for, and what it did since."""
 
     query: U16
@@ -74,7 +74,7 @@ class ClientState:
     secrets: tuple[Secrets, ...]
     key_list: KeyList = KeyList(())
     members: tuple[U64, ...] = ()
-    answered: tuple[Answered, ...] = ()
+    answered: tuple[AnsweredQuery, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Client:
         return keys if self._identity is None else self._identity.sign_keys(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of public keys: the message with shares of this client's secrets, encrypted for those that hold them.
+        """The answer to the list of public keys in `message`: shares of this client's secrets, encrypted for their holders.
 
         Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
         with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
@@ -241,7 +241,7 @@ class Client:
             raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
         bound = mask_context(state.session, state.key_list, ask, context)
         add_masks(values, *self._mask_keys(bound, ask))
-        self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, bound.digest)))
+        self.state = replace(state, members=ask.members, answered=(*state.answered, AnsweredQuery(ask.query, bound.digest)))
         return self._encode_frame(Masked(state.me, ask.query, bound.digest, row_to_bytes(values, ask.modulus_bits)))
 
     def _check_query(self, ask: Ask) -> None:
@@ -268,7 +268,7 @@ class Client:
 
         In a session where every pair shares a mask, these are all of `members`, itself included.
         """
-        return self.state.session.partners(self.state.me, self._all_keys_digest, members)
+        return self.state.session.share_partners(self.state.me, self._all_keys_digest, members)
 
     @property
     def _all_keys_digest(self) -> bytes:
@@ -304,7 +304,7 @@ class Client:
         return {one.sender: one.masking[query] for one in self.state.key_list.entries}
 
     def confirm(self, message: bytes) -> bytes:
-        """Answer the lists of survivors: the message with this client's signature of them, so that all unmask the same sum.
+        """The answer to the lists of survivors in `message`: this client's signature of them, so that all unmask the same sum.
 
         It signs once for a query, and records which lists. Raises `Refused` in an unsigned session, for a second signature, and
         for lists that it would not unmask.
@@ -317,7 +317,7 @@ class Client:
         self._replace_query_record(replace(answered, confirmed=text))
         return self._encode_frame(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
-    def _record_to_unmask(self, lists: Lists) -> Answered:
+    def _record_to_unmask(self, lists: SurvivorLists) -> AnsweredQuery:
         """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
 
         It must have answered the query and not unmasked it yet, and `lists` must have it among the survivors and name exactly
@@ -336,7 +336,7 @@ class Client:
         return answered
 
     def unmask(self, message: bytes) -> bytes:
-        """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
+        """The answer to the lists of survivors in `message`: shares of survivors' seeds, and of dropped clients' mask keys.
 
         It never gives both of one client, and only gives those it holds. The query is recorded as unmasked, so that it answers
         once. Raises `Refused` for lists that it must not unmask, boxes that do not open, or, in a signed session, lists without
@@ -350,7 +350,7 @@ class Client:
         self._replace_query_record(replace(answered, unmasked=1))
         return self._encode_frame(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
-    def _check_signatures(self, request: Unmask, answered: Answered) -> None:
+    def _check_signatures(self, request: Unmask, answered: AnsweredQuery) -> None:
         """In a signed session, raise `Refused` unless this client signed the lists in `request` and all signatures are valid.
 
         `answered` is this client's record of the query. Raises `TooFew` where there are fewer signatures than the threshold.
@@ -385,7 +385,7 @@ class Client:
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
         return held
 
-    def _replace_query_record(self, changed: Answered) -> None:
+    def _replace_query_record(self, changed: AnsweredQuery) -> None:
         """Put `changed` into `state.answered` in place of the record with the same query number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)

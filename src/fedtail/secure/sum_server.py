@@ -31,11 +31,11 @@ from fedtail.secure.messages import (
     Confirm,
     KeyList,
     Keys,
-    Lists,
     Masked,
     Session,
     Shares,
     Signed,
+    SurvivorLists,
     Unmask,
     Unmasked,
 )
@@ -78,15 +78,15 @@ class Query:
     shares: dict[int, list[bytes]] = field(default_factory=dict)   # from a client, for each member
 
     @cached_property
-    def lists(self) -> Lists:
+    def survivor_lists(self) -> SurvivorLists:
         """Whose rows arrived and whose did not; fixed at the first read, so that later rows do not change it."""
         alive = tuple(sorted(self.alive))
-        return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
+        return SurvivorLists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
     @cached_property
-    def lists_digest(self) -> bytes:
-        """The digest (32 bytes) of `lists` and of the query's context; clients' shares must carry it. Fixes `lists`."""
-        return self.lists.digest(self.context.digest)
+    def survivor_digest(self) -> bytes:
+        """The digest (32 bytes) of `survivor_lists`, which it fixes, and of the query's context; clients' shares carry it."""
+        return self.survivor_lists.digest(self.context.digest)
 
 
 class Server:
@@ -163,7 +163,7 @@ class Server:
         `names` must be in increasing order. Positions count from 0, in increasing order of the clients. Call it only after the
         list of keys is fixed, as `_key_digest` is read.
         """
-        partners = {one: self.session.partners(one, self._key_digest, names) for one in names}
+        partners = {one: self.session.share_partners(one, self._key_digest, names) for one in names}
         return map_by_client(partners, lambda few: {one: place for place, one in enumerate(few)})
 
     @cached_property
@@ -241,7 +241,7 @@ class Server:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
         query = self._current_query()
         self._expect_next(Masked, Signed, len(query.alive), "sent a row")
-        return self._same_message_for(query.lists.alive, Confirm(query.lists))
+        return self._same_message_for(query.survivor_lists.alive, Confirm(query.survivor_lists))
 
     def _receive_signature(self, signed: Signed) -> None:
         """Store a client's signature of the lists; it is not verified here: the clients do that.
@@ -267,8 +267,8 @@ class Server:
         else:
             self._expect_next(Masked, Unmasked, len(query.alive), "sent a row")
         signatures = tuple(query.signatures[one] for one in sorted(query.signatures)[:self.session.threshold])
-        asked = sorted(query.signatures) if self.session.signed else query.lists.alive
-        request, id = self.session.to_wire_message(Unmask(0, query.lists, b"", signatures)), self.session.id
+        asked = sorted(query.signatures) if self.session.signed else query.survivor_lists.alive
+        request, id = self.session.to_wire_message(Unmask(0, query.survivor_lists, b"", signatures)), self.session.id
         return {one: encode_frame(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
@@ -286,16 +286,17 @@ class Server:
         return b"".join(found)
 
     def _receive_released_shares(self, unmasked: Unmasked) -> None:
-        """Store the Shamir shares that a client releases: one for each member it exchanges shares with, in increasing order.
+        """Store the Shamir shares in `unmasked`, which a client releases: one for each member it exchanges shares with, in order.
 
-        Raises `Refused` for a client whose row did not arrive or that gave shares before, for an answer to another query or to
-        other lists of survivors, for another number of shares, and for a share that is not in the field.
+        The members are in increasing order. Raises `Refused` for a client whose row did not arrive or that gave shares before,
+        for an answer to another query or to other lists of survivors, for another number of shares, and for a share that is not
+        in the field.
         """
         query = self._current_query()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
         count = len(self._partners[unmasked.sender])
-        if unmasked.heard != query.lists_digest or len(unmasked.shares) != SIZE * count:
+        if unmasked.heard != query.survivor_digest or len(unmasked.shares) != SIZE * count:
             raise Refused(f"client {unmasked.sender} answers other lists, or has not a share for each member.")
         shares = [unmasked.shares[start:start + SIZE] for start in range(0, len(unmasked.shares), SIZE)]
         for one in shares:
@@ -314,13 +315,13 @@ class Server:
         self._remove_masks(query, self._restore_secrets(query))
         self._query, self._expected = None, Sum
         total = query.total & query.total.dtype.type((1 << query.ask.modulus_bits) - 1)
-        return Sum(total.astype(np.int64), query.lists.alive)
+        return Sum(total.astype(np.int64), query.survivor_lists.alive)
 
     def _restore_secrets(self, query: Query) -> dict[int, bytes]:
-        """By member, restored from shares: the seed of each survivor, and the mask key of each client that dropped out.
+        """By member, restored from the shares of `query`: the seed of each survivor, and the mask key of each dropped client.
 
-        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few
-        of its shares arrived.
+        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few of
+        its shares arrived.
         """
         found, chosen = {}, dict[int, tuple[dict[int, int], dict[int, int]]]()
         for one in self.members:
@@ -342,8 +343,8 @@ class Server:
     def _givers_and_weights(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
         """(points, weights): the points of the clients whose shares restore client `one`'s secret, and Lagrange weights by point.
 
-        They are the first `shares_needed`, by point, of the clients that hold shares of it and released them. Raises `TooFew`
-        where there are fewer.
+        They are the first `shares_needed`, by point, of the clients that hold shares of it and released them for `query`. Raises
+        `TooFew` where there are fewer.
         """
         points, needed = self.session.share_holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
@@ -357,10 +358,10 @@ class Server:
 
         `secrets` has the seed of each survivor and the mask key of each client that dropped out, by client.
         """
-        alone = [own_mask_key(secrets[one], query.context, one) for one in query.lists.alive]
+        alone = [own_mask_key(secrets[one], query.context, one) for one in query.survivor_lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
-        for gone in query.lists.dropped:
+        for gone in query.survivor_lists.dropped:
             agree = make_key_agreement(secrets[gone])
             for one in self._partners[gone]:
                 if one in query.alive:

@@ -16,7 +16,7 @@ def check_cohort(tail_fraction: float, cohort_size: int) -> None:
 
 
 def check_local_steps(local_steps: int) -> None:
-    """Raise FieldError (a ValueError) for fewer than one local step."""
+    """Raise FieldError (a ValueError) where `local_steps` is below 1."""
     if local_steps < 1:
         raise FieldError("local_steps", "at least 1", local_steps, symbol="tau")
 

@@ -15,8 +15,9 @@ def expected_minibatch_superquantile(losses: Tensor, cohort_size: int, tail_frac
     """What a cohort optimises: E_S[F_{theta,S}], the mean superquantile over cohorts, a scalar, [PLMH23, section 5.1].
 
     S is uniform over the subsets of `cohort_size` (m) of the n losses, `losses` (n,); every client has the same mass.
-    Differentiable: fixed weights times the sorted losses. Never more than the superquantile of all losses, less by at most
-    B / sqrt(theta m) for losses in [0, B]. ValueError where m > n, theta is outside (0, 1] or `losses` has more axes.
+    Differentiable: fixed weights times the sorted losses. Never more than the superquantile of all losses, less by at most B /
+    sqrt(theta m) for losses in [0, B]. ValueError where m > n, theta is outside (0, 1] or `losses` has more axes. theta is
+    `tail_fraction`.
 
     >>> expected_minibatch_superquantile(torch.tensor([1., 2., 3.]), 2, 0.5)    # the larger of two: 2, 3 and 3
     tensor(2.6667)
@@ -66,7 +67,7 @@ def _probability_of_fewer_larger_losses(num_clients: int, cohort_size: int, coun
 
 
 def _hypergeometric_probability(count: int, total: int, marked: np.ndarray, draws: int) -> np.ndarray:
-    """P(`count` marked among `draws` draws without replacement from `total`), an array with one entry for each of `marked`.
+    """P(`count` marked among `draws` draws without replacement from `total`), in the shape of `marked`.
 
     `marked` are numbers of marked ones among the `total`. Computed from logarithms, by scipy; a `total` of 0 is taken as 1.
     """

@@ -16,6 +16,10 @@ from fedtail_studies.fair.vehicle import FAIR_VEHICLE
 from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
 from fedtail_studies.private.search import PRIVATE_SEARCH
 from fedtail_studies.private.training import PRIVATE_TRAINING
+from fedtail_studies.prox.dane import PROX_DANE
+from fedtail_studies.prox.datasets import PROX_DATASETS
+from fedtail_studies.prox.heterogeneity import PROX_HETEROGENEITY
+from fedtail_studies.prox.stragglers import PROX_SYNTHETIC
 from fedtail_studies.questions.family import FAMILY, FAMILY_FEMNIST
 from fedtail_studies.questions.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
 from fedtail_studies.questions.interpolation import INTERPOLATION
@@ -64,6 +68,10 @@ STUDIES: tuple[Study, ...] = (
     THEOREM4,
     THEOREM5,
     GAUSSIANS,
+    PROX_SYNTHETIC,
+    PROX_DATASETS,
+    PROX_HETEROGENEITY,
+    PROX_DANE,
     HIV_CLASSES,
     HIV_COMPOUND,
     MNIST_IMBALANCE,

@@ -130,10 +130,10 @@ def _message_fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The integer that begins at position `at` of a protocol-buffer message, and the position after it.
+    """The integer that begins at position `at` of a protocol-buffer message, `view`, and the position after it.
 
-    A varint has seven bits to a byte, the lowest first; the eighth bit says that more follow. Raises ValueError where the
-    message ends within it.
+    A varint has seven bits to a byte, the lowest first; the eighth bit says that more follow. Raises ValueError where the message
+    ends within it.
     """
     value = shift = 0
     while at < len(view):
@@ -145,7 +145,10 @@ def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _read_varints(view: memoryview) -> list[int]:
-    """All integers of a packed protocol-buffer field, in order. Raises ValueError where the field ends within one."""
+    """All integers of a packed protocol-buffer field, whose bytes are `view`, in order.
+
+    Raises ValueError where the field ends within one.
+    """
     found, at = [], 0
     while at < len(view):
         value, at = _read_varint(view, at)

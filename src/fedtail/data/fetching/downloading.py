@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedtail.data.fetching.catalogue import Source
+from fedtail.data.fetching.catalogue import PublicFile
 from fedtail.version import __version__
 
 Progress = Callable[[int, int], None]          # bytes so far, bytes in all
@@ -33,7 +33,7 @@ class _Refused(Exception):
 
 
 def download(
-    source: Source, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
+    source: PublicFile, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
     pause: float = 1.0, timeout: float = 30.0,
 ) -> Path:
     """Download the file that `source` describes into `folder` unless it is there, and check it; returns its path.
@@ -63,7 +63,7 @@ def download(
     return target
 
 
-def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
+def check_sha256(path: Path, source: PublicFile, sha256: str | None = None, remove: bool = False) -> str:
     """Raise WrongFile unless the file at `path` has the SHA-256 published in `source`, or `sha256` if given.
 
     Returns the checksum in hexadecimal. With `remove` the wrong file is deleted before the error is raised.
@@ -80,12 +80,13 @@ def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: 
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 checksum of a file in hexadecimal; the file is read in blocks."""
+    """The SHA-256 checksum of the file at `path` in hexadecimal; the file is read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _download_part(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
+def _download_part(source: PublicFile, part: Path, progress: Progress, sized: bool, tries: int, pause: float,
+                   timeout: float) -> None:
     """Try the source's addresses in turn until one has completed the file `part`.
 
     What is already in `part` is kept and continued. With `sized`, the server's file must have the published size. `tries`,
@@ -197,6 +198,9 @@ def _append_reply(reply: Any, part: Path, have: int, progress: Progress, size: i
 
 
 def _length_from_content_range(span: str | None) -> int | None:
-    """The length of the whole file in bytes, from a Content-Range header such as `bytes */1234`; None where it does not say."""
+    """The length of the whole file in bytes, from `span`, a Content-Range header such as `bytes */1234`.
+
+    None where there is no header, or it does not say.
+    """
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None

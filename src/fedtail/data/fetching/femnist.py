@@ -68,7 +68,7 @@ def _load_writers(database: Path, sizes: dict[str, list[int]], scratch: Path) ->
 
 
 def _check_pixels_and_labels(images: np.ndarray, labels: np.ndarray, name: str) -> None:
-    """Raise ValueError for pixels outside [0, 1] or labels outside 0 to 61; `name` only words the error."""
+    """Raise ValueError where `images` have pixels outside [0, 1] or `labels` lie outside 0 to 61; `name` only words the error."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
         raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "

@@ -179,7 +179,7 @@ _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
 
 
 def _open_word_vectors(fetching: Fetching) -> Any:
-    """The `WordVectors` in the folder that the user named or, by default, in the folder `glove` beside `out`.
+    """The `WordVectors` in the folder that the user named or, by default, in the folder `glove` beside `fetching.out`.
 
     In the second case they are fetched first if missing, which may download them (ConnectionError where that fails). Raises
     FileNotFoundError where a folder that the user named holds none.
@@ -199,7 +199,7 @@ def _open_word_vectors(fetching: Fetching) -> Any:
 
 
 def _check_disk_space(fetching: Fetching) -> None:
-    """Raise OSError where the disk of `out` has less free space than preparing the published file takes.
+    """Raise OSError where the disk of `fetching.out` has less free space than preparing the published file takes.
 
     For a file that the user gave, which may be smaller, only a note is sent. Creates the parent folder of `out`.
     """
@@ -214,9 +214,9 @@ def _check_disk_space(fetching: Fetching) -> None:
 
 
 def _note_differing_counts(fetching: Fetching, holds: dict[str, int]) -> None:
-    """Send the user a note for each count in `holds` that differs from that of the published file.
+    """Send the user a note for each count in `holds` that differs from that of the published file of `fetching.public`.
 
-    For a file without a checksum this is the only check.
+    `holds` are the counts of the file that was read, by name. For a file without a checksum this is the only check.
     """
     for what, count in fetching.public.holds:
         if what in holds and holds[what] != count:
@@ -224,10 +224,10 @@ def _note_differing_counts(fetching: Fetching, holds: dict[str, int]) -> None:
 
 
 def _move_ready_folder(fetching: Fetching) -> None:
-    """Rename the prepared folder `ready` to `out`.
+    """Rename the prepared folder `ready`, in the work folder of `fetching`, to its `out`.
 
-    A folder already there is moved to the work folder, and back if the rename fails. So a crash leaves the old folder or none
-    at `out`, never half of one.
+    A folder already there is moved to the work folder, and back if the rename fails. So a crash leaves the old folder or none at
+    `out`, never half of one.
     """
     old = fetching.work_folder / "old"
     if fetching.out.exists():

@@ -20,7 +20,7 @@ _CODE[list(LETTERS.encode())] = np.arange(OTHER)
 
 
 def letter_codes(text: bytes | str) -> np.ndarray:
-    """The class of every character, a uint8 array: a-z are 0 to 25, A-Z are 26 to 51, everything else is 52.
+    """The class of every character of `text`, a uint8 array: a-z are 0 to 25, A-Z 26 to 51, everything else is 52.
 
     >>> letter_codes("To be").tolist()
     [45, 14, 52, 1, 4]

@@ -18,7 +18,7 @@ _WORD = re.compile(r"[a-z]+(?=n't)|n't|'[a-z]+|[a-z]+|[0-9]+|[^\w\s]")
 
 
 def split_words(text: str) -> list[str]:
-    """The tokens of a tweet in order: lower-case words, numbers and single punctuation marks.
+    """The tokens of a tweet, `text`, in order: lower-case words, numbers and single punctuation marks.
 
     Contractions are split as in GloVe's corpus; web addresses, @accounts and letters other than a-z are dropped; HTML
     entities are decoded.
@@ -38,9 +38,10 @@ class WordVectors:
 
     @classmethod
     def read_glove(cls, path: Path, dimension: int) -> WordVectors:
-        """Read all words and vectors from a GloVe text file, or from `glove.6B.{dimension}d.txt` in the archive glove.6B.zip.
+        """Read all words and vectors from the file at `path`: a GloVe text file, or the archive glove.6B.zip.
 
-        Raises ValueError where a line does not have `dimension` numbers, the file is empty, or the archive lacks that file.
+        Of the archive, `glove.6B.{dimension}d.txt` is read. Raises ValueError where a line does not have `dimension` numbers, the
+        file is empty, or the archive lacks that file.
         """
         words: list[str] = []
         rows: list[np.ndarray] = []

@@ -103,7 +103,8 @@ def node_names(nodes: int) -> list[str]:
 def compare_with_simulator(folder: DeploymentFolder, population: Population, method: str, out: Path, seed: int = 0) -> Compared:
     """Train `method` in the simulator, on the cohorts of a finished deployed run and with integer sums, and compare the models.
 
-    `out` is the run's folder, whose files are read; `population` holds the clients of all nodes; `seed` must be the run's.
+    Returns how far they are apart, and what the run took, as a `Compared`. `folder` is the deployment's and `out` the run's,
+    whose files are read; `population` holds the clients of all nodes; `seed` must be the run's.
     """
     from safetensors.torch import load_file
 

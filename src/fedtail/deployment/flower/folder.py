@@ -120,10 +120,11 @@ def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], 
 
 def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
                       keys: str = "name", test_share: float = 0.0) -> None:
-    """Write the folder of one node: node.toml, a new key pair, the server's certificate, and a copy of the experiment file.
+    """Write the folder of the node `name`: node.toml, a new key pair, the server's certificate, a copy of the experiment file.
 
-    `data`, `minimum`, `keys` and `test_share` go into node.toml: the data file in that folder, over how many nodes a row is
-    summed at least, where clients' keys come from, and the share of examples held out. Raises FileExistsError where it has a key.
+    `folder` is the deployment's, `experiment` the file to copy. `data`, `minimum`, `keys` and `test_share` go into node.toml: the
+    data file in that folder, over how many nodes a row is summed at least, where clients' keys come from, and the share of
+    examples held out. Raises FileExistsError where it has a key.
     """
     place = folder.node_folder(name)
     make_node_key(place)

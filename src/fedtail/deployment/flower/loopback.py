@@ -79,13 +79,16 @@ class Loopback:
             time.sleep(0.5)
 
     def register_node(self, name: str) -> None:
-        """Register a node's public key with the SuperLink, so that the node may connect; RuntimeError where that is refused."""
+        """Register the public key of the node `name` with the SuperLink, so that it may connect.
+
+        Raises RuntimeError where that is refused.
+        """
         done, said = self._run_flwr("supernode", "register", str(self.folder.node_folder(name) / "key.pub"), LINK)
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
-        """Start a node's SuperNode and return without waiting for it; `environment` is added to its environment variables."""
+        """Start the SuperNode of the node `name`, without waiting for it; `environment` is added to its environment variables."""
         place = self.folder.node_folder(name)
         self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
                                    "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
@@ -216,18 +219,18 @@ def free_port() -> int:
 
 
 def read_text_or_empty(path: Path) -> str:
-    """The text of a file; "" where it does not exist."""
+    """The text of the file at `path`; "" where it does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def send_signal(pid: int, how: signal.Signals) -> None:
-    """Send a signal to a process; does nothing where it has ended or belongs to another user."""
+    """Send the signal `how` to the process with id `pid`; does nothing where it has ended or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, how)
 
 
 def is_flower_process(pid: int) -> bool:
-    """Whether the process with this id still runs and is one of Flower's, by its command line in /proc.
+    """Whether the process with id `pid` still runs and is one of Flower's, by its command line in /proc.
 
     It is asked because the system reuses ids of ended processes. Always False where there is no /proc.
     """
@@ -238,7 +241,7 @@ def is_flower_process(pid: int) -> bool:
 
 
 def descendant_ids(pid: int) -> list[int]:
-    """The ids of all processes that this one started, directly or through others, as /proc shows them now; [] without /proc."""
+    """The ids of all processes that process `pid` started, directly or through others, as /proc shows them; [] without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
@@ -247,7 +250,7 @@ def descendant_ids(pid: int) -> list[int]:
 
 
 def _nested_children(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
-    """Yield the ids of a process's children, each followed by those of its own children.
+    """Yield the ids of the children of process `pid`, each followed by those of its own children.
 
     `children` has the direct children of every process, by process id.
     """

@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.query("letter")
 def answer_message(message: Message, context: Context) -> Message:
-    """Answer one message of a run with this node's `Site`, which is restored from `context.state` and saved there again.
+    """The reply to one message of a run by this node's `Site`, which is restored from `context.state` and saved there again.
 
     The node's settings are read from the file that its configuration names, at every message.
     """
@@ -34,7 +34,10 @@ def answer_message(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def reply_with_node_info(message: Message, context: Context) -> Message:
-    """Reply with the serialised node info: the node's name, and its clients' keys, masses and groups; reads the node's data."""
+    """Reply to `message` with the serialised node info: the node's name, and its clients' keys, masses and groups.
+
+    Reads the node's data, which the configuration in `context` names.
+    """
     from fedtail.deployment.registry import packed_node_info
 
     about = packed_node_info(NodeSettings.read(str(context.node_config["settings"])))

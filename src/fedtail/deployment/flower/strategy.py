@@ -88,9 +88,10 @@ class TailStrategy(FedAvg):
         return (math.nan if isinstance(loss, list) else float(loss)), (0.0 if isinstance(mass, list) else float(mass))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The pair (model, metrics): the mean of the replied models by their tail weights, and metrics as FedAvg aggregates them.
+        """The pair (model, metrics): the mean of the models in `replies` by their tail weights, and metrics as FedAvg gives them.
 
-        Weights are divided by their sum over the nodes that replied. (None, None) where no node with weight did.
+        Weights are divided by their sum over the nodes that replied. (None, None) where no node with weight did. FedAvg is passed
+        the number of the round, `server_round`.
         """
         valid, _ = self._check_and_log_replies(list(replies), is_train=True)
         weighted = [(reply.content, self.weights.get(reply.metadata.src_node_id, 0.0)) for reply in valid]

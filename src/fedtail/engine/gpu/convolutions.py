@@ -5,7 +5,7 @@ matrix product whose rows are the windows, and so are its gradients. On a GPU ke
 lie; elsewhere, and in float64, they are laid out as rows (im2col). Images are kept with their channels innermost, which makes a
 window a few runs of contiguous numbers.
 
-Under `Stacked()` calls of `conv2d` and `max_pool2d` are replaced where this is possible; all others stay as they are.
+Under `StackedOperations()` calls of `conv2d` and `max_pool2d` are replaced where this is possible; all others stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Window:
         return one, two
 
 
-class Stacked(TorchFunctionMode):
+class StackedOperations(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -67,8 +67,9 @@ class Stacked(TorchFunctionMode):
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
         """The result of `torch.conv2d` with these arguments, computed by `convolve`; under autocast, in autocast's dtype.
 
-        None, so that PyTorch computes it, for inputs without four axes, groups, padding given as text, weights of another dtype
-        than the input, and where `convolve` returns None.
+        The arguments are those of `torch.conv2d`, `input` being (batch, channels, height, width). None, so that PyTorch computes
+        it, for inputs without four axes, groups, padding given as text, weights of another dtype than the input, and where
+        `convolve` returns None.
         """
         if input.ndim != 4 or groups != 1 or isinstance(padding, str):
             return None
@@ -83,8 +84,9 @@ class Stacked(TorchFunctionMode):
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
         """The result of `max_pool2d` with these arguments, computed by `max_pool`.
 
-        None, so that PyTorch computes it: on a CPU or without Triton, and for inputs without four axes, overlapping windows,
-        padding, dilation, `ceil_mode` or `return_indices`.
+        The arguments are those of `torch.nn.functional.max_pool2d`, `input` being (batch, channels, height, width). None, so that
+        PyTorch computes it: on a CPU or without Triton, and for inputs without four axes, overlapping windows, padding, dilation,
+        `ceil_mode` or `return_indices`.
         """
         kernel, pace = _height_and_width(kernel_size), _height_and_width(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
@@ -96,14 +98,14 @@ class Stacked(TorchFunctionMode):
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
         """The convolution of one client's images (batch, channels, height, width), differentiable.
 
-        Returns (batch, outputs, rows, columns). `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None. Under
-        `torch.func.vmap` all clients are computed at once, each with its own weights. A subclass may return None to leave the
-        call to PyTorch.
+        Returns (batch, outputs, rows, columns). `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None, and
+        `window` has stride, padding and dilation. Under `torch.func.vmap` all clients are computed at once, each with its own
+        weights. A subclass may return None to leave the call to PyTorch.
         """
         return _Convolution.apply(images, weight, bias, window)
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
-        """The largest number of each window of one client's images (batch, channels, height, width), differentiable.
+        """The largest number of each `window` of one client's images (batch, channels, height, width), differentiable.
 
         Returns (batch, channels, rows, columns). Under `torch.func.vmap` all clients are computed at once.
         """
@@ -117,7 +119,7 @@ class Stacked(TorchFunctionMode):
         return cell(*args, **kwargs)
 
 
-class Flat(Stacked):
+class FlatOperations(StackedOperations):
     """Within it, convolutions and max-pooling of one model on many examples, without gradients, are computed by Triton kernels.
 
     LSTMs, GRUs, and all of it on a CPU, are left to PyTorch.
@@ -129,6 +131,7 @@ class Flat(Stacked):
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
         """The convolution of images (batch, channels, height, width) with one model by a Triton kernel, without gradients.
 
+        `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None, and `window` has stride, padding and dilation.
         Returns (batch, outputs, rows, columns). None, so that PyTorch computes it: on a CPU, without Triton, in float64, and for
         2^31 or more numbers.
         """
@@ -145,7 +148,7 @@ class Flat(Stacked):
 
 
 def _height_and_width(value: Any) -> Pair:
-    """(height, width) as integers, from one number for both or from a tuple or list of one or two numbers."""
+    """(height, width) as integers, from `value`: one number for both, or a tuple or list of one or two numbers."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
@@ -237,7 +240,7 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
 
     `images` are the inputs, (clients, batch, channels, height, width), and `outputs` the gradients with respect to the outputs,
     (clients, batch, outputs, rows, columns). If there is no bias (not `biased`), the second tensor has no meaning and may be
-    empty.
+    empty. `window` has kernel size, stride, padding and dilation.
     """
     if _convolves_by_triton(images, outputs.numel()):
         return triton_kernels.weight_gradient(images, outputs, window, biased)
@@ -292,13 +295,17 @@ class _Convolution(torch.autograd.Function):
     def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
         """The outputs (batch, outputs, rows, columns) of one client; under `torch.func.vmap` those of all clients at once.
 
-        `images` is (batch, channels, height, width), `weight` (outputs, channels, kernel...), `bias` (outputs,) or None.
+        `images` is (batch, channels, height, width), `weight` (outputs, channels, kernel...), `bias` (outputs,) or None. `window`
+        has kernel size, stride, padding and dilation.
         """
         return (convolve if bias is None else convolve_with_bias)(images, weight, bias, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save images, weights, the window, and whether there is a bias for `backward`."""
+        """Save for `backward` images, weights and window from `inputs`, the arguments of `forward`, and whether there is a bias.
+
+        `output` is not used.
+        """
         images, weight, bias, ctx.window = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(images, weight)
@@ -357,7 +364,10 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save the window, the image size and the indices of the largest numbers, which are marked as not differentiable."""
+        """Save the window and the image size, from `inputs`, and the indices of the largest numbers, from `output`.
+
+        These indices are marked as not differentiable.
+        """
         images, ctx.window = inputs
         ctx.size = tuple(images.shape[2:])
         ctx.mark_non_differentiable(output[1])

@@ -13,12 +13,12 @@ Precision = Literal["full", "tf32", "bf16"]
 
 @contextmanager
 def use_precision(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
-    """A context in which a GPU multiplies and convolves in `precision`; on a CPU it does nothing. Former settings are restored.
+    """A context in which a GPU, `device`, multiplies and convolves in `precision`; on a CPU nothing is done.
 
-    "full" is about float32 accuracy: TF32 is switched off, which PyTorch leaves on in convolutions by default, and this package's
-    convolutions split each factor in two TF32 numbers and add three products. "tf32" rounds float32 factors to ten bits of
-    mantissa. "bf16" turns on autocast to bfloat16 for factors and activations; if `activations` is False (backward passes, closed
-    forms), it is the same as "full". Parameters, sums of products and losses keep their dtype.
+    Former settings are restored. "full" is about float32 accuracy: TF32 is switched off, which PyTorch leaves on in convolutions
+    by default, and this package's convolutions split each factor in two TF32 numbers and add three products. "tf32" rounds
+    float32 factors to ten bits of mantissa. "bf16" turns on autocast to bfloat16 for factors and activations; if `activations` is
+    False (backward passes, closed forms), it is the same as "full". Parameters, sums of products and losses keep their dtype.
     """
     if device.type != "cuda":
         yield

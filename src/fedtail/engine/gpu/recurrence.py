@@ -44,9 +44,10 @@ def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor,
                           bidirectional: bool, batch_first: bool = False) -> tuple[Tensor, ...] | None:
     """Run all layers; returns the outputs of the last layer, (time, batch, width), and each last state, (layers, batch, width).
 
-    `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`, `weights` being those
-    of all layers in order. With `batch_first` outputs are (batch, time, width). None for kinds that are left to PyTorch:
-    bidirectional, projected, dropout in training, unbatched.
+    `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`: `input` is (time,
+    batch, features), `state` the first states, `weights` those of all layers in order, with two biases each if `biased`. With
+    `batch_first` input and outputs are (batch, time, ...). None for kinds that are left to PyTorch: bidirectional, projected,
+    dropout in training, unbatched.
     """
     each = 4 if biased else 2
     if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
@@ -92,9 +93,10 @@ def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor
                   bias: Tensor) -> tuple[Tensor, ...]:
     """One LSTM layer of all clients; every argument and result has clients as its axis 0.
 
-    `inputs` is (clients, time, batch, features), the first states `hidden` and `cell` are (clients, batch, width). Returns the
-    hidden states of all times, the last hidden state, the last cell state, all gates (clients, time, batch, 4 width), and all
-    cell states with the first one before them, (clients, time + 1, batch, width).
+    `inputs` is (clients, time, batch, features), the first states `hidden` and `cell` are (clients, batch, width); the weights
+    `of_input` are (clients, 4 width, features), `of_hidden` (clients, 4 width, width), and `bias`, the sum of the two biases,
+    (clients, 4 width). Returns the hidden states of all times, the last hidden state, the last cell state, all gates (clients,
+    time, batch, 4 width), and all cell states with the first one before them, (clients, time + 1, batch, width).
     """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
@@ -121,9 +123,9 @@ def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs
                    gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
     """Gradients of an LSTM layer of all clients, from those with respect to its outputs, last hidden and last cell state.
 
-    `outputs`, `gates` and `cells` are what `_lstm_forward` returned; `inputs`, `hidden` and the weights are what it was given.
-    Returns gradients with respect to inputs, first hidden state, first cell state, input weights, hidden weights and bias. Axis 0
-    is the client.
+    The latter are `by_output`, `by_hidden` and `by_cell`. `outputs`, `gates` and `cells` are what `_lstm_forward` returned;
+    `inputs`, `hidden` and the weights `of_input` and `of_hidden` are what it was given. Returns gradients with respect to inputs,
+    first hidden state, first cell state, input weights, hidden weights and bias. Axis 0 is the client.
     """
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
@@ -164,7 +166,10 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save inputs, weights and results for `backward`; gates and cell states are marked as not differentiable."""
+        """Save for `backward` inputs and weights, from `inputs`, and results, from `output`.
+
+        Gates and cell states, which are among the results, are marked as not differentiable.
+        """
         sequence, hidden, _, of_input, of_hidden, _ = inputs
         outputs, _, _, gates, cells = output
         ctx.mark_non_differentiable(gates, cells)
@@ -183,9 +188,10 @@ def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Te
                  hidden_bias: Tensor) -> tuple[Tensor, ...]:
     """One GRU layer of all clients; every argument and result has clients as its axis 0.
 
-    `inputs` is (clients, time, batch, features), the first state `hidden` is (clients, batch, width). Returns the hidden states
-    of all times, all gates (clients, time, batch, 3 width), and the hidden state's part of the new gate before the reset gate
-    scales it, (clients, time, batch, width).
+    `inputs` is (clients, time, batch, features), the first state `hidden` is (clients, batch, width); the weights `of_input` are
+    (clients, 3 width, features), `of_hidden` (clients, 3 width, width), and `input_bias` and `hidden_bias` (clients, 3 width).
+    Returns the hidden states of all times, all gates (clients, time, batch, 3 width), and the hidden state's part of the new gate
+    before the reset gate scales it, (clients, time, batch, width).
     """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
@@ -208,9 +214,9 @@ def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Te
                   of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
     """Gradients of a GRU layer of all clients, from `by_output`, those with respect to its outputs.
 
-    `outputs`, `gates` and `said` are what `_gru_forward` returned; `inputs`, `hidden` and the weights are what it was given.
-    Returns gradients with respect to inputs, first hidden state, input weights, hidden weights, input bias and hidden bias. Axis
-    0 is the client.
+    `outputs`, `gates` and `said` are what `_gru_forward` returned; `inputs`, `hidden` and the weights `of_input` and `of_hidden`
+    are what it was given. Returns gradients with respect to inputs, first hidden state, input weights, hidden weights, input bias
+    and hidden bias. Axis 0 is the client.
     """
     _, times, batch, width = by_output.shape
     before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
@@ -249,7 +255,10 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save inputs, weights and results for `backward`; all results but the hidden states are marked as not differentiable."""
+        """Save for `backward` inputs and weights, from `inputs`, and results, from `output`.
+
+        All results but the hidden states are marked as not differentiable.
+        """
         sequence, hidden, of_input, of_hidden, _, _ = inputs
         outputs, gates, said = output
         ctx.mark_non_differentiable(gates, said)

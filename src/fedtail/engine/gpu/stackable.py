@@ -25,13 +25,14 @@ def make_stackable(operation: Callable[..., Any], tensors: int) -> Callable[...,
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Save nothing, since this operation is never differentiated itself."""
+            """Save nothing of `inputs` and `output`, since this operation is never differentiated itself."""
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
             """Call `operation` once with the stacks of all clients; tensors that vmap does not stack are expanded to all clients.
 
-            Returns the result, a stack or a tuple of stacks, and the axis of the clients: 0, or a tuple of zeros.
+            `in_dims` has the axis of the clients in each of `args`, None without one, and `info` their number. Returns the
+            result, a stack or a tuple of stacks, and the axis of the clients: 0, or a tuple of zeros.
             """
             stacks = (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
                       for t, d in zip(args[:tensors], in_dims, strict=False))

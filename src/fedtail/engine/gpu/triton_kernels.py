@@ -36,7 +36,7 @@ def triton_jit(function: Any) -> Any:
 
 @triton_jit
 def _add_half_tf32_unit(x):
-    """Device function: float32 numbers, made larger in magnitude by half a unit of the last bit of TF32.
+    """Device function: the float32 numbers `x`, made larger in magnitude by half a unit of the last bit of TF32.
 
     Tensor cores cut a float32 factor off after ten bits; with this half unit added first, that rounds to the nearest. Infinities
     and NaN stay what they are.
@@ -235,8 +235,8 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
     """The convolution of images (clients, batch, channels, height, width), of any strides, with weights of each client, on a GPU.
 
     `matrix` holds the weights, (clients, outputs, kernel height * width * channels), channels fastest; `bias` is (clients,
-    outputs) or None. With `turned` the kernel is turned by 180 degrees. Returns (clients, batch, outputs, rows, columns), in the
-    dtype of the images and with the axis of outputs innermost in memory.
+    outputs) or None; `window` has kernel size, stride, padding and dilation. With `turned` the kernel is turned by 180 degrees.
+    Returns (clients, batch, outputs, rows, columns), in the dtype of the images and with the axis of outputs innermost in memory.
     """
     clients, batch, channels, *size = images.shape
     places, outputs = window.output_size(*size), matrix.shape[1]
@@ -257,7 +257,7 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
 
     `images` are the inputs, (clients, batch, channels, height, width), and `outputs` the gradients with respect to the outputs,
     (clients, batch, outputs, rows, columns). If there is no bias (not `biased`) the second tensor is (clients, 0). Where clients
-    are few, each one's sum is split into parts to keep the GPU busy.
+    are few, each one's sum is split into parts to keep the GPU busy. `window` has kernel size, stride, padding and dilation.
     """
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
@@ -285,7 +285,7 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
 
     A program computes so many rows (output pixels) of so many outputs, and multiplies `depth` entries of a window at once. `rows`
     is the number of output pixels per client, `length` that of entries of a window. `factors` is "narrow" (16 bits), "tf32" or
-    "tf32x3". The numbers are the best of those tried on an H200.
+    "tf32x3". The numbers are the best of those tried on an H200. `channels` is the number of channels of the images.
     """
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:

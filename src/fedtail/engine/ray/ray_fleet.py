@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtail.attacks import ClientAttack
 from fedtail.channel.base import Encoder
 from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut_into_blocks
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, ray_was_started_here
-from fedtail.engine.ray.shard_actor import Reply, RoundMessage, ShardActor, positions_in_shard
+from fedtail.engine.ray.shard_actor import RoundMessage, ShardActor, ShardReply, positions_in_shard
 from fedtail.engine.ray.shards import bytes_to_send, make_shard_data, to_array, to_tensor
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import usable_cores
@@ -46,13 +47,15 @@ class RayFleet(SimulatedFleet):
 
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
-                 own: Sequence[ModuleType] = (), folder: Path | str | None = None):
+                 own: Sequence[ModuleType] = (), folder: Path | str | None = None, attack: ClientAttack | None = None):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
+        `population` holds the clients, `task` what they train, and `dtype` is what they compute in, by default that of the task.
         `shards` is the number of actors, by default one per core; `address` the cluster to join (None: one is started here);
         `chunk` the most clients that an actor computes at once. `own` are modules that nodes cannot import, and `folder` is for
-        files of large rows. Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not
-        "auto" or HOST:PORT, and a `kernel` that is unknown or cannot compute the task.
+        files of large rows. Corrupted clients do what `attack` says (`fedtail.attacks`). Raises ImportError without Ray;
+        ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT, and a `kernel` that is unknown
+        or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -64,7 +67,7 @@ class RayFleet(SimulatedFleet):
         self.task, self.shards, self.address, self.own = task, shards, address, tuple(own)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
-        self.chunk = chunk
+        self.chunk, self.attack = chunk, attack
         self._handles: list[_ActorHandle] = []
         self._message: Any = None
         self._end: Callable[[], object] = _do_nothing
@@ -99,9 +102,9 @@ class RayFleet(SimulatedFleet):
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
-        Rows are in cohort order. Shards without a client in the cohort are not called. What shards report of their clients is
-        added to the round. Warns of actors that were lost and restarted. Raises RuntimeError if no round is open, or an actor was
-        lost four times.
+        Rows are encoded by `encoding`, and in cohort order. Shards without a client in the cohort are not called. What shards
+        report of their clients is added to the round. Warns of actors that were lost and restarted. Raises RuntimeError if no
+        round is open, or an actor was lost four times.
         """
         if self._cohort is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
@@ -120,16 +123,16 @@ class RayFleet(SimulatedFleet):
         return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
 
-    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
+    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[ShardReply]:
         """The replies of the shards in `called`, in order; it holds pairs of an actor and its clients' positions in the cohort.
 
         `packed_questions` are the pickled questions and encoding. An actor that cannot read the files of large rows is called
         again with these rows, and its `sees` is set to False, so that later calls send them at once.
         """
         def ask(handle: _ActorHandle, place: Tensor) -> Any:
-            """Call one actor for its clients at the positions `place`, without waiting, and return Ray's reference to its reply.
+            """Call the actor of `handle` for its clients at the positions `place`, and return Ray's reference to the reply.
 
-            The clients' large rows are sent with it if the actor is known not to see the files.
+            It does not wait. The clients' large rows are sent with it if the actor is known not to see the files.
             """
             messages = [self._message] if handle.sees else [self._message, self._put_large_rows(place)]
             return handle.actor.answer.remote(handle.held, self._rounds, messages, packed_questions)
@@ -194,7 +197,8 @@ class RayFleet(SimulatedFleet):
         make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
                                           scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
-        settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name}
+        attack = None if self.attack is None else self.attack.on_population(self.population)
+        settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name, "attack": attack}
         for block in blocks:
             held = [ray.put(make_shard_data(self.population, *block)), task]
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
@@ -239,9 +243,13 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
     """The encoded sum of the shards' sums, (width,) or, if the question gathers rows, these in the order of the cohort.
 
     `parts` are the shards' sums or rows, and `places` the positions of their clients in the cohort. Sums are added in order.
+    `encoding` adds them.
     """
     if question.gather:
-        return torch.cat(parts)[torch.cat(places).argsort()]
+        rows = parts[0].new_empty(sum(map(len, places)), parts[0].shape[1])
+        for place, part in zip(places, parts, strict=True):
+            rows[place] = part.to(rows)
+        return rows
     total = parts[0].clone()
     for part in parts[1:]:
         total = encoding.sum(torch.stack([total, part]))
@@ -266,7 +274,7 @@ def _get_results(calls: list[Any]) -> list[Any]:
 
 
 def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
-    """Kill the actors, and call `leave`, which leaves Ray; the user's `own` modules are sent by value no longer.
+    """Kill the actors of `handles`, and call `leave`, which leaves Ray; the user's `own` modules are sent by value no longer.
 
     Nothing is raised where Ray has ended already.
     """

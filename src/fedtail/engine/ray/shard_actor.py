@@ -34,7 +34,7 @@ class RoundMessage:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ShardReply:
     """An actor's answers to some questions, as arrays, and what it found out about its clients.
 
     `life` tells which start of the actor computed it. `written` are large rows that its clients store, from an actor that does
@@ -83,8 +83,8 @@ class ShardActor:
         self._load_fleet(held)
         return self.life
 
-    def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> Reply | None:
-        """The `Reply` of this shard's clients to the pickled questions; the first call of round `number` opens the round.
+    def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> ShardReply | None:
+        """The `ShardReply` of this shard's clients to the pickled questions; the first call of round `number` opens the round.
 
         `packed_questions` holds questions and encoding; `messages` are references to a pickled `RoundMessage` and perhaps to
         large rows. Returns None where large rows are needed and this actor neither sees their files nor was sent them: call again
@@ -100,8 +100,8 @@ class ShardActor:
         remembered = {name: to_array(rows) for name, rows in report.remembered.items()}
         rows_here = {} if self.sees else fleet.pop_large_rows()
         written = {name: (to_array(who), to_array(rows)) for name, (who, rows) in rows_here.items()}
-        return Reply([to_array(a) for a in answers], to_array(report.contributed), to_array(report.failed), remembered, self.life,
-                     written)
+        return ShardReply([to_array(a) for a in answers], to_array(report.contributed), to_array(report.failed), remembered,
+                          self.life, written)
 
     def _load_fleet(self, held: References) -> LocalFleet:
         """The `LocalFleet` that computes for this shard's clients; made at the first call, which stores it.

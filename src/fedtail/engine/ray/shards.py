@@ -72,7 +72,7 @@ def bytes_to_send(population: Population) -> int:
 
 
 def to_array(values: Tensor) -> Any:
-    """The tensor as a NumPy array, which shares its memory if that is on the CPU.
+    """The tensor `values` as a NumPy array, which shares its memory if that is on the CPU.
 
     A tensor of a dtype that NumPy lacks (bfloat16) is returned as a tensor, on the device it is on.
     """
@@ -83,7 +83,7 @@ def to_array(values: Tensor) -> Any:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """A tensor on the memory of a NumPy array, which may be read-only and shared: do not write to it.
+    """A tensor on the memory of the NumPy array `values`, which may be read-only and shared: do not write to it.
 
     A tensor is returned as it is.
     """

@@ -79,6 +79,20 @@ def hard_mining_weights(losses: Tensor, labels: Tensor, common: int) -> Tensor:
     return chosen / chosen.sum()
 
 
+def prospect_weights(losses: Tensor, fixed_point: float, flatness: float) -> Tensor:
+    """HRM, human-aligned risk minimisation: weights by the rank of a loss, larger at both ends; without a gradient, sum one.
+
+    Of n losses the one of rank i (from the smallest, 1) has W(i / n) - W((i - 1) / n), with the cubic W(p) = p + (3 - 3 b) (p^3 -
+    (a + 1) p^2 + a p) / (a^2 - a + 1) of cumulative prospect theory. It goes from 0 to 1, is p at a = `fixed_point`, and its
+    least slope is b = `flatness`; b = 1 gives equal weights. The thesis states no formula; this is that of Leqi, Prasad and
+    Ravikumar (2019), whom it cites.
+    """
+    a, b = fixed_point, flatness
+    p = torch.linspace(0, 1, len(losses) + 1, dtype=losses.dtype)
+    heights = p + (3 - 3 * b) / (a * a - a + 1) * (p**3 - (a + 1) * p**2 + a * p)
+    return torch.empty_like(losses.detach()).scatter(0, losses.detach().argsort(stable=True), heights.diff())
+
+
 def learned_weights(alignments: Tensor) -> Tensor:
     """LearnReweight: weights in proportion to how much a step on an example lowers the loss on the held-out set, if it does.
 

@@ -1,0 +1,121 @@
+"""Personal models beside the shared one: which they are after a run, and how they do on examples of the same clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.algorithm import member_states
+from fedtail.data.population import Population
+from fedtail.engine.blocks import cohort_blocks
+from fedtail.engine.engine import Engine
+from fedtail.engine.kernel_choice import evaluation_kernel
+from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.evaluate import (
+    Evaluation,
+    check_task_once,
+    client_values,
+    client_values_in_blocks,
+    evaluation_from_values,
+)
+from fedtail.rows import Recalled, RowReferences, Rows
+from fedtail.task import Task
+from fedtail.training import Trained, result_params
+
+
+@dataclass(frozen=True)
+class PersonalEvaluation:
+    """Evaluations of the shared model and of personal models on the same examples of the same clients."""
+
+    shared: Evaluation
+    personal: Evaluation
+    has_model: Tensor                   # (clients,) bool: who has a personal model; the others are evaluated by the shared one
+
+    def table(self) -> str:
+        """Aligned text: the error of the shared and of the personal models, with its statistics over clients.
+
+        The corner says how many clients have a personal model.
+        """
+        rows = {"shared": self.shared.error.summary(), "personal": self.personal.error.summary()}
+        title = f"error, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
+        return text_table(rows, ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=title)
+
+
+def evaluate_personal(trained: Trained, population: Population, task: Task | None = None, weighted: bool = False,
+                      engine: Engine = Engine(), model: int = 0) -> PersonalEvaluation:
+    """Evaluate the personal models of a run, and the shared model beside them, on examples of the clients it was trained on.
+
+    `population` holds such examples, found by the clients' keys: the held-out part of `split_examples`, say. A client that never
+    took part, or is new, has no model of its own, and predicts by the shared one. `weighted` weights clients by mass. `task`
+    gives loss, error and metrics, by default those of training. `model` is the member of a family. Raises ValueError where the
+    run trained no personal models, or keeps them on its nodes.
+    """
+    part = trained.algorithm.members[model].personal
+    if not part.trains:
+        raise ValueError("this run trained no personal models. Train with personal=Ditto(0.1, ...) in the algorithm, or use "
+                         "fedtail.evaluate or fedtail.finetune.")
+    task = task or trained.task
+    check_task_once(task, population)
+    shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype)
+    kernel = evaluation_kernel(task, shared.device, shared.dtype, population, engine.precision)
+    kept = kept_personal_rows(trained, population.key, model)
+    blocks = cohort_blocks(population.size, kernel.dim, 1, shared.device)
+    received = member_states(trained.state)[model].params.to(shared)
+
+    def block_values(block: int) -> dict[str, Tensor]:
+        """The metrics of the clients in one block, each by its own model: a dict by name of tensors (clients,)."""
+        found = []
+        for k in range(*blocks[block]):
+            row = kept.take(torch.tensor([k])).read()
+            own = part.models(row.rows.to(received), received)[0] if bool(row.has) else shared
+            found.append(client_values(kernel, own, population.select([k]), task.all_metrics))
+        return {m.name: torch.cat([values[m.name] for values in found]) for m in task.all_metrics}
+
+    before = client_values_in_blocks(kernel, shared, population, task.all_metrics, engine.workers)
+    parts = run_blocks(block_values, len(blocks), num_workers(shared.device, engine.workers))
+    after = {name: torch.cat([part[name] for part in parts]) for name in before}
+    return PersonalEvaluation(evaluation_from_values(task, before, population, weighted),
+                              evaluation_from_values(task, after, population, weighted), _has_row(kept))
+
+
+def personal_module(trained: Trained, population: Population, client: int, model: int = 0) -> nn.Module:
+    """The personal model of one client of a run, as a new copy of the task's module in evaluation mode.
+
+    `client` is its position in `population`, whose keys are those of training; `model` is the member of a family. Raises
+    ValueError where the run trained no personal models, and for a client that never took part and so has none.
+    """
+    part = trained.algorithm.members[model].personal
+    row = kept_personal_rows(trained, population.key[client: client + 1], model).read()
+    if not part.trains or not bool(row.has):
+        raise ValueError(f"client {client} has no personal model: it was never sampled. It predicts by the shared one, "
+                         "trained.module.")
+    received = member_states(trained.state)[model].params
+    return trained.task.with_params(part.models(row.rows.to(received), received)[0]).eval()
+
+
+def kept_personal_rows(trained: Trained, keys: Tensor, model: int = 0) -> RowReferences | Recalled:
+    """The rows that personal models keep on the clients with these `keys`, (clients,), at the end of a run.
+
+    Either references to rows on disk or the rows themselves; both have `take(positions)` and `read()`. `model` is the member of a
+    family. Raises ValueError where they are kept on nodes, out of this process's sight.
+    """
+    memory = trained.memory
+    if memory.nodes is not None:
+        raise ValueError("the personal models of this run are on its nodes, which evaluate them there. Use FederatedEvaluation.")
+    kept = memory.kept.get(trained.algorithm.members[model].personal.memory_name(model))
+    if isinstance(kept, Rows):
+        return kept.row_references(keys)
+    if kept is None:
+        return Recalled(torch.zeros(len(keys), len(trained.task.params())), torch.zeros(len(keys), dtype=torch.bool))
+    ranked, order = memory.key.sort()
+    place = order[torch.searchsorted(ranked, keys).clamp(max=len(order) - 1)]
+    has = (memory.key[place] == keys) & ~kept[place].isnan().all(1)
+    return Recalled(kept[place].where(has[:, None], 0.0), has)
+
+
+def _has_row(kept: RowReferences | Recalled) -> Tensor:
+    """Which clients have a row, (clients,) bool, without reading any."""
+    return kept.has if isinstance(kept, Recalled) else kept.which >= 0

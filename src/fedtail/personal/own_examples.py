@@ -1,0 +1,51 @@
+"""A client's own examples in two parts, and mean losses of models of clients' own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Clients, Shard
+from fedtail.local.batches import batches
+from fedtail.local.sgd import LocalSGD
+
+
+def check_no_server_half(local: LocalSGD) -> None:
+    """Raise ValueError where `local` needs the server to prepare its rounds: personal models are trained by the client alone.
+
+    That is so where its work reads the cohort (`Stragglers(exact=True)`, `Participants`), or its penalty asks questions.
+    """
+    declared = local.declares
+    if declared.reads_cohort or declared.mean_updates or declared.releases:
+        raise ValueError(f"personal models are trained by the client alone, and {local.penalty} or {local.work} needs the server "
+                         "in every round. Use parts that do not: Proximal, Stragglers without exact=True.")
+
+
+def split_own_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:
+    """These clients twice: with a random `fraction` of each one's training examples, and with the rest.
+
+    The draw depends on `seed` and the client alone, so that it is the same in every round. A client with a single example has it
+    in both parts. Both batches have the clients' random streams and the broadcast models; neither has memory or a memo.
+    """
+    shard = clients.shard
+    halves = shard.population.select(clients.place).split_examples(fraction, seed, share_single=True)
+    importance = shard.importance[clients.place]
+    first, second = (Shard(part, importance, shard.broadcast, shard.kernel, shard.params).clients() for part in halves)
+    return first, second
+
+
+def mean_losses(clients: Clients, models: Tensor) -> Tensor:
+    """The mean loss of each client's training examples under a model of its own, (clients,), for `models` (clients, dim).
+
+    Computed in training mode without gradients, in stacks of at most `kernel.stack` clients; where the kernel draws (dropout),
+    each client is computed alone, by its own stream.
+    """
+    kernel = clients.kernel
+    found = []
+    for few in torch.arange(len(clients)).split(1 if kernel.draws else kernel.stack):
+        some = clients.take(few)
+        some.seed_torch("validation")
+        one = torch.ones(len(few), dtype=torch.int64)
+        batch = next(iter(batches(some, one, one, None)))
+        found.append((kernel.losses(models[few], batch.inputs, batch.targets) * batch.weight).sum(1))
+    return torch.cat(found)
