@@ -5,6 +5,14 @@ from __future__ import annotations
 from fedtail.experiment.source import nearest_hint
 from fedtail_studies.emnist.convnet import EMNIST_CONVNET
 from fedtail_studies.emnist.linear import TABLE2
+from fedtail_studies.fair.adult import FAIR_ADULT
+from fedtail_studies.fair.draws import FAIR_DRAWS
+from fedtail_studies.fair.efficiency import FAIR_EFFICIENCY
+from fedtail_studies.fair.heterogeneity import FAIR_HETEROGENEITY
+from fedtail_studies.fair.meta import FAIR_META
+from fedtail_studies.fair.sent140 import FAIR_SENT140
+from fedtail_studies.fair.synthetic import FAIR_SYNTHETIC
+from fedtail_studies.fair.vehicle import FAIR_VEHICLE
 from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
 from fedtail_studies.private.search import PRIVATE_SEARCH
 from fedtail_studies.private.training import PRIVATE_TRAINING
@@ -82,6 +90,14 @@ STUDIES: tuple[Study, ...] = (
     FIGURES_RISKS,
     FIGURES_NOISE,
     FIGURES_CHERNOFF,
+    FAIR_SYNTHETIC,
+    FAIR_DRAWS,
+    FAIR_HETEROGENEITY,
+    FAIR_EFFICIENCY,
+    FAIR_ADULT,
+    FAIR_VEHICLE,
+    FAIR_SENT140,
+    FAIR_META,
 )
 
 

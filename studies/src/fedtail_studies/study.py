@@ -118,14 +118,13 @@ class Cell:
 
     def train(self, algorithm: Method, task: Task, population: Population, rounds: int,
               on_round: Callable[[Progress], object] | None = None) -> Trained:
-        """Train with the cell's seed and device, watched; `on_round` is shown every round."""
+        """Train with the cell's seed and device, watched; `on_round` is shown every round, and ends the run by returning True."""
         import fedtail
 
         def look_on(progress: Progress) -> bool:
-            if on_round is not None:
-                on_round(progress)
+            ended = on_round is not None and on_round(progress) is True
             self.watch.round(progress.round)
-            return self.watch.stop
+            return ended or self.watch.stop
 
         self.watch.begin(self.name, self.seed, 0, rounds)
         trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed,

@@ -102,11 +102,12 @@ def principal(table: np.ndarray, known: np.ndarray, width: int) -> np.ndarray:
 def accounts(data: Data, most: int, means: bool, device: str) -> Sides:
     """The two halves, the same for every seed as in the paper; tweets as words, or as the mean of their words."""
     share = min(most, len(data.population) // 2) / len(data.population)
-    train, test = ((_averaged(half) if means else half) for half in data.population.split((share, share), 0))
+    train, test = ((mean_vectors(half) if means else half) for half in data.population.split((share, share), 0))
     return Sides(train, test, POOR).to(device)
 
 
-def _averaged(people: Population) -> Population:
+def mean_vectors(people: Population) -> Population:
+    """The clients with every tweet as the mean of its word vectors, (examples, width)."""
     owner, rows = people.example_clients_and_rows()
     assert isinstance(people.inputs, dict)
     words, lengths = people.inputs["sequence"][rows], people.inputs["lengths"][rows]

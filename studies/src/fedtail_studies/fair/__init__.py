@@ -1,0 +1,1 @@
+"""Fair federated objectives: chapter 4 of [Li23]."""
