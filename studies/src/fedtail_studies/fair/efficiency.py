@@ -229,7 +229,7 @@ def notes(results: Results) -> Sequence[str]:
 
 
 FAIR_EFFICIENCY = Study(
-    name="fair_efficiency", paper="Li23", item="figures 4.4 and 4.10", title="How fast q-FFL is solved", cost=Cost(300, 3),
+    name="fair_efficiency", paper="Li23", item="figures 4.4 and 4.10", title="How fast q-FFL is solved", cost=Cost(300, 4),
     full=Plan(),
     quick=Plan(seeds=2, rounds=100, tuning_rounds=40, steps=(0.01, 0.1, 1.0)), cells=cells, tables=tables, figures=figures,
     notes=notes,

@@ -213,7 +213,7 @@ def notes(results: Results) -> Sequence[str]:
 
 FAIR_SYNTHETIC = Study(
     name="fair_synthetic", paper="Li23", item="tables 4.1, 4.5 to 4.9, 4.11, figures 4.2, 4.3, 4.6 to 4.8 (Synthetic)",
-    title="q-FFL on Synthetic(1, 1)", cost=Cost(5000, 10), full=Plan(), quick=Plan(seeds=2, most=500, every=50), cells=cells,
+    title="q-FFL on Synthetic(1, 1)", cost=Cost(5000, 16), full=Plan(), quick=Plan(seeds=2, most=500, every=50), cells=cells,
     tables=tables, figures=figures, notes=notes,
     claims=(
         *fairness.common_claims(PUBLISHED),
