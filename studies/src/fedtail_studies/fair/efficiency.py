@@ -220,7 +220,8 @@ def notes(results: Results) -> Sequence[str]:
         "cohorts. Steps were chosen on the first seed, those of q-FedAvg and q-FedSGD at q = 0 (0.1 is printed for q-FedAvg on "
         "Synthetic).",
         "A first run gave q-FedAvg the printed step on every data set and tried FedSGD with no step below 0.1, with which it "
-        "diverges on heterogeneous devices; that comparison said nothing, and steps are now chosen for all three.",
+        "diverges on heterogeneous devices; that comparison said nothing, and steps are now chosen for all three. "
+        "Two of the seeds were added after the results of the others.",
         f"At an end of the grid: {_at_the_edge(results) or 'none'}.",
         "FedSGD is `MeanGradient`, an aggregator of this study: the plain gradient of eq. (4.1) over the cohort times one "
         "step.",

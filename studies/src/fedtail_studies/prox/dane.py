@@ -104,7 +104,9 @@ def notes(results: Results) -> Sequence[str]:
             "The thesis gives no formula for FedDane: here a device minimises its loss plus the inner product of the model with "
             "the mean gradient of other devices less its own, plus FedProx's penalty. With ten devices, ten train and ten "
             "others give the gradient (the thesis: two independent samples, which may overlap); with thirty all do both, and "
-            "the gradient is exact."]
+            "the gradient is exact.",
+            "Claims were split by share of stragglers, by measure (loss or stability) and by data set after first results, and a "
+            "few were added; intervals do not account for it."]
 
 
 PROX_DANE = Study(

@@ -162,6 +162,8 @@ def notes(results: Results) -> Sequence[str]:
     """What was reduced, set by set."""
     plan = results.plan
     return [HOW,
+            "Claims were split by share of stragglers, by measure (loss or stability) and by data set after first results, and a "
+            "few were added; intervals do not account for it.",
             f"Rounds: {plan['rounds']}, MNIST {plan['digit_rounds']}, Shakespeare {plan['role_rounds']}, Sent140 "
             f"{plan['tweet_rounds']}. Learning rates and best mu are the printed ones; they were tuned for other data and, for "
             "the texts, other models. Every seed deals data out anew, splits each device's samples into 80% and 20%, and draws "

@@ -104,7 +104,9 @@ def notes(results: Results) -> Sequence[str]:
             "Exactly 5 or 9 of the 10 devices of a round are stragglers and do 1 to 20 epochs, each number equally likely, as "
             "the text says; the published code leaves out 20. With one epoch a straggler does a uniform number of its batches. "
             "Without stragglers mu = 0 is FedAvg.",
-            f"mu = 1 is the printed best. With 90% stragglers, on the first seed, by mu: {mus}."]
+            f"mu = 1 is the printed best. With 90% stragglers, on the first seed, by mu: {mus}.",
+            "Claims were split by share of stragglers, by measure (loss or stability) and by data set after first results, and a "
+            "few were added; intervals do not account for it."]
 
 
 PROX_SYNTHETIC = Study(
