@@ -37,15 +37,10 @@ def split_own_examples(clients: Clients, fraction: float, seed: int = 0) -> tupl
 def mean_losses(clients: Clients, models: Tensor) -> Tensor:
     """The mean loss of each client's training examples under a model of its own, (clients,), for `models` (clients, dim).
 
-    Computed in training mode without gradients, in stacks of at most `kernel.stack` clients; where the kernel draws (dropout),
-    each client is computed alone, by its own stream.
+    Computed in training mode without gradients, by one call of the kernel: at most `kernel.stack` clients may be given, which is
+    one where the kernel draws (dropout), by its own stream.
     """
-    kernel = clients.kernel
-    found = []
-    for few in torch.arange(len(clients)).split(1 if kernel.draws else kernel.stack):
-        some = clients.take(few)
-        some.seed_torch("validation")
-        one = torch.ones(len(few), dtype=torch.int64)
-        batch = next(iter(batches(some, one, one, None)))
-        found.append((kernel.losses(models[few], batch.inputs, batch.targets) * batch.weight).sum(1))
-    return torch.cat(found)
+    clients.seed_torch("validation")
+    one = torch.ones(len(clients), dtype=torch.int64)
+    batch = next(iter(batches(clients, one, one, None)))
+    return (clients.kernel.losses(models, batch.inputs, batch.targets) * batch.weight).sum(1)
