@@ -1,0 +1,238 @@
+"""Intervals for new clients: of a statistic of one method, or of its difference between two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedtail.errors import FieldError
+from fedtail.inference.client_values import client_table, difference_table
+from fedtail.inference.resampling import Replicates, SignedTable, resample, resampled_counts
+from fedtail.inference.statistics import ClientStatistic, statistic_named
+
+REPLICATES = 999
+FEW_CLIENTS = 30            # below, clients unlike all that were seen could change the statistic much
+FEW_IN_TAIL = 5             # below, the clients that determine a tail say too little about others
+TIED = 1.15                 # factor on the clients' part of a difference of tails in which most values are equal to others
+GRID = 199                  # points of Student's distribution, for the part of the seeds
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval for a statistic over new clients, of one method or of the difference of a method from its baseline.
+
+    `estimate` is the mean over seeds of the statistic of the clients that were tested; `low` and `high` are the ends, infinite
+    where the data cannot tell. `client_error` and `seed_error` are the standard errors that come from the choice of clients and
+    of training seeds; the second is NaN for one seed. `clients` counts all that were tested, `clients_per_seed` the fewest in a
+    seed, `left_out` values without a (finite) counterpart. `note` says what limits the interval, "" where nothing does.
+    """
+
+    statistic: str
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+    is_difference: bool
+    clients: int
+    clients_per_seed: int
+    seeds: int
+    client_error: float
+    seed_error: float
+    left_out: int = 0
+    note: str = ""
+
+    @property
+    def estimand(self) -> str:
+        """What the interval is about, in words."""
+        words = statistic_named(self.statistic).words
+        about = f"difference in the {words}" if self.is_difference else words
+        models = "for the one model that was trained" if self.seeds == 1 else "mean over training seeds"
+        return f"{about}, over new clients of the same population: observed value of clients of this size, {models}"
+
+    def __contains__(self, value: float) -> bool:
+        """Whether `value` is between the ends, or is one of them."""
+        return self.low <= value <= self.high
+
+
+def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, baseline: Sequence[Any] | None = None,
+                        bounds: tuple[float, float] | None = None, confidence: float = 0.95,
+                        replicates: int = REPLICATES, seed: int = 0) -> Interval:
+    """An interval for a statistic over new clients of the same population, from the values of the clients that were tested.
+
+    `values` has an entry for each training seed: a mapping from client key to value, such as its test error, or an array where
+    all seeds tested the same clients in the same order. Larger is worse; negate values of which smaller are worse. With a
+    `baseline`, the same for another method and the same seeds, the interval is about the statistic of `values` minus that of
+    the baseline. `statistic` is "mean", "p90" or "worst10", with any percentage. `bounds` are the least and largest value
+    possible, (0, 1) for error rates, (0, math.inf) for losses; without them nothing is assumed.
+
+    The estimand is the statistic over all clients of the population, as they would be observed with as many examples as those
+    here, and the mean over training seeds. For the mean that is the error on new examples too. For percentiles and tails it is
+    not: the noise in each client's value belongs to it (`noise_floor` says how much).
+
+    Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
+    by their influence function and widened by Student's quantile for the clients in the tail, and by 15% more for differences
+    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds that
+    resampling clients does not explain enters with Student's distribution. With fewer than 30 clients in a seed the ends allow
+    for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for
+    a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that
+    cannot be used.
+
+    >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
+    >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
+    >>> found.estimate, found.high < 0.31
+    (0.3, True)
+    """
+    what, limits = statistic_named(statistic), _checked_bounds(bounds)
+    _check_numbers(confidence, replicates)
+    tables = _signed_tables(values, baseline)
+    if baseline is not None:
+        limits = limits[0] - limits[1], limits[1] - limits[0]
+    counts = resampled_counts(replicates, len(tables[0].table.keys), seed)
+    made = _resampled_interval(tables, what, counts, confidence)
+    if _too_few_in_tail(made, what):
+        made = _without_upper_end(made, tables, what, counts)
+    made = _allow_for_unseen(made, what, *limits)
+    return replace(made, low=float(np.clip(made.low, *limits)), high=float(np.clip(made.high, *limits)))
+
+
+def _signed_tables(values: Sequence[Any], baseline: Sequence[Any] | None) -> list[SignedTable]:
+    """The table of the method alone or, with a baseline, both with their signs, reduced to what both have."""
+    mine = client_table(values)
+    if baseline is None:
+        return [SignedTable(1.0, mine)]
+    return [SignedTable(sign, table) for sign, table
+            in zip((1.0, -1.0), difference_table(mine, client_table(baseline, "baseline")), strict=True)]
+
+
+def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray,
+                        confidence: float) -> Interval:
+    """The interval from resampled clients and the differences between seeds, before any allowance for few clients."""
+    found, tested = resample(tables, statistic, counts), tables[0].table.tested
+    is_difference = len(tables) > 1
+    widened = TIED if is_difference and are_tied(tables, statistic) else 1.0
+    low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, widened)
+    client_error = float(np.nanstd(found.by_seed[1:].mean(1), ddof=1))
+    return Interval(statistic.name, float(found.by_seed[0].mean()), low, high, confidence, is_difference, tested.shape[1],
+                    int(tested.sum(1).min()), len(tested), client_error, seed_error, tables[0].table.left_out)
+
+
+def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray) -> Interval:
+    """The interval of a tail of too few clients: for a difference, infinite; for one method, with a lower end only.
+
+    The lower end is that of the smallest larger share with enough clients, which is never above that of the tail.
+    """
+    note = _few_in_tail(statistic, made.clients_per_seed)
+    if made.is_difference:
+        return replace(made, low=-math.inf, high=math.inf, note=note)
+    wider = replace(statistic, share=min(1.0, FEW_IN_TAIL / made.clients_per_seed))
+    low = _resampled_interval(tables, wider, counts, made.confidence).low
+    return replace(made, low=min(low, made.estimate), high=math.inf, note=note)
+
+
+def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: float,
+          widened: float) -> tuple[float, float, float]:
+    """The ends of the interval with `level` beyond each, and the standard error of the seeds (NaN for one seed).
+
+    `widened` multiplies the part of the clients.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    estimate, means = found.by_seed[0].mean(), found.by_seed.mean(1)
+    if statistic.kind == "percentile":
+        deviations = means[1:] - estimate
+    else:
+        contributing = min(statistic.share * clients, found.contributors)
+        factor = widened * stdtrit(max(contributing - 1, 1.0), 1 - level) / ndtri(1 - level)
+        pivots = _studentised(means[1:] - estimate, found.errors[1:]) if found.errors[0] > 0 else means[1:] - estimate
+        deviations = -factor * (found.errors[0] or 1.0) * pivots
+    deviations = deviations[~np.isnan(deviations)]
+    seed_error = seed_standard_error(found.by_seed)
+    if seed_error > 0:
+        grid = stdtrit(found.by_seed.shape[1] - 1, (np.arange(GRID) + 0.5) / GRID)
+        deviations = (deviations[:, None] + seed_error * grid).ravel()
+    low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
+    return float(estimate + low), float(estimate + high), seed_error
+
+
+def are_tied(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:
+    """Whether at least half of the values in the worst shares of all seeds and methods are equal to another one; never for means.
+
+    Such are the error rates of clients with few examples. Their superquantiles are almost not differentiable, so that
+    resampling finds too little variance in a difference of two.
+    """
+    if statistic.kind != "worst":
+        return False
+    tails = [np.sort(row[np.isfinite(row)])[::-1][:math.ceil(statistic.share * np.isfinite(row).sum())]
+             for _, table in tables for row in table.values]
+    return 2 * sum(len(np.unique(tail)) for tail in tails) <= sum(len(tail) for tail in tails)
+
+
+def _studentised(deviations: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Deviations over their standard errors; where an error is zero, 0 for a deviation of zero and infinite for others."""
+    size = np.maximum(np.abs(deviations), 1e-300)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return np.where(np.abs(deviations) <= 1e-12, 0.0, np.sign(deviations) * size / errors)
+
+
+def seed_standard_error(by_seed: np.ndarray) -> float:
+    """The standard error of a mean over training seeds that comes from the seeds, beyond what the choice of clients explains.
+
+    `by_seed` is the statistic in the data, row 0, and in replicates with resampled clients, (1 + replicates, seeds). The
+    variance between seeds, less the variance between seeds that resampling clients alone brings about, at least zero, over the
+    number of seeds. NaN for one seed.
+    """
+    seeds = by_seed.shape[1]
+    if seeds < 2:
+        return math.nan
+    explained = float(np.nanmean(np.var(by_seed[1:] - by_seed[0], axis=1, ddof=1)))
+    return math.sqrt(max(0.0, float(np.var(by_seed[0], ddof=1)) - explained) / seeds)
+
+
+def _too_few_in_tail(made: Interval, statistic: ClientStatistic) -> bool:
+    """Whether fewer clients than FEW_IN_TAIL are in the tail of a seed; never for the mean."""
+    return statistic.kind != "mean" and statistic.share * made.clients_per_seed < FEW_IN_TAIL - 1e-9
+
+
+def _few_in_tail(statistic: ClientStatistic, clients: int) -> str:
+    """The note of an interval without an upper end: how many clients are in the tail, and how many it takes."""
+    return (f"{clients} clients have {statistic.share * clients:.2g} in the tail; it takes {FEW_IN_TAIL}, that is "
+            f"{math.ceil(FEW_IN_TAIL / statistic.share - 1e-9)} clients, for an interval")
+
+
+def _allow_for_unseen(made: Interval, statistic: ClientStatistic, least: float, most: float) -> Interval:
+    """The interval, widened where there are fewer than FEW_CLIENTS: clients that none of those seen is like may be at the bounds.
+
+    Of n clients, none is from a group that makes up 1 - level^(1/n) of the population with probability `level`, half of what
+    the confidence leaves. Such a group at `most` has that share of the mean, and more of a tail; at `least` it takes that
+    share from the lower end.
+    """
+    if made.clients_per_seed >= FEW_CLIENTS:
+        return made
+    unseen = 1 - ((1 - made.confidence) / 2) ** (1 / made.clients_per_seed)
+    up = min(1.0, unseen / statistic.share)
+    down = up if made.is_difference else unseen
+    low, high = (end if end == bound else (1 - part) * end + part * bound if math.isfinite(end) else bound
+                 for end, bound, part in ((made.low, least, down), (made.high, most, up)))
+    note = made.note or f"fewer than {FEW_CLIENTS} clients: the ends allow for a group of clients that none of them is like"
+    return replace(made, low=low, high=high, note=note)
+
+
+def _checked_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """The bounds as floats, infinite where None. Raises FieldError where the first is not below the second."""
+    if bounds is None:
+        return -math.inf, math.inf
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        raise FieldError("bounds", "the least and the largest value possible", bounds, "Write (0, 1) for error rates.")
+    return float(bounds[0]), float(bounds[1])
+
+
+def _check_numbers(confidence: float, replicates: int) -> None:
+    """Raise FieldError for a confidence outside (0.5, 1) or fewer replicates than quantiles need, 199."""
+    if not 0.5 < confidence < 1:
+        raise FieldError("confidence", "in (0.5, 1)", confidence, "Write 0.95.")
+    if replicates < 199:
+        raise FieldError("replicates", "199 or more", replicates, f"Leave it out for {REPLICATES}.")

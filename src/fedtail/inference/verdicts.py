@@ -1,0 +1,117 @@
+"""A verdict on a change of method: take it, do not, or what it would take to tell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedtail.errors import FieldError
+from fedtail.inference.intervals import FEW_CLIENTS, FEW_IN_TAIL, Interval
+from fedtail.inference.statistics import statistic_named
+
+TAKE_IT, DO_NOT, CANNOT_TELL = "take it", "do not", "cannot tell"
+MOST_CLIENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What intervals of the tail and of the mean say about a method against its baseline.
+
+    `answer` is "take it", "do not" or "cannot tell"; `reason` says why, in words. `clients` is about how many test clients in
+    each seed it would take to tell, for "cannot tell"; None where no number of clients would, because training seeds differ more
+    than the methods do or the methods do not differ at all.
+    """
+
+    answer: str
+    reason: str
+    clients: int | None = None
+
+    def __str__(self) -> str:
+        """The answer and its reason in one sentence."""
+        return f"{self.answer}: {self.reason}"
+
+
+def verdict(tail: Interval, mean: Interval, price: float = 1.0) -> Verdict:
+    """Whether to take a method, from intervals of its differences from the baseline in a tail statistic and in the mean.
+
+    Both intervals are those of differences, method minus baseline, of a value that is better when smaller. The gain is minus
+    the difference in the tail. The rule, with `price` the most that the mean may rise for each unit gained in the tail:
+
+    - "take it" where all of the tail's interval is below 0 and the mean's upper end is at most `price` times the estimated gain;
+    - "do not" where the tail's interval is above 0 or is the point 0, or the mean's lower end is above `price` times the largest
+      gain in the tail's interval (at least 0);
+    - "cannot tell" otherwise, with the number of clients that would tell if the estimates stayed as they are. The part of an
+      interval's half-width that comes from clients shrinks with the square root of their number, the part of the seeds does not.
+
+    Raises FieldError where an interval is not of a difference, `mean` is not of the mean, or `price` is negative.
+    """
+    _check(tail, mean, price)
+    gain, allowed = -tail.estimate, price * max(-tail.estimate, 0.0)
+    changes = f"tail ({tail.statistic}) {_signed(tail)}, mean {_signed(mean)}"
+    if tail.high < 0 and mean.high <= allowed:
+        return Verdict(TAKE_IT, f"{changes}; the tail gains, and the mean pays at most {price:g} for each unit of it")
+    if tail.low > 0 or tail.low == tail.high == 0:
+        return Verdict(DO_NOT, f"{changes}; the tail does not gain")
+    if mean.low > price * max(-tail.low, 0.0):
+        return Verdict(DO_NOT, f"{changes}; the mean pays more than {price:g} for each unit that the tail may gain")
+    needed = _needed(tail, mean, gain, allowed)
+    more = f"it would take about {needed} test clients"
+    if needed is None:
+        more = "no number of clients would tell: try more training seeds"
+    return Verdict(CANNOT_TELL, f"{changes}; {more}", needed)
+
+
+def _needed(tail: Interval, mean: Interval, gain: float, allowed: float) -> int | None:
+    """About how many clients in each seed make both questions decided, if estimates stay as they are; None where none does."""
+    ends = [_clients_for(tail, abs(gain), tail.high - tail.estimate if gain > 0 else tail.estimate - tail.low)]
+    if gain > 0:                                                             # does the mean stay within what the gain allows?
+        half_width = mean.high - mean.estimate if mean.estimate <= allowed else mean.estimate - mean.low
+        ends.append(_clients_for(mean, abs(allowed - mean.estimate), half_width))
+    return None if any(end is None for end in ends) else max(end for end in ends if end is not None)
+
+
+def _clients_for(interval: Interval, distance: float, half_width: float) -> int | None:
+    """How many clients make `half_width` as small as `distance`, no fewer than there are or than an interval needs.
+
+    With the clients' share c of the squared half-width h^2 at n clients, n c h^2 / (d^2 - (1 - c) h^2). None where it is not
+    positive or above a million. Where the half-width is not finite, what an interval needs.
+    """
+    statistic = statistic_named(interval.statistic)
+    least = max(interval.clients_per_seed, math.ceil(FEW_IN_TAIL / statistic.share - 1e-9), FEW_CLIENTS)
+    if interval.note or not math.isfinite(half_width):
+        return least
+    seeds = 0.0 if math.isnan(interval.seed_error) else interval.seed_error**2
+    total = interval.client_error**2 + seeds
+    part = interval.client_error**2 / total if total > 0 else 1.0
+    left = distance**2 - (1 - part) * half_width**2
+    if left <= 0:
+        return None
+    needed = math.ceil(interval.clients_per_seed * part * half_width**2 / left)
+    return max(least, _rounded_up(needed)) if needed <= MOST_CLIENTS else None
+
+
+def _rounded_up(number: int) -> int:
+    """The number, rounded up to two significant digits.
+
+    >>> _rounded_up(1234), _rounded_up(87)
+    (1300, 87)
+    """
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // unit) * unit
+
+
+def _signed(interval: Interval) -> str:
+    """The estimate and its interval with signs, as "-0.031 [-0.052, -0.011]"."""
+    return f"{interval.estimate:+.3g} [{interval.low:+.3g}, {interval.high:+.3g}]"
+
+
+def _check(tail: Interval, mean: Interval, price: float) -> None:
+    """Raise FieldError for intervals that are not of differences, a `mean` of another statistic, or a negative price."""
+    for name, interval in (("tail", tail), ("mean", mean)):
+        if not interval.is_difference:
+            raise FieldError(name, "an interval of a difference", "one of a single method",
+                             "Write new_client_interval(values, ..., baseline=values of the other method).")
+    if mean.statistic != "mean":
+        raise FieldError("mean", "an interval of the mean", mean.statistic, 'Write new_client_interval(values, "mean", ...).')
+    if not 0 <= price < math.inf:
+        raise FieldError("price", "0 or more", price, "Write 1 to let the mean pay as much as the tail gains.")

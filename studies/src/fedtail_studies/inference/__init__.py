@@ -1,0 +1,1 @@
+"""How sure a result is: whether the intervals, variance components and promises of `fedtail.inference` hold what they say."""

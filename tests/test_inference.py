@@ -1,0 +1,441 @@
+"""Intervals for new clients, verdicts, noise floors, real spread: against loops, closed forms, scipy and known populations.
+
+Tests that draw at random hold with a stated probability, and their seeds are fixed.
+"""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedtail.errors import FieldError
+from fedtail.inference import Interval, NoiseFloor, new_client_interval, noise_floor, real_spread, verdict
+from fedtail.inference.client_values import client_table, difference_table
+from fedtail.inference.intervals import seed_standard_error
+from fedtail.inference.real_spread import _variance_components
+from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resampled_counts
+from fedtail.inference.statistics import statistic_named
+from fedtail.report.statistics import worst_mean
+from fedtail_studies.inference import coverage, populations
+from fedtail_studies.inference.measuring import comparison, one_method, spread
+from fedtail_studies.results import Results
+from fedtail_studies.running import reproduce
+from test_public_names import imported_after
+
+RANDOM = np.random.default_rng
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+# statistics and tables
+
+
+@pytest.mark.parametrize("name", ["mean", "p90", "p50", "worst10", "worst37.5", "worst100"])
+def test_statistics_are_those_of_the_report(name):
+    values = RANDOM(0).normal(size=37)
+    wanted = {"mean": values.mean(), "p90": np.quantile(values, 0.9), "p50": np.median(values), "worst10": worst_mean(values, 0.1),
+              "worst37.5": worst_mean(values, 0.375), "worst100": values.mean()}
+    assert statistic_named(name).of(values) == pytest.approx(wanted[name])
+
+
+def test_statistics_say_what_they_are():
+    assert [statistic_named(n).words for n in ("mean", "p90", "worst10")] == ["mean", "90th percentile", "mean of the worst 10% of clients"]
+
+
+@pytest.mark.parametrize("name", ["p100", "p0", "worst0", "worst101", "best10", "std", ""])
+def test_other_statistics_are_refused(name):
+    with pytest.raises(FieldError) as refused:
+        statistic_named(name)
+    assert str(refused.value) == f"statistic must be one with intervals for new clients, got {name!r}. Write \"mean\", or a percentage as in \"p90\" and \"worst10\"."
+
+
+def test_tables_hold_clients_by_key_and_count_what_is_left_out():
+    mine = client_table([{"a": 1.0, "b": 2.0, "c": math.nan}, {"b": 3.0, "d": 4.0}])
+    np.testing.assert_array_equal(mine.values, [[1, 2, math.nan], [math.nan, 3, 4]])
+    assert mine.keys == ("a", "b", "d")
+    assert mine.left_out == 1
+    theirs = client_table([{"b": 1.0, "a": 0.0, "x": 9.0}, {"d": 1.0, "b": math.inf, "a": 0.5}, ], "baseline")
+    with pytest.raises(FieldError, match="known for at least two clients of each seed"):
+        difference_table(mine, theirs)
+    theirs = client_table([{"b": 1.0, "a": 0.0, "x": 9.0}, {"d": 1.0, "b": 2.0, "a": 0.5}], "baseline")
+    first, second = difference_table(mine, theirs)
+    np.testing.assert_array_equal(first.values, [[1, 2, math.nan], [math.nan, 3, 4]])
+    np.testing.assert_array_equal(second.values, [[0, 1, math.nan], [math.nan, 2, 1]])
+    assert first.left_out == 1 + 2      # one NaN; x and a, whom the other did not test in that seed
+
+
+@pytest.mark.parametrize(("values", "told"), [
+    ([], r"values must be a sequence with one entry for each training seed, got \[\]. Write \[values\] for one seed."),
+    ([[0.1, 0.2], {"a": 0.1}], "values must be mappings for all seeds or arrays for all, got 'both'."),
+    ([[0.1, 0.2], [0.1, 0.2, 0.3]], r"values must be arrays of one length, the same clients in every seed, got \[\(2,\), \(3,\)\]."),
+    ([[0.1, math.nan]], "values must be finite for at least two clients in each seed, got 1."),
+])
+def test_values_that_cannot_be_used_are_refused(values, told):
+    with pytest.raises(FieldError, match=told):
+        new_client_interval(values)
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"bounds": (1, 0)}, "bounds must be the least and the largest value possible"), ({"confidence": 95}, r"confidence must be in \(0.5, 1\), got 95. Write 0.95."),
+    ({"replicates": 10}, "replicates must be 199 or more, got 10."), ({"baseline": [[0.1, 0.2]] * 2}, "baseline must be values of the same 1 seeds, got '2 seeds'."),
+])
+def test_settings_that_cannot_be_used_are_refused(settings, told):
+    with pytest.raises(FieldError, match=told):
+        new_client_interval([[0.1, 0.2]], **settings)
+
+
+# resampling, against repeated lists and loops
+
+
+def by_hand(values: np.ndarray, counts: np.ndarray, name: str) -> tuple[float, np.ndarray]:
+    """The statistic of a list in which each value stands as often as it was drawn, and each client's centred influence."""
+    statistic, repeated = statistic_named(name), np.repeat(values, counts.astype(int))
+    if name == "mean":
+        return repeated.mean(), values - repeated.mean()
+    tail = statistic.share * len(repeated)
+    wider = min(tail + SMOOTH * math.sqrt(tail * (1 - statistic.share)), len(repeated))
+    threshold = np.sort(repeated)[::-1][math.ceil(wider - 1e-9) - 1]
+    influence = np.maximum(values - threshold, 0) / statistic.share
+    return statistic.of(repeated), influence - np.repeat(influence, counts.astype(int)).mean()
+
+
+@pytest.mark.parametrize("name", ["mean", "worst10", "worst33", "worst100", "p90", "p25"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_replicates_are_statistics_of_repeated_lists(name, tied):
+    random = RANDOM(3)
+    keys = [[f"c{k}" for k in random.permutation(30)[:n]] for n in (12, 20, 25)]
+    draw = (lambda: random.integers(0, 4, 1)[0] / 4) if tied else random.normal
+    first, second = ([{key: draw() for key in seed} for seed in keys] for _ in range(2))
+    tables = [SignedTable(sign, table) for sign, table in zip((1.0, -1.0), difference_table(client_table(first), client_table(second)), strict=True)]
+    clients = len(tables[0].table.keys)
+    counts = resampled_counts(40, clients, 5)
+    assert (counts.sum(1) == clients).all()
+    found = resample(tables, statistic_named(name), counts)
+    for row in range(len(counts)):
+        influence = np.zeros(clients)
+        for seed in range(3):
+            tested = tables[0].table.tested[seed]
+            for sign, table in tables:
+                value, each = by_hand(table.values[seed, tested], counts[row, tested], name)
+                influence[tested] += sign * each * clients / (3 * counts[row, tested].sum())
+                found.by_seed[row, seed] -= sign * value
+        if not name.startswith("p"):
+            assert found.errors[row] == pytest.approx(math.sqrt(counts[row] @ influence**2 / clients / (clients - 1)), abs=1e-12)
+    np.testing.assert_allclose(found.by_seed, 0, atol=1e-12)
+
+
+def test_contributors_of_normal_values_are_about_all_clients_and_of_one_outlier_few():
+    values = RANDOM(0).normal(size=4000)
+    counts = resampled_counts(1, 4000, 0)
+    assert resample([SignedTable(1.0, client_table([values]))], statistic_named("mean"), counts).contributors == pytest.approx(4000, rel=0.2)
+    values[0] = 1e4
+    assert resample([SignedTable(1.0, client_table([values]))], statistic_named("mean"), counts).contributors < 4
+
+
+def test_drawn_counts_are_multinomial():
+    counts = resampled_counts(20_000, 10, 1)[1:]
+    assert counts.mean(0) == pytest.approx(np.ones(10), abs=0.05)                       # 7 standard errors
+    assert np.cov(counts.T) == pytest.approx(np.eye(10) - 0.1, abs=0.05)
+
+
+# intervals
+
+
+def test_the_interval_of_a_normal_mean_is_students():
+    values = RANDOM(2).normal(size=400)
+    found = new_client_interval([values], replicates=9999)
+    low, high = stats.t.interval(0.95, 399, values.mean(), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06 * (high - low))
+    assert found.client_error == pytest.approx(stats.sem(values), rel=0.05)
+    assert math.isnan(found.seed_error)
+    assert found.estimand == "mean, over new clients of the same population: observed value of clients of this size, for the one model that was trained"
+
+
+def test_seeds_that_differ_for_all_clients_alike_enter_with_students_distribution():
+    shifts, clients = np.array([0.0, 0.3, -0.2, 0.1, 0.25]), RANDOM(0).normal(0, 1e-3, 500)
+    found = new_client_interval(list(clients + shifts[:, None]))
+    low, high = stats.t.interval(0.95, 4, shifts.mean(), stats.sem(shifts))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.03 * (high - low))
+    assert found.seed_error == pytest.approx(stats.sem(shifts), rel=1e-3)
+    assert found.estimand.endswith("mean over training seeds")
+
+
+def test_the_error_of_seeds_is_what_clients_do_not_explain():
+    data, replicates = np.array([[1.0, 2.0, 3.0]]), np.array([[1.0, 2.5, 3.0], [1.0, 1.5, 3.0]])
+    explained = 0.25 / 3                                                                 # variance of (0, 0.5, 0)
+    assert seed_standard_error(np.concatenate([data, replicates])) == pytest.approx(math.sqrt((1 - explained) / 3))
+    assert seed_standard_error(np.concatenate([data * 0, replicates])) == 0
+
+
+def test_a_paired_difference_is_much_narrower_than_the_methods():
+    random = RANDOM(0)
+    base = random.beta(2, 8, 200)
+    better = np.clip(base - 0.02 + random.normal(0, 0.01, 200), 0, 1)
+    for statistic in ("mean", "worst10", "p90"):
+        paired = new_client_interval([better], statistic, baseline=[base], bounds=(0, 1))
+        alone = new_client_interval([base], statistic, bounds=(0, 1))
+        assert paired.high < 0
+        assert paired.high - paired.low < 0.4 * (alone.high - alone.low)
+        assert paired.estimand.startswith("difference in the ")
+
+
+@pytest.mark.parametrize("statistic", ["mean", "worst10", "p90"])
+def test_equal_methods_differ_by_nothing(statistic):
+    values = [RANDOM(seed).random(60) for seed in range(3)]
+    found = new_client_interval(values, statistic, baseline=values)
+    assert (found.low, found.estimate, found.high) == (0, 0, 0)
+
+
+def test_the_order_of_clients_changes_nothing_but_the_draws():
+    random = RANDOM(1)
+    by_key = [{k: random.random() for k in range(80)} for _ in range(3)]
+    turned = [dict(reversed(seed.items())) for seed in by_key]
+    one, other = (new_client_interval(v, "worst10", replicates=4999) for v in (by_key, turned))
+    assert one.estimate == pytest.approx(other.estimate)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=0.15 * (one.high - one.low))
+
+
+def test_twenty_clients_tell_little_and_say_so():
+    values = [RANDOM(0).beta(2, 8, 20)]
+    tail = new_client_interval(values, "worst10", bounds=(0, 1))
+    assert tail.high == 1
+    assert 0 < tail.low < values[0].max()
+    assert tail.note == "20 clients have 2 in the tail; it takes 5, that is 50 clients, for an interval"
+    assert new_client_interval(values, "worst10").high == math.inf
+    difference = new_client_interval(values, "worst10", baseline=[values[0] + 0.1], bounds=(0, 1))
+    assert (difference.low, difference.high) == (-1, 1)
+    mean = new_client_interval(values, bounds=(0, 1))
+    unseen = 1 - 0.025 ** (1 / 20)
+    assert mean.high > values[0].mean() + unseen * (1 - values[0].mean())
+    assert mean.note == "fewer than 30 clients: the ends allow for a group of clients that none of them is like"
+    assert new_client_interval(values).low == -math.inf
+    assert 0 < new_client_interval([[0.5, 0.6] * 10], bounds=(0, math.inf)).low < 0.5
+    assert new_client_interval([[0.5, 0.6] * 10], bounds=(0, math.inf)).high == math.inf
+
+
+def test_ends_stay_within_the_bounds():
+    found = new_client_interval([[0.0] * 95 + [1.0] * 5], "worst5", bounds=(0, 1))
+    assert 0 <= found.low <= found.estimate <= found.high <= 1
+
+
+def test_a_comparison_of_five_seeds_and_a_thousand_clients_is_quick():
+    values = list(RANDOM(0).random((5, 1000)))
+    started = time.process_time()
+    new_client_interval(values, "worst10", baseline=values[::-1], bounds=(0, 1))
+    assert time.process_time() - started < 1.5      # about a quarter of a second of work; others use the machine
+
+
+# coverage, in small: of 300 repetitions; a method of 93% falls below the limit once in 10,000 times, and one of 97.5% above
+
+
+LOW, HIGH = (stats.binom.ppf(level, 300, share) / 300 for level, share in ((1e-4, 0.93), (1 - 1e-4, 0.975)))
+
+
+@pytest.mark.parametrize(("name", "examples", "statistic"), [("normal", 10, "worst10"), ("heavy-tailed", 200, "worst10"), ("two groups", 10, "mean")])
+def test_intervals_of_one_method_cover(name, examples, statistic):
+    assert LOW <= one_method(name, examples, 100, statistic, 300, 299)["coverage"] <= HIGH
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_intervals_of_differences_cover(redrawn, monkeypatch):
+    monkeypatch.setattr(populations, "POOL", 100_000)
+    assert LOW <= comparison("two groups", 10, 100, ("worst10",), redrawn, 0.01, 300, 199)["worst10"]["coverage"] <= HIGH
+
+
+def test_intervals_of_the_spread_cover():
+    assert LOW <= spread("heavy-tailed", 10, 100, 300, 299)["coverage"] <= HIGH
+
+
+def test_an_interval_that_ignores_clients_would_be_noticed():
+    """Student's interval over seeds that test the same clients holds the difference less often than 95%, beyond doubt (1 in 10,000)."""
+    hits, target = 0, populations.true_difference("normal", 10, statistic_named("mean"), 0.0)
+    for repetition in range(100):
+        values, baseline = populations.draw_comparison("normal", 10, 100, 5, False, 0.0, RANDOM(repetition))
+        apart = [np.mean(a) - np.mean(b) for a, b in zip(values, baseline, strict=True)]
+        low, high = stats.t.interval(0.95, 4, np.mean(apart), stats.sem(apart))
+        hits += low <= target <= high
+    assert hits < stats.binom.ppf(1e-4, 100, 0.95)
+
+
+def test_the_study_runs_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(populations, "POOL", 2000)
+    monkeypatch.setattr(coverage, "MAIN", ("normal",))
+    monkeypatch.setattr(coverage, "HARD", ("Pareto losses",))
+    monkeypatch.setattr(coverage, "COMPARED", (("normal", 10, "redrawn clients"),))
+    monkeypatch.setattr(coverage, "FRESH", ("beta",))
+    monkeypatch.setattr(coverage, "NO_EFFECT", (("normal", 10, "redrawn clients"),))
+    monkeypatch.setattr(coverage, "LARGE", (("normal", 10, "same clients"),))
+    study = coverage.INTERVAL_COVERAGE
+    results = reproduce(study, replace(study.quick, repetitions=8), tmp_path, None, quick=True)
+    text = (tmp_path / "README.md").read_text()
+    assert results.seeds == (0,)
+    assert "Difference of two methods, five seeds: worst10" in text
+    assert "Promises about new clients" in text
+
+
+def test_what_the_guide_says_of_coverage_is_what_the_study_found():
+    found = Results.read(EXPERIMENTS / "interval_coverage")
+
+    def told(kind: str, names: tuple[str, ...], clients: tuple[int, ...]) -> str:
+        shares = [f["coverage"] for _, n, s, f in coverage._found(found, kind, names) if n in clients and s in coverage.STATISTICS]
+        return f"{min(shares):.1%} to {max(shares):.1%}"
+
+    page = " ".join((EXPERIMENTS.parent / "docs" / "howto" / "uncertainty.md").read_text().split())
+    assert (f"one method with 100 and 1000 clients {told('one method', coverage.MAIN, (100, 1000))}, differences with 100 clients "
+            f"{told('two methods', coverage.MAIN, (100,))}, with 20 clients {told('one method', coverage.MAIN, (20,))}") in page
+    assert (f"on which nothing was chosen: one method {told('one method', coverage.FRESH, (100, 1000))}, differences "
+            f"{told('two methods', coverage.FRESH, (100,))}.") in page
+
+
+# verdicts
+
+
+def interval(estimate: float, low: float, high: float, statistic: str = "worst10", **changes) -> Interval:
+    settings = {"clients": 100, "clients_per_seed": 100, "seeds": 5, "client_error": 0.01, "seed_error": 0.0}
+    return Interval(statistic, estimate, low, high, 0.95, True, **{**settings, **changes})
+
+
+FLAT = interval(0.0, -0.001, 0.001, "mean")
+
+
+def test_a_gain_in_the_tail_that_costs_little_is_taken():
+    found = verdict(interval(-0.03, -0.05, -0.01), FLAT)
+    assert str(found) == ("take it: tail (worst10) -0.03 [-0.05, -0.01], mean +0 [-0.001, +0.001]; the tail gains, and the mean pays at most 1 "
+                          "for each unit of it")
+    assert found.clients is None
+
+
+def test_a_tail_that_loses_and_a_mean_that_pays_too_much_are_not_taken():
+    assert str(verdict(interval(0.03, 0.01, 0.05), FLAT)) == "do not: tail (worst10) +0.03 [+0.01, +0.05], mean +0 [-0.001, +0.001]; the tail does not gain"
+    dear = verdict(interval(-0.03, -0.05, -0.01), interval(0.07, 0.06, 0.08, "mean"))
+    assert dear.answer == "do not"
+    assert dear.reason.endswith("the mean pays more than 1 for each unit that the tail may gain")
+    assert verdict(interval(-0.03, -0.05, -0.01), interval(0.07, 0.06, 0.08, "mean"), price=3).answer == "take it"
+    assert verdict(interval(0.0, 0.0, 0.0), FLAT).answer == "do not"
+
+
+def test_what_cannot_be_told_says_how_many_clients_would():
+    found = verdict(interval(-0.02, -0.06, 0.02), FLAT)
+    assert (found.answer, found.clients) == ("cannot tell", 400)                         # half the width with four times the clients
+    assert found.reason.endswith("it would take about 400 test clients")
+    half = verdict(interval(-0.02, -0.05, 0.01, seed_error=0.01), FLAT)                  # (100 h^2/2) / (d^2 - h^2/2) = 900 - half of it stays
+    assert half.clients is None
+    assert half.reason.endswith("no number of clients would tell: try more training seeds")
+    some = verdict(interval(-0.04, -0.09, 0.01, seed_error=0.005), FLAT)                 # c = 0.8: 100 * 0.8 * 25 / (16 - 0.2 * 25)
+    assert some.clients == 190
+    assert verdict(interval(0.0, -0.01, 0.01), FLAT).clients is None
+    dear = verdict(interval(-0.03, -0.05, -0.01), interval(0.02, -0.02, 0.06, "mean"))   # is the mean's price below 0.03?
+    assert (dear.answer, dear.clients) == ("cannot tell", 1600)
+    few = verdict(interval(-0.03, -1.0, 1.0, clients=20, clients_per_seed=20, note="few"), interval(0, -0.2, 0.2, "mean", clients_per_seed=20, note="few"))
+    assert (few.answer, few.clients) == ("cannot tell", 50)
+
+
+def test_verdicts_need_differences():
+    with pytest.raises(FieldError, match="tail must be an interval of a difference, got 'one of a single method'"):
+        verdict(replace(FLAT, is_difference=False), FLAT)
+    with pytest.raises(FieldError, match="mean must be an interval of the mean, got 'worst10'"):
+        verdict(FLAT, interval(0, 0, 0))
+    with pytest.raises(FieldError, match="price must be 0 or more, got -1"):
+        verdict(FLAT, FLAT, price=-1)
+
+
+# noise floors and real spread
+
+
+def test_the_floor_of_the_worst_of_ten_binomial_clients_is_exact():
+    cdf = stats.binom.cdf(np.arange(20), 20, 0.25)
+    expected = (1 - cdf**10).sum() / 20                                                  # E max = sum of P[max > k]
+    values = np.array([0.25, 0.2, 0.3, 0.25, 0.25, 0.15, 0.35, 0.25, 0.2, 0.3])
+    found = noise_floor(values, [20] * 10, "worst10", draws=20_000)
+    assert found.overall == pytest.approx(0.25)
+    assert found.floor == pytest.approx(expected, abs=4 * found.monte_carlo_error)
+    highest = stats.binom.ppf(0.95**0.1, 20, 0.25) / 20
+    assert found.highest == highest
+    assert found.is_noise
+    assert str(found) == f"worst10 is 0.35; if all clients had the overall error 0.25, it would be {found.floor:.3g} (at most 0.5 in 95% of cases): this tail is all noise"
+
+
+def test_floors_of_other_losses_by_variance_and_by_examples():
+    random = RANDOM(0)
+    losses, sizes = random.exponential(size=5000), np.full(10, 400)
+    values = np.full(10, losses.mean())
+    normal = noise_floor(values, sizes, "worst10", example_variance=1.0, draws=20_000)
+    assert normal.floor == pytest.approx(losses.mean() + 1.538753 / 20, abs=4 * normal.monte_carlo_error)       # of ten normal variables
+    drawn = noise_floor(values, sizes, "worst10", example_losses=losses, draws=1000)
+    assert drawn.floor == pytest.approx(losses.mean() + 1.538753 * losses.std() / 20, abs=0.01)
+    assert noise_floor(values, sizes, "std", example_variance=1.0).floor == pytest.approx(math.sqrt(0.9) / 20, rel=0.05)
+    assert noise_floor(values, sizes, "p50", example_variance=1.0).floor == pytest.approx(losses.mean(), abs=0.01)
+
+
+def test_real_differences_are_above_the_floor_and_alike_clients_seldom():
+    random = RANDOM(4)
+    assert not noise_floor(random.binomial(50, random.beta(2, 8, 200)) / 50, [50] * 200).is_noise
+    above = sum(not noise_floor(random.binomial(50, 0.2, 100) / 50, [50] * 100, draws=400, seed=k).is_noise for k in range(100))
+    assert above <= stats.binom.ppf(1 - 1e-4, 100, 0.06)
+
+
+@pytest.mark.parametrize(("values", "sizes", "settings", "told"), [
+    ([0.5, 0.55], [2, 2], {}, "values must be error rates, errors over sizes, where nothing is said about examples"),
+    ([0.5, 1.5], [2, 2], {}, "Give example_losses or example_variance for other losses"),
+    ([0.5, 0.5], [2, 0], {}, "sizes must be whole numbers, 1 or more, got"),
+    ([0.5], [2], {}, "sizes must be one number of examples for each of at least two values"),
+    ([0.5, math.nan], [2, 2], {}, "values must be finite"),
+    ([0.5, 0.5], [2, 2], {"example_losses": [1.0], "example_variance": 1.0}, "example_losses must be given without example_variance"),
+])
+def test_floors_refuse_what_does_not_fit(values, sizes, settings, told):
+    with pytest.raises(FieldError, match=told):
+        noise_floor(values, sizes, **settings)
+
+
+def test_variance_components_are_those_of_repeated_lists():
+    random = RANDOM(0)
+    values, noise = random.normal(size=25), random.random(25)
+    counts = resampled_counts(30, 25, 2)
+    for row, variance, error in zip(counts.astype(int), *_variance_components(values - values.mean(), noise, counts), strict=True):
+        repeated, noisy = np.repeat(values, row), np.repeat(noise, row)
+        each = (repeated - repeated.mean()) ** 2 - noisy
+        assert variance == pytest.approx(repeated.var(ddof=1) - noisy.mean())
+        assert error == pytest.approx(each.std(ddof=1) / 5)
+
+
+def test_the_real_spread_is_estimated_without_bias():
+    random, truth = RANDOM(0), 2 * 6 / (8**2 * 9)                                        # the variance of Beta(2, 6)
+    estimates = []
+    for _ in range(300):
+        rates, sizes = random.beta(2, 6, 60), random.integers(2, 12, 60)
+        values = random.binomial(sizes, rates) / sizes
+        estimates.append(values.var(ddof=1) - (values * (1 - values) / (sizes - 1)).mean())
+        found = real_spread(values, sizes, replicates=199)
+        assert found.std == pytest.approx(math.sqrt(max(estimates[-1], 0)))
+        assert found.low <= found.std <= found.high
+    assert np.mean(estimates) == pytest.approx(truth, abs=4 * stats.sem(estimates))
+
+
+def test_alike_clients_are_told_so():
+    values = RANDOM(0).binomial(10, 0.3, 200) / 10
+    found = real_spread(values, [10] * 200)
+    assert found.is_noise
+    assert str(found).endswith("no difference between clients is shown")
+    assert found.noise_std == pytest.approx(math.sqrt(0.21 / 10), rel=0.1)
+    assert isinstance(noise_floor(values, [10] * 200), NoiseFloor)
+
+
+def test_the_spread_of_other_losses_needs_their_variance():
+    random = RANDOM(0)
+    levels = random.normal(5, 1, 300)
+    examples = levels[:, None] + random.normal(0, 2, (300, 8))
+    found = real_spread(examples.mean(1), [8] * 300, example_variances=examples.var(1, ddof=1))
+    assert found.low < 1 < found.high
+    assert found.share == pytest.approx(1 / 1.5, abs=0.12)
+    assert real_spread(examples[:20].mean(1), [8] * 20, example_variances=examples[:20].var(1, ddof=1)).high == math.inf
+    with pytest.raises(FieldError, match="values must be error rates where no example_variances are given"):
+        real_spread(examples.mean(1), [8] * 300)
+    with pytest.raises(FieldError, match="those of at least ten clients with two or more examples, got 5"):
+        real_spread([0.5] * 20, [1] * 15 + [2] * 5)
+
+
+def test_inference_needs_no_torch():
+    assert imported_after("import fedtail.inference", "torch", "numpy") == ["numpy"]
