@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+import torch
+
 import fedtail
-from fedtail import AdaptiveClip, DiscreteNoise, Family, GaussianNoise, IntegerChannel, PlainChannel
+from fedtail import AdaptiveClip, DelayedMean, DiscreteNoise, Family, GaussianNoise, IntegerChannel, PlainChannel
 from fedtail.privacy import Attack, guarantee
+from fedtail.private_optim import adadps, dp2, dp2_extra_query, dp_adam, dp_sgd
 
 from audits.canaries import CLIP, Canaries, Observations, channel_for, observe
+from audits.correlated import observe_correlated
 from audits.curve import epsilon_by_curve
 from audits.damage import less_noise, longer_rows
 from audits.nodes import observe_nodes
+from audits.optimisers import observe_inside_client, observe_steps
 from audits.targets import observe_evaluation, observe_histogram, observe_quantiles
 
 CONFIDENCE = 1 - 1e-6             # of every bound: a sound release is accused once in a million audits
@@ -96,6 +101,13 @@ def observe_adaptive_clip(noise: str, rate: float, rounds: int, multiplier: floa
     return observe(method, Canaries(CROWD), channel_for(noise), wanted, seed, rounds=rounds, rate=rate)
 
 
+def observe_delayed_mean(noise: str, rate: float, rounds: int, multiplier: float, wanted: int, seed: int | None) -> Observations:
+    """Runs of DP2 over clients, of two rounds without preconditioner and then with one."""
+    method = dp_fedavg(noise, multiplier, rate)
+    aggregate = DelayedMean(CLIP, method.aggregate.noise, method.aggregate.total, 2, 2, 2 * CLIP, epsilon=1e-6)
+    return observe(replace(method, aggregate=aggregate), Canaries(CROWD), channel_for(noise), wanted, seed, rounds=rounds, rate=rate)
+
+
 def observe_family(noise: str, rate: float, multiplier: float, wanted: int, seed: int | None) -> Observations:
     """One round of a family of three models: three sums over one cohort."""
     return observe(Family((dp_fedavg(noise, multiplier, rate, 300),) * 3), Canaries(300), channel_for(noise), wanted, seed, rate=rate)
@@ -110,6 +122,7 @@ def observe_tail_training(noise: str, rate: float, rounds: int, smoothing: float
 
 
 EVERYBODY, SAMPLED = "everybody", "Poisson sampling, q = 0.5"
+ALL = "all examples"
 SERVER, SHARES = "Gaussian noise", "discrete noise"
 LONG = ("clip norm x 1.1", partial(longer_rows, 1.1))
 
@@ -163,6 +176,27 @@ AUDITS = (
           6000, 0, training=True),
     Audit("tail_smoothed", f"DP-Delta-FL smoothed, {SERVER}", f"3 rounds, {EVERYBODY}, z = 1 and 1.5",
           partial(observe_tail_training, "gaussian", 1.0, 3, 0.1), 6000, 0, training=True),
+    Audit("ftrl_gaussian", "DP-FTRL, Gaussian noise correlated over rounds", "8 rounds, cohorts of three turns, z = 1",
+          partial(observe_correlated, 8, 3, 1.0), 10_000, 2000, training=True),
+    Audit("delayed_gaussian", f"DP2 over clients, {SERVER}", f"4 rounds, {EVERYBODY}, z = 1", partial(observe_delayed_mean, "gaussian", 1.0, 4, 1.0),
+          10_000, 2000, training=True),
+    Audit("delayed_discrete", f"DP2 over clients, {SHARES}", f"4 rounds, {EVERYBODY}, z = 1", partial(observe_delayed_mean, "discrete", 1.0, 4, 1.0),
+          10_000, 0, training=True),
+    Audit("step_dp_sgd", "mean of gradients, DP-SGD", f"one step, {ALL}, z = 0.5", partial(observe_steps, dp_sgd(1e-9, 0.5, 0.5), 1, 1.0, CROWD),
+          50_000, 4000),
+    Audit("step_dp_sgd_clip", "mean of gradients, DP-SGD", f"one step, {ALL}, z = 0.5", partial(observe_steps, dp_sgd(1e-9, 0.5, 0.5), 1, 1.0, CROWD),
+          50_000, 0, damage=LONG),
+    Audit("step_adadps", "mean of preconditioned gradients, AdaDPS", f"one step, {ALL}, z = 0.5",
+          partial(observe_steps, adadps(1e-9, 0.5, 0.5, torch.linspace(0.1, 3.0, CROWD)), 1, 1.0, CROWD), 50_000, 4000),
+    Audit("steps_dp_sgd_sampled", "DP-SGD", f"3 steps, {SAMPLED}, z = 0.75", partial(observe_steps, dp_sgd(1e-9, 0.5, 0.75), 3, 0.5, CROWD),
+          20_000, 0, "curve", training=True),
+    Audit("steps_dp_adam", "DP-Adam", f"3 steps, {ALL}, z = 1", partial(observe_steps, dp_adam(1e-9, 0.5, 1.0), 3, 1.0, CROWD), 10_000, 2000, training=True),
+    Audit("steps_dp2", "DP2", f"4 steps, {ALL}, z = 1", partial(observe_steps, dp2(1e-9, 0.5, 1.0, 2, 1e-9, 2.0), 4, 1.0, CROWD), 10_000, 2000,
+          training=True),
+    Audit("steps_dp2_extra_query", "DP2 with an extra query", f"3 steps, {ALL}, z = 1.2",
+          partial(observe_steps, dp2_extra_query(1e-9, 0.5, 1.2, 3, 1e-9, 2.0), 3, 1.0, CROWD), 10_000, 2000, training=True),
+    Audit("inside_clients", "update of a client, DP-SGD inside it", "2 passes, z = 1", partial(observe_inside_client, 1.0, 2, CROWD), 20_000, 4000,
+          training=True),
     Audit("nodes_gaussian", f"DP-FedAvg over nodes, {SERVER}", "3 rounds, three nodes in the clear, against a curious node, z = 0.75",
           partial(observe_nodes, "gaussian", False, 3, 0.75), 8000, 1000, training=True),
     Audit("nodes_discrete", f"DP-FedAvg over nodes, {SHARES}", "3 rounds, three nodes in the clear, against a curious node, z = 0.75",

@@ -11,6 +11,7 @@ from typing import Any
 from fedtail.privacy import noise as noises
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, GaussianNoise
+from fedtail.private_optim import FlatClip, PrivateOptimizer
 from fedtail.quantiles import private
 
 
@@ -43,12 +44,18 @@ def less_noise(factor: float) -> Iterator[None]:
             return draw(replace(plan, shares=replace(plan.shares, variance=variance)), *rest)
         return drawn
 
-    with replaced(GaussianNoise, "on_server", normal), replaced(DiscreteNoise, "on_client", shares), replaced(private, "noisy_sum", of_plan):
+    def of_optimizer(draw):                                  # from the operating system it is noise of `GaussianNoise`
+        return lambda self, *rest: draw(self, *rest) / (factor if self.ledger.budget.replayable else 1.0)
+
+    with replaced(GaussianNoise, "on_server", normal), replaced(PrivateOptimizer, "_normal", of_optimizer), replaced(DiscreteNoise, "on_client", shares), replaced(private, "noisy_sum", of_plan):
         yield
 
 
 @contextmanager
 def longer_rows(factor: float) -> Iterator[None]:
-    """Rows are clipped to `factor` times the clip norm."""
-    with replaced(NoisySum, "clip", lambda clip: lambda self, rows: clip(replace(self, clip_norm=factor * self.clip_norm), rows)):
+    """Rows, and gradients of single examples, are clipped to `factor` times the clip norm."""
+    def longer(clip):
+        return lambda self, given: clip(replace(self, clip_norm=factor * self.clip_norm), given)
+
+    with replaced(NoisySum, "clip", longer), replaced(FlatClip, "scales", longer):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
+from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -28,11 +30,15 @@ class PrivateMean(Part):
     Delta-FL, m for FedAvg). Without `total` it is divided by the weight that the risk's own noisy histogram shows.
 
     `clip_norm` bounds the update, not the gradient: one step at learning rate 0.1 on a gradient of norm 1 is an update of 0.1.
+    With a `divisor` updates are divided by a public vector before they are clipped, as AdaDPS does [Li23, Algorithm 8]; the
+    model is updated by the noisy mean of what was divided.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (FixedDivisor, NoDivisor)
     clip_norm: float
     noise: Noise
     total: float | None = None
+    divisor: Divisor = NoDivisor()
 
     def __post_init__(self) -> None:
         """Raise ValueError if `clip_norm` or a given `total` is not positive, and TypeError if `noise` is not a `Noise`."""
@@ -58,11 +64,12 @@ class PrivateMean(Part):
         return NoisySum(self.clip_norm, self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """The row of each client, (clients, dim) float64: its update, clipped to norm `clip_norm`, times its density.
+        """The row of each client, (clients, dim) float64: its update, divided and clipped to norm `clip_norm`, times its density.
 
         A client without mass gets a zero row. `train` and `clients` are not used.
         """
-        return self.mechanism.clip(updates) * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
+        clipped = self.mechanism.clip(self.divisor.divide(updates))
+        return clipped * to_device(weighted.weight_at_unit_mass, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         """Runs on the server: a generator that asks `train` once and returns the noisy sum of rows divided by `total`, (dim,).

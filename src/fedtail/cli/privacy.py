@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
     from fedtail.privacy.calibration import NoiseLevels
     from fedtail.privacy.events import Sampling
+    from fedtail.privacy.group_privacy import GroupGuarantee
 
 SAMPLINGS, ADJACENCIES, ACCOUNTANTS = ("poisson", "fixed", "none"), ("zero-out", "replace-one"), ("pld", "rdp", "zcdp")
+UNITS = ("client", "example")
 SHARES = (0.1, 0.25, 0.5, 0.75, 1, 2)      # of the rounds, in the table
 POINTS = 24                                # of the plot
 
@@ -28,7 +30,7 @@ def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
                                       help="A run folder: its privacy statement, instead of a plan."),
     population: int | None = typer.Option(None, "--population", metavar="N", show_default=False,
-                                          help="How many clients there are."),
+                                          help="How many clients (or examples, with --unit example) there are."),
     cohort: int | None = typer.Option(None, "--cohort", metavar="M", show_default=False,
                                       help="How many of them are sampled in a round, on average."),
     rounds: int | None = typer.Option(None, "--rounds", metavar="T", show_default=False, help="How many rounds."),
@@ -44,6 +46,10 @@ def privacy(
                                        help="Rounds of fewer clients are skipped (Poisson sampling)."),
     adjacency: str = typer.Option("zero-out", "--adjacency", metavar="|".join(ADJACENCIES),
                                   help="Neighbouring data: a client's rows are zeroed, or others."),
+    unit: str = typer.Option("client", "--unit", metavar="|".join(UNITS),
+                             help="Whom it protects: a client with all its examples, or one example."),
+    group: int | None = typer.Option(None, "--group", metavar="K", show_default=False,
+                                     help="Also for any K of them together, such as a client's examples."),
     accountant: str | None = typer.Option(None, "--accountant", metavar="|".join(ACCOUNTANTS), show_default=False,
                                           help="By default pld, the sharpest."),
     plot: Path | None = typer.Option(None, "--plot", metavar="FILE.html", show_default=False,
@@ -53,7 +59,7 @@ def privacy(
     for_release: bool = typer.Option(False, "--for-release", help="Refuse a RUN whose guarantee is only a simulated one."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Say which noise a budget of client-level differential privacy needs, or with --noise which epsilon a noise gives.
+    """Say which noise a budget of differential privacy needs, or with --noise which epsilon a noise gives.
 
     With a RUN, print its privacy statement, from its ledger.
 
@@ -63,14 +69,14 @@ def privacy(
     if run is not None or for_release:
         if run is None:
             raise ValueError("--for-release is about a run. Write fedtail privacy RUN --for-release.")
-        show_privacy_of_run(run, delta, for_release, as_json)
+        show_privacy_of_run(run, delta, for_release, as_json, group)
         return
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
     request = Request(*_required_options(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio,
                       models=models, sampling=sampling,
                       minimum=_minimum_cohort(minimum, discrete, sampling, population, cohort),
-                      adjacency=adjacency, accountant=accountant, discrete=discrete)
+                      adjacency=adjacency, accountant=accountant, discrete=discrete, unit=unit, group=group)
     check_request(request, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
@@ -101,13 +107,15 @@ class Request:
     adjacency: Any
     accountant: Any
     discrete: bool = False
+    unit: Any = "client"
+    group: int | None = None
 
     @property
     def sampling_event(self) -> Sampling:
         """How cohorts are sampled, as the accountant takes it: no sampling, cohorts of fixed size, or Poisson sampling.
 
         Poisson sampling is at the rate cohort / population, and carries the probability that skipping rounds below the minimum
-        cohort (1 by default) reveals whether a client participated.
+        cohort (none by default, as the server adds the noise) reveals whether a client participated.
         """
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
         from fedtail.privacy.minimum_cohort import reveal_probability
@@ -117,7 +125,7 @@ class Request:
         if self.sampling == "fixed":
             return FixedSampling(self.cohort, self.population)
         rate = self.cohort / self.population
-        return PoissonSampling(rate, reveal_probability(rate, self.population, 1 if self.minimum is None else self.minimum))
+        return PoissonSampling(rate, reveal_probability(rate, self.population, 0 if self.minimum is None else self.minimum))
 
 
 def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
@@ -153,11 +161,13 @@ def check_request(request: Request, anyway: bool) -> None:
     from fedtail.privacy.concentrated import check_delta
 
     for name, value, known in (("--sampling", request.sampling, SAMPLINGS), ("--adjacency", request.adjacency, ADJACENCIES),
-                               ("--accountant", request.accountant, (None, *ACCOUNTANTS))):
+                               ("--accountant", request.accountant, (None, *ACCOUNTANTS)), ("--unit", request.unit, UNITS)):
         if value not in known:
             raise ValueError(f"{name} must be {', '.join(filter(None, known[:-1]))} or {known[-1]}, got {value}.")
     if (request.epsilon is None) == (request.noise is None):
         raise ValueError("give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives.")
+    if request.group is not None and request.group < 2:
+        raise ValueError(f"--group is for 2 or more together, got {request.group}.")
     if request.population < 1:
         raise ValueError(f"--population must be 1 or more, got {request.population}.")
     if request.cohort is not None and not 1 <= request.cohort <= request.population:
@@ -181,11 +191,23 @@ def solve_request(request: Request) -> NoiseLevels:
     from fedtail.privacy.calibration import noise_for, noise_levels
 
     rest = (request.delta, request.rounds, request.sampling_event, request.quantile_ratio, request.models, request.adjacency,
-            request.accountant, request.discrete)
+            request.accountant, request.discrete, request.unit)
     if request.noise is not None:
         return noise_levels(request.noise, *rest)
     assert request.epsilon is not None
     return noise_for(request.epsilon, *rest)
+
+
+def guarantee_of_group(request: Request, found: NoiseLevels) -> GroupGuarantee | None:
+    """The guarantee of the answer `found` for any `request.group` clients or examples together; None where that is not asked."""
+    from fedtail.privacy.calibration import round_event
+    from fedtail.privacy.group_privacy import group_privacy
+
+    if request.group is None:
+        return None
+    event = round_event(found.whole_round, request.sampling_event, request.quantile_ratio, request.models, request.discrete,
+                        request.unit)
+    return group_privacy([(event, request.rounds)], request.group, request.delta, request.adjacency)
 
 
 def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
@@ -193,17 +215,19 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
 
     It has the noise multipliers, epsilon and delta with the accountant, its second opinion and what holds without amplification,
     the request's own settings, and notes and warnings as lists of texts. With --epsilon, `epsilon` is the budget and
-    `epsilon_spent` what the noise spends of it, which may be a little less; with --noise both are the same.
+    `epsilon_spent` what the noise spends of it, which may be a little less; with --noise both are the same. `unit` says whom it
+    protects; `group` is the guarantee for several together, None without --group.
     """
     from fedtail.privacy.calibration import privacy_setting_warnings
     from fedtail.privacy.composed_mechanism import sampling_rate
 
     bought = found.guarantee
-    second = bought.second_opinion
+    second, together = bought.second_opinion, guarantee_of_group(request, found)
     return {
         "noise_multiplier": found.whole_round, "quantile_noise_multiplier": found.quantile,
         "update_noise_multiplier": found.update, "epsilon": request.epsilon or bought.epsilon, "delta": bought.delta,
         "accountant": bought.accountant, "sampling": request.sampling, "adjacency": bought.adjacency,
+        "unit": bought.unit, "group": asdict(together) if together else None,
         "epsilon_spent": bought.epsilon,
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
         "epsilon_without_amplification": bought.without_amplification, "epsilon_one_participation": bought.one_participation,
@@ -219,12 +243,16 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     Warnings go to stderr.
     """
     from fedtail.cli.terminal import show_table
+    from fedtail.privacy.accounting import SAMPLES
     from fedtail.privacy.calibration import privacy_setting_warnings
 
-    drawn = "every client in every round" if request.sampling == "none" else \
-        f"cohorts of {request.cohort} by {request.sampling} sampling"
-    title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
+    drawn = f"every {request.unit} in every round" if request.sampling == "none" else \
+        f"{SAMPLES[request.unit]} of {request.cohort} by {request.sampling} sampling"
+    title = (f"{request.rounds} rounds, {request.population} {request.unit}s, {drawn}, {request.adjacency}, "
+             f"delta {request.delta:g}")
     typer.echo(str(found.guarantee))
+    if (together := guarantee_of_group(request, found)) is not None:
+        typer.echo(str(together))
     show_table(title, ["what", "value"], [[name, value] for name, value in plan_rows(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
     bought = guarantees_after_rounds(replace(request, noise=found.whole_round), shown)
@@ -242,15 +270,15 @@ def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
     skipped rounds follow.
     """
     bought = found.guarantee
-    second = bought.second_opinion
+    second, one = bought.second_opinion, "an example" if bought.unit == "example" else "a client"
     quantile = [("noise multiplier of each histogram", _noise_text(found.quantile))] if found.quantile else []
     return [
         ("noise multiplier of a whole round", _noise_text(found.whole_round)), *quantile,
         ("noise multiplier of each update", _noise_text(found.update)),
         (f"epsilon, by {bought.accountant}", _epsilon_text(bought.epsilon)),
         *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
-        ("without amplification, a client in one round", _epsilon_text(bought.one_participation)),
-        ("without amplification, a client in every round", _epsilon_text(bought.without_amplification)),
+        (f"without amplification, {one} in one round", _epsilon_text(bought.one_participation)),
+        (f"without amplification, {one} in every round", _epsilon_text(bought.without_amplification)),
         *_skipped_round_rows(request)]
 
 
@@ -291,7 +319,7 @@ def plot_epsilon(request: Request, file: Path) -> None:
     figure = graph_objects.Figure(layout={
         "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
         "yaxis_rangemode": "tozero",
-        "title": f"{request.population} clients, {request.sampling} sampling, noise multiplier {request.noise:.4g}"})
+        "title": f"{request.population} {request.unit}s, {request.sampling} sampling, noise multiplier {request.noise:.4g}"})
     figure.add_scatter(x=counts, y=[one.epsilon for one in bought], name=bought[0].accountant, mode="lines")
     if all(one.second_opinion for one in bought):
         seconds = [one.second_opinion for one in bought if one.second_opinion]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,20 @@ if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
     from fedtail.runs import RunFolder
 
+UNITS = {"client": "a client, with all its examples", "example": "one example, not a client with all its examples"}
 UNVERIFIED = "whether its ledger is whole cannot be verified: no checkpoint of the run holds a digest of it"
 COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: do not release them."
 COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
-def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
+def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool, group: int | None = None) -> None:
     """Print the privacy statement of the run in the folder `run`, computed from its ledger; as JSON with `as_json`.
 
-    It is at `delta`, or at the run's own where that is None. With `for_release`, raises ValueError, with all reasons, where the
-    model may not be released: for example a release without noise, a simulated guarantee, or a ledger that cannot be verified.
-    Raises LedgerError where the ledger was changed.
+    It is at `delta`, or at the run's own where that is None. With a `group`, also for so many clients or examples together.
+    With `for_release`, raises ValueError, with all reasons, where the model may not be released: for example a release without
+    noise, a simulated guarantee, or a ledger that cannot be verified. Raises LedgerError where the ledger was changed.
     """
+    from fedtail.privacy.group_privacy import group_privacy
     from fedtail.privacy.statement import guarantee_change, privacy_statement, release_obstacles
     from fedtail.runs import RunFolder
 
@@ -40,10 +43,14 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
         raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_release_advice(problems)}")
     if doubts and found["private"]:
         found["notes"] += doubts
+    together = None
+    if group is not None and found["private"]:
+        together = group_privacy(ledger.rounds, group, found["delta"], ledger.budget.adjacency)
     if as_json:
-        print_json({**found, "for_release": not problems})
+        print_json({**found, **({"group": asdict(together)} if together else {}), "for_release": not problems})
         return
     show_statement(folder, found)
+    typer.echo(f"{together}" if together else "", nl=together is not None)
     if for_release:
         covered = COVERED_THERE if folder.is_deployed else COVERED
         typer.echo(covered.format(models=", ".join(path.name for path in folder.models)))
@@ -96,16 +103,16 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
         typer.echo(f"{found['unit']}-level, {found['neighbours']}; against {found['observer']}")
         return
-    second = found["second_opinion"]
+    second, one = found["second_opinion"], "an example" if found["unit"] == "example" else "a client"
     typer.echo(found["statement"])
     lines = [
         (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _epsilon_text(found["epsilon"])),
         *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
-        ("what the server sees", found["channel"]), ("unit", f"a {found['unit']}, with all its examples"),
+        ("what the server sees", found["channel"]), ("unit", UNITS[found["unit"]]),
         ("adjacency", f"{found['adjacency']}: {found['neighbours']}"),
         ("sampling", found["sampling"]), ("against", found["observer"]),
-        ("without amplification, a client in one round", _epsilon_text(found["one_participation"])),
-        ("without amplification, a client in every round", _epsilon_text(found["without_amplification"])),
+        (f"without amplification, {one} in one round", _epsilon_text(found["one_participation"])),
+        (f"without amplification, {one} in every round", _epsilon_text(found["without_amplification"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])

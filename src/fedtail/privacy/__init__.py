@@ -4,8 +4,11 @@ from fedtail.deprecated import old_names
 from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.audit import Attack, gaussian_epsilon
 from fedtail.privacy.calibration import NoiseLevels, noise_for, smallest_noise
+from fedtail.privacy.correlated_noise import CorrelatedNoise
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable, discrete_gaussian_probability, exact_discrete_gaussian
 from fedtail.privacy.events import (
+    CorrelatedRelease,
+    CyclicSampling,
     FixedSampling,
     GaussianRelease,
     LatticeRelease,
@@ -14,6 +17,7 @@ from fedtail.privacy.events import (
     PoissonSampling,
     RoundEvent,
 )
+from fedtail.privacy.group_privacy import GroupGuarantee, group_privacy
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
@@ -21,12 +25,13 @@ from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
 __all__ = [
-    "Attack", "BudgetSpent", "DiscreteGaussianTable", "DiscreteNoise", "FixedSampling", "GaussianNoise", "GaussianRelease",
-    "Guarantee", "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
-    "NonPrivateRelease", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
+    "Attack", "BudgetSpent", "CorrelatedNoise", "CorrelatedRelease", "CyclicSampling", "DiscreteGaussianTable", "DiscreteNoise",
+    "FixedSampling", "GaussianNoise", "GaussianRelease", "GroupGuarantee", "Guarantee", "LatticeRelease", "Ledger", "Mechanism",
+    "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum", "NonPrivateRelease", "PoissonSampling", "PrivacyBudget",
+    "Randomness", "RoundEvent", "SeededRandomness",
     "SystemRandomness", "delta_at", "discrete_gaussian_probability", "epsilon_at", "exact_discrete_gaussian",
-    "gaussian_epsilon", "guarantee", "minimum_cohort_for", "noise_for", "reveal_probability", "rounds_affordable",
-    "smallest_noise",
+    "gaussian_epsilon", "group_privacy", "guarantee", "minimum_cohort_for", "noise_for", "reveal_probability",
+    "rounds_affordable", "smallest_noise",
 ]
 
 __getattr__ = old_names(__name__)

@@ -19,6 +19,7 @@ from fedtail.privacy.concentrated import delta_from_rho, epsilon_from_rho
 
 Scheme = Literal["none", "poisson", "poisson-exchange", "fixed"]
 FINEST, COARSEST, FRACTION = 2.0**-18, 2.0**-10, 1 / 16     # of the grid of losses, the last as a share of their deviation
+COARSEST_OF_GROUPS = 2.0**-8
 CELLS = 1 << 17                                             # of that grid for one step, at most
 FEW_ORDERS = (*range(2, 33), 40, 48, 64, 96)               # for cohorts of fixed size, where an order costs its square
 HALF_ORDERS = tuple(order / 2 for order in range(3, 129))   # for exchanged clients, by zeroed ones at whole orders
@@ -33,13 +34,15 @@ class Step:
 
     `multiplier` (z) is the standard deviation of the noise over the sensitivity: how far the sum moves if a participating client
     is zeroed (schemes "none", "poisson" and "poisson-exchange") or exchanged ("none", "fixed"). `rate` (q) is the probability
-    that a client participates.
+    that a client participates. With a `group` above 1, for scheme "poisson" only, so many clients are zeroed together, each
+    sampled on its own and moving the sum by as much.
     """
 
     multiplier: float
     rate: float = 1.0
     scheme: Scheme = "none"
     revealed: float = 0.0           # probability that the minimum-cohort rule reveals participation, and nothing is amplified
+    group: int = 1
 
 
 Steps = tuple[tuple[Step, int], ...]
@@ -127,13 +130,16 @@ def _gaussian_delta(multiplier: float, epsilon: float) -> float:
 def _grid_interval(steps: Steps) -> float:
     """Width of the grid on which privacy losses are rounded: 1/16 of the typical standard deviation of one step's loss.
 
-    That width is clamped to [2^-18, 2^-10], raised to 1/`CELLS` of the largest loss of a step where this is more, and rounded
-    down to a power of two. A finer grid changes epsilon little and costs time; a coarser one overstates epsilon.
+    That width is clamped to [2^-18, 2^-10], for groups, whose losses take longer to compute, to [2^-18, 2^-8]. It is raised to
+    1/`CELLS` of the largest loss of a step where this is more, and rounded down to a power of two. A finer grid changes epsilon
+    little and costs time; a coarser one overstates epsilon.
     """
-    deviations = [(count, step.rate * math.sqrt(math.expm1(min(step.multiplier**-2, 100.0)))) for step, count in steps]
+    deviations = [(count, min(step.group * step.rate, 1.0) * math.sqrt(math.expm1(min((step.group / step.multiplier)**2, 100.0))))
+                  for step, count in steps]
     typical = sum(count * d**2 for count, d in deviations) / sum(count * d for count, d in deviations)
     longest = max(_largest_privacy_loss(step) for step, _ in steps)
-    wanted = max(min(FRACTION * typical, COARSEST), FINEST, longest / CELLS)
+    coarsest = COARSEST if all(step.group == 1 for step, _ in steps) else COARSEST_OF_GROUPS
+    wanted = max(min(FRACTION * typical, coarsest), FINEST, longest / CELLS)
     return 2.0 ** math.floor(math.log2(wanted))
 
 
@@ -142,7 +148,7 @@ def _largest_privacy_loss(step: Step) -> float:
 
     It is the loss 10.5 standard deviations from the mean.
     """
-    shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
+    shift = (2.0 if step.scheme == "poisson-exchange" else float(step.group)) / step.multiplier
     full = shift**2 / 2 + 10.5 * shift
     return math.log1p(step.rate * math.expm1(full)) if full < 50 else full
 
@@ -169,16 +175,31 @@ def _step_loss_distribution(step: Step, interval: float) -> Any:
     pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y and constants a, b > 0 the
     hockey-stick divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so
     that it is largest at the smallest covariance. dp-accounting uses this pair, and doubles the sensitivity itself.
+
+    A group of k, each sampled on its own, moves the sum by up to as many rows as participate, Bin(k, q) of them, all in one
+    direction at worst: a mixture of Gaussians, which is the dominating pair (Charles et al. 2024, "Fine-tuning large language
+    models with user-level differential privacy").
     """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     if step.scheme == "fixed":
         return _fixed_cohort_loss_distribution(step, interval)
+    if step.group > 1:
+        return losses.from_mixture_gaussian_mechanism(step.multiplier, np.arange(step.group + 1.0), _participation_numbers(step),
+                                                      value_discretization_interval=interval)
     exchange = step.scheme == "poisson-exchange"
     relation = NeighboringRelation.REPLACE_ONE if exchange else NeighboringRelation.ADD_OR_REMOVE_ONE
     return losses.from_gaussian_mechanism(step.multiplier, value_discretization_interval=interval, sampling_prob=step.rate,
                                           neighboring_relation=relation)
+
+
+def _participation_numbers(step: Step) -> np.ndarray:
+    """P(Bin(k, q) = j) for j = 0, ..., k: how many of a group of `step.group` (k) are sampled at `step.rate` (q); (k + 1,)."""
+    from scipy.stats import binom
+
+    probabilities = binom.pmf(np.arange(step.group + 1), step.group, step.rate)
+    return np.asarray(probabilities / probabilities.sum())
 
 
 def _fixed_cohort_loss_distribution(step: Step, interval: float) -> Any:

@@ -14,13 +14,13 @@ from functools import lru_cache
 from fedtail.deprecated import with_old_names
 from fedtail.privacy.composed_mechanism import AccountantName, compose_rounds
 from fedtail.privacy.concentrated import check_delta
-from fedtail.privacy.events import Adjacency, RoundEvent
+from fedtail.privacy.events import UNITS, Adjacency, RoundEvent, Unit
 from fedtail.privacy.history import EarlierHistory, join_histories
 
 Rounds = Sequence[tuple[RoundEvent, int]]
 SAMPLED = {"fixed": "fixed-size", "poisson": "Poisson"}
-UNIT = "client"                 # with all its examples
-NEIGHBOURS = {"zero-out": "add-or-remove-one-client", "replace-one": "replace-one-client"}
+NEIGHBOURS = {"zero-out": "add-or-remove-one", "replace-one": "replace-one"}
+SAMPLES: dict[str, str] = {"client": "cohorts", "example": "batches"}           # what is sampled of each unit
 ONLY = "private with respect to these rounds only"
 MOST = 1_000_000                # rounds: more are not looked for
 
@@ -28,11 +28,12 @@ MOST = 1_000_000                # rounds: more are not looked for
 @with_old_names
 @dataclass(frozen=True)
 class Guarantee:
-    """(`epsilon`, `delta`)-differential privacy of one client, with amplification by sampling that is kept secret.
+    """(`epsilon`, `delta`)-differential privacy of one client or one example, with amplification by sampling kept secret.
 
-    It holds against an observer of every release who does not know the cohorts. `adjacency` is the neighbouring relation:
-    zero-out (one client added or removed, by zeroing its rows) or replace-one (its data exchanged). `second_opinion` is another
-    accountant's epsilon. `without_amplification` is epsilon against a server that knows the cohorts, for a client
+    `unit` says of which: "client", with all its examples, or "example". It holds against an observer of every release who does
+    not know the cohorts. `adjacency` is the neighbouring relation between populations of such units: zero-out (one is added or
+    removed, by zeroing its rows) or replace-one (its data are exchanged). `second_opinion` is another
+    accountant's epsilon. `without_amplification` is epsilon against a server that knows the cohorts, for a unit
     that participates in every round; `one_participation` for one that participates once. Both are infinite where draws of
     integer noise are not exact and e^epsilon times their error exceeds delta. `non_private` names what was released without
     noise, and then every epsilon is infinite. `notes` say what was not claimed, or is experimental. Where the rounds began with
@@ -50,6 +51,7 @@ class Guarantee:
     non_private: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     only: str = ""
+    unit: Unit = "client"
 
     @property
     def is_experimental(self) -> bool:
@@ -58,30 +60,43 @@ class Guarantee:
 
     def __str__(self) -> str:
         """The privacy statement in one line, followed by the names of what was released without noise, if anything was."""
-        found = guarantee_in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
+        found = guarantee_in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only,
+                                   self.unit)
         return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
 
 
 def guarantee_in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, without_amplification: float | str,
-                       only: str = "") -> str:
+                       only: str = "", unit: str = "client") -> str:
     """The privacy statement in one line: epsilon, delta, protected unit, neighbouring relation, sampling and observer.
 
-    Epsilon without amplification follows where it differs. `sampling` is "none", "poisson", "fixed" or several joined by " and ".
+    Epsilon without amplification follows where it differs. `sampling` is "none", "poisson", "fixed", "cyclic" or several, joined
+    by " and ".
     `only`, if not empty, says what is known of the model that the rounds began with, and limits the statement to these rounds. An
-    infinite epsilon may be given as the word "infinity". `adjacency` is the relation, "zero-out" or "replace-one".
+    infinite epsilon may be given as the word "infinity". `adjacency` is the relation, "zero-out" or "replace-one"; `unit` is
+    "client" or "example".
 
     >>> guarantee_in_words(5.0, 1e-4, "replace-one", "none", 5.0)
     'epsilon 5 at delta 0.0001 (client-level, replace-one-client; no sampling), against an observer of all releases'
     """
     kinds = [SAMPLED[name] for name in sampling.split(" and ") if name in SAMPLED]
     hidden = bool(kinds) and epsilon != without_amplification
-    how = f"{' and '.join(kinds)} sampling kept secret" if hidden else "no amplification by sampling" if kinds else "no sampling"
-    text = (f"epsilon {_format_epsilon(epsilon)} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against an "
-            "observer of all releases")
+    without = "cohorts that take turns, not secret" if "cyclic" in sampling.split(" and ") else "no sampling"
+    how = f"{' and '.join(kinds)} sampling kept secret" if hidden else "no amplification by sampling" if kinds else without
+    text = (f"epsilon {_format_epsilon(epsilon)} at delta {delta:g} ({unit}-level, {neighbouring_relation(adjacency, unit)}; "
+            f"{how}), against an observer of all releases")
     if hidden:
-        text += (" who does not know the cohorts; without amplification, against a server that knows the cohorts, "
-                 f"{_format_epsilon(without_amplification)}")
+        text += (f" who does not know the {SAMPLES[unit]}; without amplification, against a server that knows the "
+                 f"{SAMPLES[unit]}, {_format_epsilon(without_amplification)}")
     return f"{ONLY}: {text}; {only}" if only else text
+
+
+def neighbouring_relation(adjacency: str, unit: str) -> str:
+    """Which data are neighbours, in the field's words, from `adjacency` (zero-out or replace-one) and `unit` (client or example).
+
+    >>> neighbouring_relation("zero-out", "client")
+    'add-or-remove-one-client'
+    """
+    return f"{NEIGHBOURS[adjacency]}-{unit}"
 
 
 def _format_epsilon(epsilon: float | str) -> str:
@@ -96,7 +111,8 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
     `adjacency` says which populations are neighbours. `accountant` None chooses: for integer noise "zcdp", or "rdp" if cohorts
     were sampled; for continuous noise "pld", but "rdp" if cohorts were sampled and `delta` is very small (below 1e-12, or below
     1000 times the probability that the minimum-cohort rule reveals participation). Raises a ValueError for a
-    `delta` outside (0, 1), for an `accountant` that is not valid here, and where inexact noise alone exceeds `delta`.
+    `delta` outside (0, 1), for an `accountant` that is not valid here, where inexact noise alone exceeds `delta`, and for rounds
+    of which some protect clients and others examples.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -108,7 +124,7 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
         second_opinion=(other.name, mechanism.epsilon(other, delta, math.inf)) if other else None,
         without_amplification=mechanism.epsilon(mechanism.unamplified_accountant, delta, math.inf),
         one_participation=mechanism.worst_round_epsilon(delta),
-        non_private=mechanism.non_private, notes=mechanism.notes)
+        non_private=mechanism.non_private, notes=mechanism.notes, unit=mechanism.unit)
 
 
 def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
@@ -141,7 +157,8 @@ def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], del
 
     `before` are the histories of that model. The text starts with "they began with". If the model was trained without privacy, it
     says what was released; if all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds`
-    together; otherwise it names what is unknown. `adjacency` is the neighbouring relation.
+    together, or of the rounds of each unit of privacy where these differ; otherwise it names what is unknown. `adjacency` is the
+    neighbouring relation.
     """
     if not before:
         return ""
@@ -152,8 +169,21 @@ def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], del
         return f"they began with {before[0].what}, which was trained without privacy ({'; '.join(exposed)})"
     if whole is None:
         return f"they began with {unknown}"
-    total = epsilon_at(whole, delta, adjacency)
-    return f"they began with {before[0].what}; together with the rounds that made it, epsilon is {_format_epsilon(total)}"
+    prices = {unit: _format_epsilon(epsilon_at(those, delta, adjacency)) for unit, those in rounds_by_unit(whole).items()}
+    if len(prices) == 1:
+        return f"they began with {before[0].what}; together with the rounds that made it, epsilon is {prices.popitem()[1]}"
+    each = " and ".join(f"{price} for {'an' if unit == 'example' else 'a'} {unit}" for unit, price in prices.items())
+    return (f"they began with {before[0].what}; some of all these rounds protect clients and others examples, so that there is "
+            f"no one epsilon: the rounds of each unit alone have epsilon {each}")
+
+
+def rounds_by_unit(rounds: Rounds) -> dict[Unit, Rounds]:
+    """The rounds of each unit of privacy, "client" first, without units that have none: never to be priced together.
+
+    `rounds` are pairs of a round and its count. Without any, those of "client" are an empty tuple.
+    """
+    found = {unit: tuple((event, count) for event, count in rounds if event.unit == unit) for unit in UNITS}
+    return {unit: those for unit, those in found.items() if those} or {"client": ()}
 
 
 def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",

@@ -10,7 +10,7 @@ from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
 from fedtail.privacy.composed_mechanism import AccountantName, sampling_rate
 from fedtail.privacy.concentrated import check_epsilon_and_delta
 from fedtail.privacy.discrete_gaussian import variance_as_fraction
-from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling
+from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling, Unit
 
 CLOSE = 2e-5                    # relative: how near to the smallest noise
 LEAST, GREATEST = 1e-2, 1e6     # noise multipliers that are tried
@@ -34,34 +34,35 @@ class NoiseLevels:
 
 def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
               models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
-              discrete: bool = False) -> NoiseLevels:
-    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one client, split between releases.
+              discrete: bool = False, unit: Unit = "client") -> NoiseLevels:
+    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one unit, split between releases.
 
     `sampling` is how the cohorts are drawn, `adjacency` the neighbouring relation, and `accountant` the name of the accountant
     (None: the best valid one). `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23,
     section 7.7]; 0 or None means no quantile. Every round releases one update, and one histogram if there is a quantile, for
-    each of `models` models. `discrete` is for integer noise (`DiscreteNoise`). A ValueError where no noise up to 10^6 times the
-    sensitivity is enough.
+    each of `models` models. `discrete` is for integer noise (`DiscreteNoise`); `unit` is whom it protects, "client" or "example".
+    A ValueError where no noise up to 10^6 times the sensitivity is enough.
     """
     def event(noise: float) -> RoundEvent:
         """One round, for accountants, whose releases compose to the noise multiplier `noise`; all else is from the arguments."""
-        return round_event(noise, sampling, quantile_ratio, models, discrete)
+        return round_event(noise, sampling, quantile_ratio, models, discrete, unit)
 
     noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
-    return noise_levels(noise, delta, rounds, sampling, quantile_ratio, models, adjacency, accountant, discrete)
+    return noise_levels(noise, delta, rounds, sampling, quantile_ratio, models, adjacency, accountant, discrete, unit)
 
 
 def noise_levels(noise: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
                  models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
-                 discrete: bool = False) -> NoiseLevels:
+                 discrete: bool = False, unit: Unit = "client") -> NoiseLevels:
     """The noise multipliers of rounds whose releases compose to the given `noise` (z), and the guarantee of `rounds` such rounds.
 
     The guarantee is at `delta` under `adjacency`, by `accountant` (None: the best valid one), for cohorts drawn by `sampling`.
     `quantile_ratio` (r) is the cost of a quantile over that of an update; 0 or None means no quantile. Every round releases one
-    update, and one histogram if there is a quantile, for each of `models` models. `discrete` is for integer noise.
+    update, and one histogram if there is a quantile, for each of `models` models. `discrete` is for integer noise; `unit` is whom
+    it protects, "client" or "example".
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
-    event = round_event(noise, sampling, quantile_ratio, models, discrete)
+    event = round_event(noise, sampling, quantile_ratio, models, discrete, unit)
     check_rounds(rounds)
     return NoiseLevels(noise, quantile, update, guarantee([(event, rounds)], delta, adjacency, accountant))
 
@@ -89,16 +90,16 @@ def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> 
 
 
 def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
-                discrete: bool = False) -> RoundEvent:
+                discrete: bool = False, unit: Unit = "client") -> RoundEvent:
     """A `RoundEvent` for accountants to price, with this `sampling`, whose releases compose to the noise multiplier `noise` (z).
 
     For each of `models` it releases an update and, where `quantile_ratio` (cost of a histogram over that of an update) is not 0
-    or None, a flat histogram. The noise is continuous, or with `discrete` discrete Gaussian.
+    or None, a flat histogram. The noise is continuous, or with `discrete` discrete Gaussian; it hides one `unit`.
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
     release = _integer_release if discrete else GaussianRelease
     histograms = (release(quantile, math.sqrt(2), "a histogram of losses"),) if quantile else ()
-    return RoundEvent((*histograms, release(update, 2.0, "an update")) * models, sampling)
+    return RoundEvent((*histograms, release(update, 2.0, "an update")) * models, sampling, unit)
 
 
 def _integer_release(noise: float, exchange: float, what: str) -> LatticeRelease:

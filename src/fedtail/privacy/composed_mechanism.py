@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -23,6 +23,8 @@ from fedtail.privacy.accountants import (
 )
 from fedtail.privacy.events import (
     Adjacency,
+    CorrelatedRelease,
+    CyclicSampling,
     FixedSampling,
     GaussianRelease,
     LatticeRelease,
@@ -32,16 +34,21 @@ from fedtail.privacy.events import (
     Release,
     RoundEvent,
     Sampling,
+    Unit,
+    common_unit,
 )
 
 AccountantName = Literal["pld", "rdp", "zcdp"]
-NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none"}
+NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none", CyclicSampling: "cyclic"}
 UNRECORDED = ("priced again without amplification: this ledger does not say that the shares of integer noise were as many for "
               "every cohort, and earlier versions, in which they were not, claimed too much")
 VARYING = ("no amplification is claimed for integer noise where clients may drop out: all of them add a share, and the variance "
            "of a long sum reveals the size of the cohort")
 UNBOUNDED = ("no amplification is claimed where a round may hang on one client and nobody can say how often: over nodes, which "
              "may fail to answer")
+TRUSTED = ("the server is trusted: it sees the exact sums, adds noise that is correlated over rounds, and keeps that of the "
+           "last rounds secret, in the checkpoints too; cohorts take turns and are not secret; the first round is charged for "
+           "the whole plan of {rounds} rounds")
 UNTRUSTED = 1e-12               # a delta below which rounding shows in convolutions by Fourier transforms
 NEGLIGIBLE = 1e-3               # of delta: the probability up to which a minimum cohort that reveals participation is ignored
 
@@ -58,6 +65,7 @@ class ComposedMechanism:
     sampling: str
     non_private: tuple[str, ...]
     notes: tuple[str, ...]
+    unit: Unit = "client"                           # whom the rounds protect
 
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
         """An accountant over the amplified steps: the one named `wanted`, or by default the one that suits the rounds best.
@@ -155,7 +163,8 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
 
     The releases of a round are composed, then amplified once by its sampling. A round with a release without noise is not
     priced: `non_private` names that release. Rounds of count 0 or without releases are left out. A ValueError for an unknown
-    adjacency, and a TypeError or ValueError for a round, release or sampling that no accountant can price.
+    adjacency and for rounds of two units of privacy, and a TypeError or ValueError for a round, release or sampling that no
+    accountant can price. Without rounds the unit is "client".
     """
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
@@ -164,13 +173,18 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
     full: Counter[Step] = Counter()
     errors: dict[Step, float] = {}
     for event, count in kept:
-        if any(map(_lacks_noise, event.releases)):
+        event = without_correlated(event)
+        if any(map(_lacks_noise, event.releases)) or not event.releases:
             continue
         steps[amplified_step(event, adjacency)] += count
         whole_step = Step(round_noise_multiplier(event.releases, adjacency))
         full[whole_step] += count
         errors[whole_step] = max(errors.get(whole_step, 0.0), _noise_draw_error(event))
     releases = [release for event, _ in kept for release in event.releases]
+    for step, count in correlated_steps(kept, adjacency).items():
+        steps[step] += count
+        full[step] += count
+        errors.setdefault(step, 0.0)
     return ComposedMechanism(
         steps=_costly_steps(steps), full=_costly_steps(full),
         whole=any(isinstance(release, LatticeRelease) for release in releases),
@@ -178,7 +192,30 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
         errors=tuple(errors[step] for step, _ in _costly_steps(full)),
         sampling=" and ".join(sorted({NAMES[type(event.sampling)] for event, _ in kept})) or "none",
         non_private=tuple(dict.fromkeys(release.what for release in releases if _lacks_noise(release))),
-        notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _amplification_note(event, adjacency)))))
+        notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _amplification_note(event, adjacency)))),
+        unit=common_unit(kept) or "client")
+
+
+def without_correlated(event: RoundEvent) -> RoundEvent:
+    """The round `event` without releases whose noise is correlated over rounds, which are priced together."""
+    return replace(event, releases=tuple(one for one in event.releases if not isinstance(one, CorrelatedRelease)))
+
+
+def correlated_steps(rounds: Iterable[tuple[RoundEvent, int]], adjacency: Adjacency) -> Counter[Step]:
+    """The cost of all releases with correlated noise in `rounds`, pairs of a round and its count: steps without amplification.
+
+    All rounds of a plan are together one Gaussian sum, which is charged for each round that begins them, and once where none is
+    known to. A release without noise costs nothing here: it is not priced.
+    """
+    begun: Counter[CorrelatedRelease] = Counter()
+    for event, count in rounds:
+        for release in event.releases:
+            if isinstance(release, CorrelatedRelease) and not _lacks_noise(release):
+                begun[replace(release, begins=True)] += count if release.begins else 0
+    steps: Counter[Step] = Counter()
+    for plan, times in begun.items():
+        steps[Step(plan.multiplier(adjacency))] += max(1, times)
+    return steps
 
 
 def round_noise_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
@@ -233,6 +270,9 @@ def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
 
     `adjacency` is the neighbouring relation. None where there is nothing to say.
     """
+    plans = [release.rounds for release in event.releases if isinstance(release, CorrelatedRelease)]
+    if plans:
+        return TRUSTED.format(rounds=plans[0])
     if isinstance(event.sampling, PoissonSampling):
         return _amplification_obstacle(event) if event.sampling.rate < 1 else None
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
@@ -253,13 +293,26 @@ def _checked_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
     if not isinstance(count, int) or count < 0:
         raise ValueError(f"a round happens a whole number of times, got {count!r}.")
     for release in event.releases:
-        if not isinstance(release, (GaussianRelease, LatticeRelease, NonPrivateRelease)):
+        if not isinstance(release, (GaussianRelease, LatticeRelease, NonPrivateRelease, CorrelatedRelease)):
             raise TypeError(f"no accountant can price {release!r}. Releases are GaussianRelease, LatticeRelease or "
                             "NonPrivateRelease.")
-        if isinstance(release, GaussianRelease) and not (release.noise_multiplier >= 0 and release.exchange > 0):
+        if isinstance(release, CorrelatedRelease):
+            _check_turns(release, event.sampling)
+        if isinstance(release, (GaussianRelease, CorrelatedRelease)) and not (
+                release.noise_multiplier >= 0 and release.exchange > 0):
             raise ValueError(f"noise_multiplier (z) must not be negative, and exchange must be positive, got {release!r}.")
     _check_sampling(event.sampling)
     return event, count
+
+
+def _check_turns(release: CorrelatedRelease, sampling: Sampling) -> None:
+    """Raise a ValueError unless clients sampled by `sampling` participate as seldom as the price of `release` assumes.
+
+    With a separation of 1, a client in every round, any sampling will do.
+    """
+    if release.separation > 1 and not (isinstance(sampling, CyclicSampling) and sampling.separation >= release.separation):
+        raise ValueError(f"noise that is correlated over rounds is priced for clients that participate at most once in "
+                         f"{release.separation} rounds, got {sampling!r}. Use sample=CyclicCohorts({release.separation}).")
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -280,7 +333,8 @@ def _check_sampling(sampling: Sampling) -> None:
 
 def _lacks_noise(release: Release) -> bool:
     """Whether a release has no noise at all (non-private, or noise multiplier 0), so that no epsilon covers it."""
-    return isinstance(release, NonPrivateRelease) or (isinstance(release, GaussianRelease) and release.noise_multiplier == 0)
+    return isinstance(release, NonPrivateRelease) or (
+        isinstance(release, (GaussianRelease, CorrelatedRelease)) and release.noise_multiplier == 0)
 
 
 def _noise_multiplier(release: Release, adjacency: Adjacency) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -11,6 +12,8 @@ from fedtail.deprecated import with_old_names
 from fedtail.privacy.shares import NoiseShares
 
 Adjacency = Literal["zero-out", "replace-one"]
+Unit = Literal["client", "example"]
+UNITS: tuple[Unit, ...] = ("client", "example")     # a client with all its examples; one example of one client
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,35 @@ class NonPrivateRelease:
     what: str
 
 
-Release = GaussianRelease | LatticeRelease | NonPrivateRelease
+@dataclass(frozen=True)
+class CorrelatedRelease:
+    """One of the sums of `rounds` rounds whose noise is correlated: together they are priced as one Gaussian sum.
+
+    `noise_multiplier` (z) is the standard deviation of the noise over the sensitivity of all rounds together, for a client that
+    participates at most once in `separation` rounds (`CyclicSampling`) and whose rows are zeroed; `exchange` times as much where
+    its data are exchanged. The round that `begins` them is charged for all, so that a run that stops early has paid for the
+    whole; the others cost nothing. A round that is repeated, as after a crash, has other noise, and begins another pass, which
+    is charged again. The ledger notes which rounds begin.
+    """
+
+    noise_multiplier: float
+    rounds: int
+    separation: int
+    exchange: float = 2.0
+    what: str = "a sum with correlated noise"
+    begins: bool = True
+
+    def multiplier(self, adjacency: Adjacency) -> float:
+        """The noise multiplier (z) of all rounds together under the relation `adjacency`; under replace-one over `exchange`."""
+        return self.noise_multiplier / (1.0 if adjacency == "zero-out" else self.exchange)
+
+
+Release = GaussianRelease | LatticeRelease | NonPrivateRelease | CorrelatedRelease
+
+
+def with_beginning(releases: Iterable[Release], begins: bool) -> tuple[Release, ...]:
+    """`releases`, of which those with correlated noise are noted, in copies, as the first of a plan (`begins`) or later ones."""
+    return tuple(replace(one, begins=begins) if isinstance(one, CorrelatedRelease) else one for one in releases)
 
 
 def with_constant_noise(release: Release) -> Release:
@@ -110,12 +141,47 @@ class NoSampling:
     """No amplification: every client participates, or cohorts are public."""
 
 
-Sampling = PoissonSampling | FixedSampling | NoSampling
+@dataclass(frozen=True)
+class CyclicSampling:
+    """Cohorts that take turns: a client participates at most once in `separation` rounds. No amplification: turns are public."""
+
+    separation: int
+
+
+Sampling = PoissonSampling | FixedSampling | NoSampling | CyclicSampling
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """All releases of one cohort: composed first, amplified once by how the cohort was sampled."""
+    """All releases of one cohort: composed first, amplified once by how the cohort was sampled.
+
+    `unit` is the unit of privacy: whose row is clipped, sampled and hidden by the noise. It is "client", a client with all its
+    examples, or "example", as in DP-SGD, where a cohort is a batch of examples. Rounds of two units have no common epsilon.
+    """
 
     releases: tuple[Release, ...]
     sampling: Sampling
+    unit: Unit = "client"
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError for an unknown unit of privacy."""
+        check_unit(self.unit)
+
+
+def check_unit(unit: str) -> None:
+    """Raise a ValueError unless `unit`, a unit of privacy, is "client" or "example"."""
+    if unit not in UNITS:
+        raise ValueError(f"unit must be client or example, got {unit!r}. It says whose data the guarantee protects: a client "
+                         "with all its examples, or one example.")
+
+
+def common_unit(rounds: Iterable[tuple[RoundEvent, int]]) -> Unit | None:
+    """The one unit of privacy, "client" or "example", of `rounds`, pairs of a round and its count; None without rounds.
+
+    Raises a ValueError where they have both: no epsilon is about clients and examples at once.
+    """
+    found = sorted({event.unit for event, _ in rounds})
+    if len(found) > 1:
+        raise ValueError("some of these rounds protect clients and others examples, and no one epsilon is about both. Price the "
+                         "rounds of each unit alone; what rounds about examples mean for a client, group_privacy says.")
+    return found[0] if found else None

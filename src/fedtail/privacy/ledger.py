@@ -9,12 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedtail.deprecated import with_old_names
-from fedtail.privacy.events import Adjacency, NonPrivateRelease, Release, RoundEvent
+from fedtail.privacy.events import (
+    Adjacency,
+    CorrelatedRelease,
+    NonPrivateRelease,
+    Release,
+    RoundEvent,
+    Unit,
+    check_unit,
+    with_beginning,
+)
 from fedtail.privacy.history import UNRECORDED, EarlierHistory, join_histories
 from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, LedgerRecord
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
+
+
+_UNITS = {"client": "clients with all their examples", "example": "single examples"}
 
 
 class BudgetSpent(Exception):
@@ -23,34 +35,38 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """The privacy budget of a run, (`epsilon`, `delta`) for any one client, and where its randomness comes from.
+    """The privacy budget of a run, (`epsilon`, `delta`) for any one client or example, and where its randomness comes from.
 
-    Without `epsilon` there is no limit, and the ledger says what was spent. With `randomness` "seed" cohorts and noise follow
-    from the run's seed, so that the run can be replayed and the guarantee is only simulated. With "os" both come from the
-    operating system and are stored nowhere.
+    `unit` says whom it protects: "client", with all its examples, or "example", for training whose noise hides single examples.
+    Rounds that protect the other are refused. Without `epsilon` there is no limit, and the ledger says what was spent. With
+    `randomness` "seed" cohorts and noise follow from the run's seed, so that the run can be replayed and the guarantee is only
+    simulated. With "os" both come from the operating system and are stored nowhere.
     """
 
     epsilon: float | None = None
     delta: float | None = None
     adjacency: Adjacency = "zero-out"
     randomness: Literal["seed", "os"] = "seed"
+    unit: Unit = "client"
 
     def __post_init__(self) -> None:
         """Raise a ValueError for an epsilon that is not positive, a delta outside (0, 1), or epsilon without delta.
 
-        A ValueError also for an unknown adjacency or source of randomness.
+        A ValueError also for an unknown adjacency, source of randomness or unit of privacy.
         """
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta:g}. It should be below one over the number of clients.")
+            raise ValueError(f"delta must be in (0, 1), got {self.delta:g}. It should be below one over the number of "
+                             f"{self.unit}s.")
         if self.epsilon is not None and self.delta is None:
             raise ValueError(f"epsilon={self.epsilon:g} means nothing without delta. Write delta below one over the number of "
-                             "clients.")
+                             f"{self.unit}s.")
         if self.adjacency not in ("zero-out", "replace-one"):
             raise ValueError(f"adjacency must be zero-out or replace-one, got {self.adjacency!r}.")
         if self.randomness not in ("seed", "os"):
             raise ValueError(f"randomness must be seed or os, got {self.randomness!r}.")
+        check_unit(self.unit)
 
     @property
     def replayable(self) -> bool:
@@ -64,7 +80,8 @@ class Ledger:
 
     A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `budget`) nothing is released
     that would exceed it, and nothing without a mechanism. Its guarantee is about its own rounds: what the model was before them
-    is kept in words and, where it is known, in rounds (`earlier_histories`). A file is read as it is, and changes only when it
+    is kept in words and, where it is known, in rounds (`earlier_histories`). All its rounds have one unit of privacy, client or
+    example, that of the budget; others are refused. A file is read as it is, and changes only when it
     is written. Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where
     it is known.
     """
@@ -76,9 +93,10 @@ class Ledger:
         unknown) is where randomness came from in old rounds that do not record it. A `LedgerError` where the file cannot be read.
         """
         self.budget = budget
-        self._file = LedgerFile(path) if path else None
+        self._file = LedgerFile(path, budget.unit) if path else None
         self._record = self._file.read(unrecorded=unrecorded) if self._file else LedgerRecord()
         self._planned: RoundEvent | None = None
+        self._round, self._begins = -1, True           # number of the open round; whether it begins rounds of correlated noise
         self._asked: tuple[Release, ...] = ()
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
 
@@ -110,6 +128,11 @@ class Ledger:
         return tuple((self._record.rounds + under_way).items())
 
     @property
+    def unit(self) -> Unit:
+        """The unit of privacy of the rounds, "client" or "example"; the budget's where there are none yet."""
+        return self._record.unit or self.budget.unit
+
+    @property
     def randomness_sources(self) -> tuple[str, ...]:
         """Where the randomness of the rounds came from, each once: "seed", "os", or "" where that was not recorded."""
         under_way = [self.budget.randomness] if self._planned and self._asked else []
@@ -139,10 +162,15 @@ class Ledger:
     def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
         """Begin round number `round`, in which the releases of `planned` are planned, and record that, in the file too.
 
-        Closes a round that is still open. With a privacy budget, raises `BudgetSpent`, and no round is opened, where `planned`
-        would exceed it. `channel` says in words what the server sees.
+        Closes a round that is still open. Of rounds with correlated noise the first is noted as the one that is charged for
+        all, and so is one that was held before. With a privacy budget, raises `BudgetSpent`, and no round is opened, where
+        `planned` would exceed it; a ValueError where `planned` has another unit of privacy. `channel` says in words what the
+        server sees.
         """
         self.close()
+        self.check_unit(planned)
+        self._round, self._begins = round, self._begins_pass(round)
+        planned = replace(planned, releases=with_beginning(planned.releases, self._begins))
         if self.budget.epsilon is not None:
             left = self._count_fitting_rounds(planned)
             if left < 1:
@@ -151,9 +179,17 @@ class Ledger:
             self._proven = (self.budget, planned, left - 1)
         if self._file:
             self._file.append_round(round, planned.sampling, channel, self.budget.randomness)
-        self._planned = planned
+        self._planned, self._record.unit = planned, planned.unit
         self._record.add_channel(channel)
         self._record.numbers.add(round)
+
+    def check_unit(self, planned: RoundEvent) -> None:
+        """Raise a ValueError unless the round `planned` has the unit of privacy of the budget and of the rounds so far."""
+        for unit, holder in ((self.budget.unit, "the privacy budget is"), (self.unit, "the rounds on this ledger are")):
+            if planned.unit != unit:
+                raise ValueError(f"{holder} about {_UNITS[unit]}, and this round protects {_UNITS[planned.unit]}: no epsilon is "
+                                 f"about both. Give it a ledger of its own, with PrivacyBudget(unit={planned.unit!r}); what "
+                                 "rounds about examples mean for a client, group_privacy says.")
 
     def skip(self, round: int) -> None:
         """Record, in the file too, that round number `round` was skipped because its cohort was too small: nothing was released.
@@ -173,10 +209,13 @@ class Ledger:
         """
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
+        releases = with_beginning(releases, self._begins)
         if self.budget.epsilon is not None:
             self._refuse_unplanned_releases(releases)
         if self._file:
             self._file.append_releases(releases)
+        if not _have_correlated(self._asked) and _have_correlated(releases):
+            self._record.correlated[self._round] += 1
         self._asked += tuple(releases)
         if self._proven is not None and self._unplanned_releases(self._asked):
             self._proven = None                        # how many rounds still fit is to be found anew
@@ -236,7 +275,7 @@ class Ledger:
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """The privacy guarantee of the rounds so far at `delta`, by default the budget's; a ValueError where neither gives one.
 
-        Its `only` says what it does not cover because it came before these rounds.
+        Its `unit` is that of the rounds, and its `only` says what it does not cover because it came before these rounds.
         """
         from fedtail.privacy.accounting import guarantee
 
@@ -244,7 +283,8 @@ class Ledger:
         if chosen is None:
             raise ValueError("at which delta? Write guarantee(delta=...), below one over the number of clients, or give the run "
                              "PrivacyBudget(delta=...).")
-        return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.describe_earlier_model(chosen))
+        found = guarantee(self.rounds, chosen, self.budget.adjacency)
+        return replace(found, only=self.describe_earlier_model(chosen), unit=self.unit)
 
     def describe_earlier_model(self, delta: float) -> str:
         """A text about the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
@@ -261,7 +301,14 @@ class Ledger:
 
         if self.budget.epsilon is None or self.budget.delta is None:
             raise ValueError("there is no privacy budget. Give the run PrivacyBudget(epsilon=..., delta=...).")
-        return rounds_affordable(self.rounds, planned, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
+        limits = (self.budget.epsilon, self.budget.delta, self.budget.adjacency)
+        if not _have_correlated(planned.releases):
+            return rounds_affordable(self.rounds, planned, *limits)
+        first, later = (replace(planned, releases=with_beginning(planned.releases, begins)) for begins in (True, False))
+        begun = [] if self._record.correlated else [(first, 1)]
+        if not self._fits_budget(*self.rounds, *begun):
+            return 0
+        return len(begun) + rounds_affordable((*self.rounds, *begun), later, *limits)
 
     def _count_fitting_rounds(self, planned: RoundEvent) -> int:
         """A number of further rounds like `planned` that surely fit in the budget, not always the largest; 0 if none does.
@@ -278,6 +325,14 @@ class Ledger:
         while ahead and not self._fits_budget(*self.rounds, (planned, ahead)):
             ahead //= 2
         return ahead
+
+    def _begins_pass(self, round: int) -> bool:
+        """Whether round number `round` would begin the rounds of a plan of correlated noise, or repeat them once more.
+
+        That is so for the first on this ledger, and for one that has been held as often as any: its noise is another one then.
+        """
+        held = self._record.correlated
+        return held[round] >= max(held.values(), default=0)
 
     def _refuse_unplanned_releases(self, releases: Sequence[Release]) -> None:
         """Raise a ValueError if one of `releases` has no mechanism, `BudgetSpent` if unplanned ones would exceed the budget."""
@@ -314,3 +369,8 @@ class Ledger:
         """
         assert self._planned is not None
         return replace(self._planned, releases=self._asked)
+
+
+def _have_correlated(releases: Sequence[Release]) -> bool:
+    """Whether any of `releases` has noise that is correlated over rounds."""
+    return any(isinstance(release, CorrelatedRelease) for release in releases)

@@ -7,13 +7,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtail.deprecated import fields_with_new_names
 from fedtail.privacy.events import (
+    CorrelatedRelease,
+    CyclicSampling,
     FixedSampling,
     GaussianRelease,
     LatticeRelease,
@@ -23,13 +25,16 @@ from fedtail.privacy.events import (
     Release,
     RoundEvent,
     Sampling,
+    Unit,
 )
 from fedtail.privacy.history import UNRECORDED, EarlierHistory
 from fedtail.reading import short_text
 
-HEAD = {"format": "fedtail ledger 1"}
+HEADS: dict[Unit, dict[str, str]] = {       # the first line says whom the rounds protect; the first format knew clients only
+    "client": {"format": "fedtail ledger 1"}, "example": {"format": "fedtail ledger 2", "unit": "example"}}
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (
-    GaussianRelease, LatticeRelease, NonPrivateRelease, PoissonSampling, FixedSampling, NoSampling)}
+    GaussianRelease, LatticeRelease, NonPrivateRelease, CorrelatedRelease, PoissonSampling, FixedSampling, NoSampling,
+    CyclicSampling)}
 LOST = ("What was spent is unknown, so nothing more may be released. Put the whole file back from a backup, or start again in "
         "another folder.")
 
@@ -55,6 +60,8 @@ class LedgerRecord:
     numbers: set[int] = field(default_factory=set)                      # of all rounds, skipped ones too
     channels: tuple[str, ...] = ()                                      # what the server saw, in words
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
+    unit: Unit | None = None                                            # of privacy, of all rounds; None before there is one
+    correlated: Counter[int] = field(default_factory=Counter)           # rounds with correlated noise: how often each was held
 
     def add_round(self, event: RoundEvent, source: str) -> None:
         """Add the round `event` and the `source` of its randomness ("seed", "os" or ""); one that released nothing is ignored."""
@@ -68,7 +75,8 @@ class LedgerRecord:
 
     def copy(self) -> LedgerRecord:
         """A record with equal contents that can be changed without changing this one."""
-        return LedgerRecord(Counter(self.rounds), Counter(self.sources), set(self.numbers), self.channels, self.before)
+        return LedgerRecord(Counter(self.rounds), Counter(self.sources), set(self.numbers), self.channels, self.before, self.unit,
+                            Counter(self.correlated))
 
 
 class LedgerFile:
@@ -77,15 +85,16 @@ class LedgerFile:
 
     Private releases are forced to disk before they are made, and so is the first of each kind that is not private, after
     which epsilon is infinite anyhow. A line cut short by a crash was never released: reading passes over it, and the next line
-    that is written takes its place. There is one writer: a file that somebody else has changed in between is refused.
+    that is written takes its place. There is one writer: a file that somebody else has changed in between is refused. All its
+    rounds have one unit of privacy, by its first line; files of version 0.2.0 and before know clients only.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, unit: Unit = "client"):
         """A ledger file at `path`, which need not exist; nothing is read or written yet.
 
-        Where the file exists, call `read` before writing.
+        Where the file exists, call `read` before writing. A new one is about `unit`, the unit of privacy.
         """
-        self.path = path
+        self.path, self.unit = path, unit
         self._numbers: dict[Release, int] = {}
         self._digest = hashlib.blake2b(digest_size=16)
         self._size = self._end = 0      # of whole lines, and of the file
@@ -95,8 +104,9 @@ class LedgerFile:
     def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> LedgerRecord:
         """The `LedgerRecord` in the file, or in its first `size` bytes; an empty one where there is no file.
 
-        Changes nothing on disk. Sets where the next line is written: behind the last whole line that was read. `unrecorded` is
-        the source of randomness of rounds that do not name one. A `LedgerError` where the file is damaged or of another format.
+        Changes nothing on disk. Sets where the next line is written, behind the last whole line that was read, and `unit` to
+        that of the file. `unrecorded` is the source of randomness of rounds that do not name one. A `LedgerError` where the file
+        is damaged or of another format.
         """
         self.unrecorded = unrecorded
         content = self.path.read_bytes()[:size] if self.path.is_file() else b""
@@ -104,13 +114,14 @@ class LedgerFile:
         self._size, self._end, self._digest = len(whole), len(content), hashlib.blake2b(whole, digest_size=16)
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
-            if lines and lines[0] != HEAD:
+            if lines and lines[0] not in HEADS.values():
                 raise LedgerError(f"{self.path} is not a ledger of this version.")
-            known, record = _parse_lines(lines[1:], unrecorded)
+            unit = next((unit for unit, head in HEADS.items() if lines[:1] == [head]), self.unit)
+            known, record = _parse_lines(lines[1:], unrecorded, unit)
             numbers = {release: number for number, release in enumerate(known)}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as reason:
             raise LedgerError(f"{self.path} is damaged ({short_text(reason)}). {LOST}") from reason
-        self._numbers = numbers
+        self._numbers, self.unit = numbers, unit
         return record
 
     def append_round(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
@@ -141,7 +152,7 @@ class LedgerFile:
         """Append `earlier`, the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
             {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling),
-             "count": count}
+             "count": count, "unit": event.unit}
             for event, count in earlier.rounds]
         self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
@@ -171,7 +182,7 @@ class LedgerFile:
         A line that a crash cut short is overwritten. A `LedgerError` where another process has changed the file; an OSError where
         it cannot be written, and then the incomplete line is removed.
         """
-        lines = [line] if self._size else [HEAD, line]
+        lines = [line] if self._size else [HEADS[self.unit], line]
         content = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
         with self.path.open("ab", buffering=0) as file:
             if file.tell() != self._end:
@@ -204,21 +215,23 @@ class LedgerFile:
             self._settled = True
 
 
-def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], LedgerRecord]:
+def _parse_lines(lines: list[dict[str, Any]], unrecorded: str, unit: Unit) -> tuple[list[Release], LedgerRecord]:
     """(releases, record): all releases that the lines describe, in order of their numbers, and the record of the rounds.
 
-    `lines` come without the format line. `unrecorded` is the source of randomness of rounds that do not name one. A KeyError,
-    IndexError, TypeError or ValueError where lines are not those of a ledger.
+    `lines` come without the format line. `unrecorded` is the source of randomness of rounds that do not name one, `unit` the unit
+    of privacy of all of them. A KeyError, IndexError, TypeError or ValueError where lines are not those of a ledger.
     """
     known: list[Release] = []
-    record, under_way = LedgerRecord(), _NOTHING
+    record, under_way = LedgerRecord(unit=unit), _NOTHING
+    number, noted = -1, False
     for line in lines:
         if "release" in line:
             known.append(_from_json_dict(line["release"]))
         elif "open" in line:
             record.add_round(*under_way)
-            under_way = RoundEvent((), _from_json_dict(line["sampling"])), line.get("randomness", unrecorded)
-            record.numbers.add(int(line["open"]))
+            under_way = RoundEvent((), _from_json_dict(line["sampling"]), unit), line.get("randomness", unrecorded)
+            number, noted = int(line["open"]), False
+            record.numbers.add(number)
             record.add_channel(line.get("channel", ""))
         elif "skip" in line:
             record.numbers.add(int(line["skip"]))
@@ -229,7 +242,10 @@ def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Rel
             asked = tuple(known[number] for number in line["ask"])
             if event is _NOTHING[0]:
                 raise ValueError("something was asked before a round was opened")
-            under_way = RoundEvent(event.releases + asked, event.sampling), source
+            if not noted and any(isinstance(release, CorrelatedRelease) for release in asked):
+                noted = True
+                record.correlated[number] += 1
+            under_way = replace(event, releases=event.releases + asked), source
     record.add_round(*under_way)
     return known, record
 
@@ -240,10 +256,12 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
     """The `EarlierHistory` in a "before" line of a ledger, whose JSON values are `plain`: `what`, `round`, `rounds`, `sources`.
 
-    A KeyError, TypeError or ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
+    Rounds of version 0.2.0 and before, which do not name their unit of privacy, are about clients. A KeyError, TypeError or
+    ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
     """
     rounds = None if plain["rounds"] is None else tuple(
-        (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"])), int(one["count"]))
+        (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"]), one.get("unit", "client")),
+         int(one["count"]))
         for one in plain["rounds"])
     return EarlierHistory(str(plain["what"]), int(plain["round"]), rounds, tuple(plain["sources"]))
 

@@ -85,8 +85,8 @@ class GaussianNoise(Part):
 
     @property
     def minimum(self) -> int:
-        """1: the server adds all the noise, so any cohort may be summed."""
-        return 1
+        """0: the server adds all the noise, so any cohort may be summed, also an empty one, of which noise alone is released."""
+        return 0
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
         """`rows`, (clients, width), unchanged, because the server adds the noise; the other arguments are not used."""

@@ -29,7 +29,7 @@ from fedtail.privacy.accountants import RenyiDivergences, Steps
 from fedtail.privacy.accounting import Rounds, epsilon_at
 from fedtail.privacy.composed_mechanism import compose_rounds
 from fedtail.privacy.concentrated import check_delta, find_crossing
-from fedtail.privacy.events import Adjacency
+from fedtail.privacy.events import Adjacency, common_unit
 from fedtail.privacy.randomness import Randomness
 
 Stopping = Literal["composition", "poisson", "geometric", "logarithmic"]
@@ -65,10 +65,11 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
     `trial` are the rounds of one trial, and `score` the rounds in which other clients, who train in no trial, score it. With
     `stopping` "composition" there are `trials` trials, all of which may be released. With "poisson", "geometric" or
     "logarithmic", the distribution of a random number of trials with mean `trials`, only the best may be. Infinite where
-    something is released without noise. A ValueError unless `delta` is in (0, 1), and for a mean below 1. `adjacency` is the
-    neighbouring relation.
+    something is released without noise. A ValueError unless `delta` is in (0, 1), for a mean below 1, and where some rounds
+    protect clients and others examples. `adjacency` is the neighbouring relation.
     """
     check_delta(delta)
+    common_unit((*trial, *score))
     if stopping == "composition":
         return max(epsilon_at([(event, trials * count) for event, count in rounds], delta, adjacency)
                    for rounds in (trial, score))

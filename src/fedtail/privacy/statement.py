@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedtail.privacy.accounting import NEIGHBOURS, ONLY, UNIT
-from fedtail.privacy.events import GaussianRelease
+from fedtail.privacy.accounting import ONLY, SAMPLES, neighbouring_relation
+from fedtail.privacy.events import CorrelatedRelease, GaussianRelease
 from fedtail.privacy.history import SEEDED, SYSTEM, UNRECORDED
 from fedtail.privacy.ledger import Ledger
 from fedtail.version import __version__
@@ -17,7 +17,8 @@ SIMULATED = "simulated guarantee: the seed is in this folder"
 FLOATING = "simulated guarantee: noise was added in floating point, by the server"
 UNTOLD = "simulated guarantee: where cohorts and noise came from is not written down for some rounds"
 REAL = "cohorts and noise came from the operating system, and are stored nowhere"
-OBSERVER = "an observer of every release who does not know the cohorts"
+OBSERVER = "an observer of every release who does not know the {samples}"
+OTHER_UNIT = "{what}, whose rounds protect {unit}s, which does not protect a {own}"
 SEARCHED = "the choice of settings by earlier runs on the same clients is not covered"
 CLOSE = 1e-4                # two prices of the same rounds that differ by less are one
 
@@ -37,8 +38,9 @@ def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, n
     the same clients and is on no ledger) are copied from the arguments.
     """
     exposed, mark = ledger.non_private_releases, ledger.file_mark()
-    about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
-             "observer": OBSERVER}
+    unit, adjacency = ledger.unit, ledger.budget.adjacency
+    about = {"unit": unit, "adjacency": adjacency, "neighbours": neighbouring_relation(adjacency, unit),
+             "observer": OBSERVER.format(samples=SAMPLES[unit])}
     priced = {"fedtail": __version__, "ledger": list(mark) if mark else None}
     if exposed or not ledger.rounds:
         why = f"released without a mechanism: {'; '.join(exposed)}" if exposed else "nothing was released yet"
@@ -76,16 +78,19 @@ def guarantee_status(ledger: Ledger) -> list[str]:
 def release_obstacles(ledger: Ledger) -> list[str]:
     """The reasons why the models of the ledger's run may not be released, as texts; an empty list where they may.
 
-    They are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed or of
-    unrecorded source, and floating-point noise.
+    They are a release without a mechanism, a start from a model of unknown or non-private history or one that protects another
+    unit (clients, examples), randomness from a seed or of unrecorded source, and floating-point noise.
     """
     everything = [*ledger.rounds, *(one for earlier in ledger.earlier_histories for one in earlier.rounds or ())]
-    floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
+    floating = any(isinstance(release, (GaussianRelease, CorrelatedRelease)) for event, _ in everything
+                   for release in event.releases)
     sources = {*_randomness_sources(ledger), *(source for earlier in ledger.earlier_histories for source in earlier.sources)}
-    partial = [earlier for earlier in ledger.earlier_histories if not earlier.is_known or earlier.non_private_releases]
+    partial = [earlier.what for earlier in ledger.earlier_histories if not earlier.is_known or earlier.non_private_releases]
+    partial += [OTHER_UNIT.format(what=earlier.what, unit=event.unit, own=ledger.unit) for earlier in ledger.earlier_histories
+                for event, _ in earlier.rounds or () if event.unit != ledger.unit]
     exposed = ledger.non_private_releases
     found = [f"epsilon is infinite: released without a mechanism: {'; '.join(exposed)}"] if exposed else []
-    found += [f"{ONLY}: they began with {partial[0].what}"] if partial else []
+    found += [f"{ONLY}: they began with {partial[0]}"] if partial else []
     return found + [text for source, text in ((SEEDED, SIMULATED), (UNRECORDED, UNTOLD)) if source in sources] + \
         ([FLOATING] if floating else [])
 
