@@ -1,0 +1,168 @@
+"""`fedtail matrix`: every combination of protections and attacks, from one file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.run import folder_name, output_folder, resume_command
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
+
+if TYPE_CHECKING:
+    from fedtail.cli.run import Job
+    from fedtail.experiment.matrix_section import Matrix, MatrixCell
+    from fedtail.runs.loaded_data import LoadedData
+    from fedtail.runs.matrix import CellRuns
+
+LONGEST = 70      # characters of a refusal in the terminal; the page and matrix.json have all
+COLUMNS = {"mean": "mean", "worst10": "worst 10%", "std": "spread"}
+
+
+@print_errors_as_sentences
+def matrix(
+    file: Path = typer.Argument(..., metavar="FILE", show_default=False, help="An experiment file with a [matrix] section."),
+    example: bool = typer.Option(False, "--example", help="Write a commented example to FILE instead, of 144 combinations."),
+    settings: list[str] = options.SET,
+    out: Path | None = options.OUT,
+    seeds: str | None = options.SEEDS,
+    resume: bool = options.RESUME,
+    device: str | None = options.DEVICE,
+    trust: list[str] = options.TRUST,
+    as_json: bool = options.JSON,
+) -> None:
+    """Train every combination of the axes in [matrix]: fairness x robustness x privacy x personal models x attack, say.
+
+    Shows mean, worst tenth and spread of the error over benign clients for each, and what every value costs the others. A
+    combination that cannot be composed is shown with the reason. Everything is checked before the first one trains; each is a
+    run folder of its own, so that --resume does only what is missing. Writes matrix.json, matrix.csv and matrix.html.
+    """
+    from fedtail.experiment.matrix_section import read_matrix
+    from fedtail.report.matrix_page import PAGE, write_matrix_page
+    from fedtail.runs.loaded_data import LoadedData
+    from fedtail.runs.matrix import check_cells, check_matrix_folder
+    from fedtail.runs.matrix_results import matrix_result, write_matrix_files
+
+    if example:
+        write_example(file)
+        return
+    wanted = read_matrix(file, options.settings_with_device(settings, device), trust)
+    check_value_names(wanted)
+    numbers, loaded = options.chosen_seeds(seeds, wanted.seeds), LoadedData()
+    wanted = check_cells(wanted, numbers[0], loaded)
+    folder = out or output_folder(Path("runs") / folder_name(wanted.name), lambda place: _jobs(wanted, numbers, place), resume)
+    check_matrix_folder(folder, resume)
+    found = _run_all(wanted, numbers, folder, resume, as_json, loaded)
+    result = matrix_result(wanted, found, numbers, lambda cell: cell_folder(Path(), cell))
+    write_matrix_files(folder, result)
+    page = write_matrix_page(result, folder / PAGE)
+    if as_json:
+        print_json({**result, "page": str(page)})
+    else:
+        show_matrix(result)
+        typer.echo(f"Saved in {folder}: matrix.json, matrix.csv, and a page to look at, {page}")
+    if any(cell["state"] == "failed" for cell in result["cells"]):
+        exit_with_message(f"some runs failed; --resume tries them again:  {resume_command(folder)}", FAILED)
+
+
+def write_example(file: Path) -> None:
+    """Write a commented matrix file to `file`. Raises FileExistsError where there is one."""
+    from fedtail.experiment.matrix_starter import matrix_example
+
+    if file.exists():
+        raise FileExistsError(f"{file} is there already. Choose another name.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(matrix_example(file.name), encoding="utf-8")
+    typer.echo(f"Wrote {file}.  Look at it, then:  fedtail matrix {file}")
+
+
+def check_value_names(wanted: Matrix) -> None:
+    """Raise ExperimentError where two values of an axis have the same name as folders, such as "a b" and "a-b"."""
+    for axis, values in wanted.axes.items():
+        for place, count in Counter(map(folder_name, values)).items():
+            if count > 1:
+                raise wanted.source.error_at(("matrix", axis), f"two values of {axis} are both {place!r} as a folder. Give one "
+                                                               "another name.")
+
+
+def cell_folder(folder: Path, cell: MatrixCell) -> Path:
+    """The folder of a cell's runs below `folder`, one level for each axis: tail-0.5/median/none."""
+    return folder.joinpath(*map(folder_name, cell.values.values()))
+
+
+def _jobs(wanted: Matrix, seeds: tuple[int, ...], folder: Path) -> list[Job]:
+    """A job (experiment, seed, folder of its run) for each seed and each combination that is not refused, below `folder`."""
+    return [(cell.experiment, seed, cell_folder(folder, cell) / f"seed-{seed}") for seed in seeds for cell in wanted.cells
+            if cell.experiment is not None and not cell.refused]
+
+
+def _run_all(wanted: Matrix, seeds: tuple[int, ...], folder: Path, resume: bool, quiet: bool, loaded: LoadedData) -> CellRuns:
+    """Run all combinations that are not refused with a progress bar (none where `quiet`), and return their runs by cell.
+
+    After a Ctrl-C it says how to resume and raises `typer.Exit` with code 130.
+    """
+    from fedtail.runs import Interrupted
+    from fedtail.runs.matrix import run_cells
+
+    jobs = _jobs(wanted, seeds, folder)
+    watcher = Watcher(len(jobs), quiet)
+    with watcher.show_progress():
+        try:
+            found = run_cells(wanted, seeds, lambda cell: cell_folder(folder, cell), watcher, resume, loaded)
+        except Interrupted as stopped:
+            exit_with_message(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+    done = sum(map(len, found.values()))
+    if done < len(jobs):
+        exit_with_message(f"stopped after {done} of {len(jobs)} runs.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+    return found
+
+
+def show_matrix(result: dict[str, Any]) -> None:
+    """Print a table of all combinations with their error statistics, and one of what each value costs.
+
+    `result` is what `matrix_result` gives. Refusals are shortened.
+    """
+    from fedtail.cli.terminal import show_table
+
+    models = [model for model in ("shared", "personal") if any(cell[model] for cell in result["cells"])]
+    heads = [("own " if model == "personal" else "") + text for model in models for text in COLUMNS.values()]
+    private = any(cell["epsilon"] is not None for cell in result["cells"])
+    unit = f", {result['unit']}" if result["unit"] else ""
+    over = f", +- over {len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else ""
+    rows = [[", ".join(cell["values"].values()), *(_number_text(cell[model], name) for model in models for name in COLUMNS),
+             *([_epsilon_text(cell)] if private else []), _note_text(cell)] for cell in result["cells"]]
+    show_table(f"Error over benign {result['split'].replace('_', '-')} clients after {result['rounds']} rounds{unit}{over}",
+               [", ".join(result["axes"]), *heads, *(["epsilon"] if private else []), ""], rows)
+    costs = [[f"{cost['axis']}: {cost['value']} less {cost['baseline']}",
+              *(_number_text(cost[model], name, "+") for model in models for name in COLUMNS), str(cost["pairs"])]
+             for cost in result["costs"]]
+    if costs:
+        show_table("What each value costs: difference to the first of its axis, mean +- deviation over the other axes",
+                   ["value", *heads, "pairs"], costs)
+
+
+def _number_text(found: dict[str, Any] | None, name: str, sign: str = "") -> str:
+    """The statistic `name` of `found` as "1.23 +- 0.04"; "1.23" without a deviation, "" where `found` is None.
+
+    `sign` is "+" for a difference, which is then written with its sign.
+    """
+    if found is None:
+        return ""
+    mean, std = found[name]["mean"], found[name]["std"]
+    return f"{mean:{sign}.2f}" + ("" if std is None else f" +- {std:.2f}")
+
+
+def _epsilon_text(cell: dict[str, Any]) -> str:
+    """The epsilon of a cell's privacy guarantee with two digits; "" where it has none."""
+    return "" if cell["epsilon"] is None else f"{cell['epsilon']:.2g}"
+
+
+def _note_text(cell: dict[str, Any]) -> str:
+    """Why a cell has no numbers, its state and the shortened reason; "" where it has some."""
+    if cell["state"] == "done":
+        return ""
+    text = f"{cell['state']}: {' '.join(cell['text'].split())}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST - 1]}…"
