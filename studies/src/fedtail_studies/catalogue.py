@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from fedtail.experiment.source import nearest_hint
+from fedtail_studies.ditto.femnist import DITTO_FEMNIST
+from fedtail_studies.ditto.optimal_strength import DITTO_THEORY
+from fedtail_studies.ditto.personal_pages import DITTO_PERSONAL
+from fedtail_studies.ditto.solver_pages import DITTO_SOLVERS
+from fedtail_studies.ditto.vehicle import DITTO_VEHICLE
 from fedtail_studies.emnist.convnet import EMNIST_CONVNET
 from fedtail_studies.emnist.linear import TABLE2
 from fedtail_studies.fair.adult import FAIR_ADULT
@@ -13,6 +18,7 @@ from fedtail_studies.fair.meta import FAIR_META
 from fedtail_studies.fair.sent140 import FAIR_SENT140
 from fedtail_studies.fair.synthetic import FAIR_SYNTHETIC
 from fedtail_studies.fair.vehicle import FAIR_VEHICLE
+from fedtail_studies.inference.coverage import INTERVAL_COVERAGE
 from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
 from fedtail_studies.private.search import PRIVATE_SEARCH
 from fedtail_studies.private.training import PRIVATE_TRAINING
@@ -20,6 +26,7 @@ from fedtail_studies.prox.dane import PROX_DANE
 from fedtail_studies.prox.datasets import PROX_DATASETS
 from fedtail_studies.prox.heterogeneity import PROX_HETEROGENEITY
 from fedtail_studies.prox.stragglers import PROX_SYNTHETIC
+from fedtail_studies.questions.corrupted_tails import CORRUPTED_TAILS
 from fedtail_studies.questions.family import FAMILY, FAMILY_FEMNIST
 from fedtail_studies.questions.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
 from fedtail_studies.questions.interpolation import INTERPOLATION
@@ -63,6 +70,7 @@ STUDIES: tuple[Study, ...] = (
     FLIPPED_LABELS,
     FLIPPED_LABELS_FEMNIST,
     WHERE_NOT,
+    CORRUPTED_TAILS,
     PRIVATE_COST,
     BIAS,
     THEOREM4,
@@ -98,6 +106,12 @@ STUDIES: tuple[Study, ...] = (
     FAIR_VEHICLE,
     FAIR_SENT140,
     FAIR_META,
+    DITTO_THEORY,
+    DITTO_VEHICLE,
+    DITTO_FEMNIST,
+    DITTO_SOLVERS,
+    DITTO_PERSONAL,
+    INTERVAL_COVERAGE,
 )
 
 

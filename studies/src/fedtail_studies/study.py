@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from fedtail.attacks import ClientAttack
     from fedtail.data import Population
     from fedtail.task import Task
     from fedtail.training import Method, Progress, Trained
@@ -117,9 +118,13 @@ class Cell:
         return self.finished[self.seed if seed is None else seed][name]
 
     def train(self, algorithm: Method, task: Task, population: Population, rounds: int,
-              on_round: Callable[[Progress], object] | None = None) -> Trained:
-        """Train with the cell's seed and device, watched; `on_round` is shown every round, and ends the run by returning True."""
+              on_round: Callable[[Progress], object] | None = None, attack: ClientAttack | None = None) -> Trained:
+        """Train with the cell's seed and device, watched; `on_round` is shown every round, and ends the run by returning True.
+
+        Corrupted clients of the population do what `attack` says.
+        """
         import fedtail
+        from fedtail.engine.local_fleet import LocalFleet
 
         def look_on(progress: Progress) -> bool:
             ended = on_round is not None and on_round(progress) is True
@@ -127,8 +132,9 @@ class Cell:
             return ended or self.watch.stop
 
         self.watch.begin(self.name, self.seed, 0, rounds)
-        trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed,
-                                engine=fedtail.Engine(device=self.device), on_round=look_on)
+        with LocalFleet(population, task, self.device, attack=attack) as fleet:
+            trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed, fleet=fleet,
+                                    engine=fedtail.Engine(device=self.device), on_round=look_on)
         self.stop_if_asked()
         return trained
 

@@ -47,10 +47,15 @@ def few_clients(cell: Cell) -> Setting:
     return replace(demo(cell), cohort=FEW_CLIENTS)
 
 
-def mislabelled(population: Population, classes: int, seed: int) -> Population:
+def is_mislabelled(clients: int, seed: int, fraction: float) -> torch.Tensor:
+    """Which of the clients `mislabelled` takes, (clients,) bool."""
+    return torch.rand(clients, generator=torch.Generator().manual_seed(seed)) < fraction
+
+
+def mislabelled(population: Population, classes: int, seed: int, fraction: float = MISLABELLED) -> Population:
     """A tenth of the clients get labels drawn at random: hopeless for any model, and so the worst off."""
     random = torch.Generator().manual_seed(seed)
-    bad = torch.rand(len(population), generator=random) < MISLABELLED
+    bad = torch.rand(len(population), generator=random) < fraction
     labels = torch.randint(classes, population.targets.shape, generator=random)
     owner, rows = population.example_clients_and_rows()
     targets, wrong = population.targets.clone(), rows[bad[owner]]
