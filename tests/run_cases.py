@@ -69,12 +69,24 @@ total = 2.5
 """, """part = "PrivateMean"
 clip_norm = 0.1
 """) + "[family.risk.risk]\ntail_fraction = [1.0, 0.5]\n"
+METHODS["ditto"] = """\
+[sample]
+cohort_size = 5
+[risk]
+part = "Superquantile"
+tail_fraction = 0.5
+[personal]
+part = "Ditto"
+strength = 0.1
+local = { learning_rate = 0.1, local_steps = 3 }
+"""
+SETTINGS = {"ditto": ("data.split={ train = 1.0, within = 0.3 }",)}      # personal models are evaluated within training clients
 BITWISE = ("metrics.jsonl", "rounds.jsonl", "clients.parquet", "result.json", "experiment.toml", "privacy.json",
            "initial.safetensors", "model.safetensors", "model-0.safetensors", "model-1.safetensors", "model-2.safetensors")
 
 
 def experiment(name: str = "delta_fl", *settings: str, more: str = "") -> Experiment:
-    [made] = build_experiments(Source.parse(BASE + METHODS[name] + more, f"{name}.toml", Path(), settings), name)
+    [made] = build_experiments(Source.parse(BASE + METHODS[name] + more, f"{name}.toml", Path(), (*SETTINGS.get(name, ()), *settings)), name)
     return made
 
 

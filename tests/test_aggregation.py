@@ -244,7 +244,7 @@ def test_noise_is_a_part_and_not_its_multiplier(make):
 def check_total(aggregate, risk, cohort):
     """Refuse numbers that were planned for other cohorts than the expected ones."""
     sample = SimpleNamespace(expected_size=lambda population: cohort)
-    parts = Composition(sample, risk, aggregate, LocalSGD(), None, fedtail.PlainChannel(), None)
+    parts = Composition(sample, risk, aggregate, LocalSGD(), fedtail.server.SGD(1.0), None, fedtail.PlainChannel(), None)
     for text in divisor_refusals(parts):
         raise ValueError(text)
 

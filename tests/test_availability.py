@@ -144,7 +144,7 @@ def test_no_amplification_is_claimed_and_evaluations_are_refused():
     for sample in (Available(Poisson(0.5), diurnal), Available(Uniform(5), diurnal), FirstArrivals(5, 1.4, LogNormalSpeeds(1.0))):
         assert sample.event(population) == NoSampling()
         refusal = fedtail.FederatedEvaluation(loss_bound=4.0).sampler_refusal(sample)
-        assert refusal.startswith(f"{type(sample).__name__} does not draw every client equally often")
+        assert refusal.startswith(f"{type(sample).__name__} {sample.unequal}, so that an evaluation over its cohorts would be about")
     with pytest.raises(ValueError, match="needs everybody every round"):
         train(replace(fedtail.afl(), sample=Available(Everyone(), diurnal)), TASK, small_population(6), rounds=1)
 

@@ -53,6 +53,7 @@ HERE = LocalFleet(PEOPLE, TASK)
 BASE = replace(fedtail.fedavg(30, **LOCAL), sample=Everyone())
 GROUPLESS = replace(PEOPLE, group=None)
 NOISE, ROWS = DiscreteNoise(1.0, planned_clients=10), IntegerChannel()
+FTRL = fedtail.dp_ftrl(30, 0.1, 1.0, rounds=6, cohort_size=10, **LOCAL)
 HIDING = SecureChannel(16, minimum_contributors=5)
 NODES = Sites()
 HISTOGRAM = NoisyHistogram(4.0, 30.0, NOISE, bins=8)
@@ -176,6 +177,15 @@ CASES = [
          method(risk=Ascent()), fleet=NODES.fleet(), fits_fleet=NODES.fleet(forgets=False)),
     Case("lost_memory_refusals", method(local=Attached(may_be_lost=False)), "Attached cannot run on a fleet that may lose its clients' memory: nothing goes on without it.",
          method(local=Attached(may_be_lost=True)), fleet=NODES.fleet()),
+    Case("kept_models_refusals", method(aggregate=fedtail.aggregation.MeanOfModels()),
+         "MeanOfModels needs clients that keep models and send how far these have moved, and LocalSGD keeps none. Use local=MeanRegularised(...), or WeightedMean.",
+         fedtail.mean_regularised(0.1)),
+    Case("kept_models_refusals", replace(method(), personal=fedtail.personal.KeptByLocal()),
+         "KeptByLocal predicts by models that local training keeps, and LocalSGD keeps none. Use local=MeanRegularised(...), or personal=Ditto(...).",
+         replace(method(), personal=fedtail.Ditto(0.1))),
+    Case("kept_models_refusals", replace(fedtail.mean_regularised(0.1), risk=Superquantile(0.5)),
+         "MeanOfModels counts every client's model once, and Superquantile weighs clients by their losses. Use risk=Mean(), or WeightedMean.",
+         replace(fedtail.mean_regularised(0.1), risk=Superquantile(0.5), aggregate=fedtail.WeightedMean())),
     Case("few_contributors_refusals", method(risk=Superquantile(0.15)),
          "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
@@ -196,6 +206,17 @@ CASES = [
     Case("secret_cohort_refusals", replace(private(Mean(), 30.0), sample=fedtail.Poisson(0.99), local=TellsOfCohort()),
          "TellsOfCohort sends numbers that depend on who was sampled, and amplification by Poisson sampling relies on cohorts that stay secret. Use parts that do not read the cohort: Stragglers without exact=True, a fixed tail_fraction.",
          replace(private(Mean(), 30.0), local=TellsOfCohort())),
+    Case("participation_refusals", replace(FTRL, sample=fedtail.Uniform(10)),
+         "the noise of CorrelatedMean is planned for clients that participate at most once in 3 rounds, which Uniform(cohort_size=10) does not see to. Use sample=CyclicCohorts(3).",
+         FTRL),
+    Case("participation_refusals", replace(FTRL, local=fedtail.LocalSGD(penalty=fedtail.Dane(0.1))),
+         "local training asks for updates more than once in a round, and the noise of CorrelatedMean is planned for one sum. Use a penalty that asks for none, as Proximal, or PrivateMean.", FTRL),
+    Case("two_units_refusals", replace(private(Mean(), 30.0), local=fedtail.ExamplePrivateSGD(1.0, 1.0)),
+         "ExamplePrivateSGD hides single examples, and the noise of PrivateMean hides clients: no one epsilon is about both. Use WeightedMean and a risk without noise, or LocalSGD.",
+         method(local=fedtail.ExamplePrivateSGD(1.0, 1.0))),
+    Case("two_units_refusals", method(local=fedtail.ExamplePrivateSGD(1.0, 1.0)),
+         "ExamplePrivateSGD draws noise inside clients, and clients of this fleet may have to answer again, with noise that nothing is charged for. Use a fleet in this process, and a channel without dropout.",
+         BASE, PlainChannel(), NODES.fleet()),
     Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
          BASE, replace(HIDING, masks="none"), NODES.fleet(), NODES.fleet(), HIDING),
 ]
@@ -205,7 +226,7 @@ CASES = [
 def test_a_rule_says_its_text_where_it_is_broken_and_no_other_rule_says_anything(case):
     (said,) = refusals(case.refused, case.population, case.channel, case.fleet)
     assert said.startswith(case.text)
-    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.population, case.channel, case.fleet, case.refused.personal)
+    parts = Composition(case.refused.sample, case.refused.risk, case.refused.aggregate, case.refused.local, case.refused.server, case.population, case.channel, case.fleet, case.refused.personal)
     asked = NEEDS if case.rule in {rule.__name__ for rule in NEEDS} else RULES
     assert {rule.__name__: list(rule(parts)) for rule in asked} == {rule.__name__: [said] if rule.__name__ == case.rule else [] for rule in asked}
     assert refusals(case.fits, case.fits_population, case.fits_channel or case.channel, case.fits_fleet or case.fleet) == ()

@@ -21,11 +21,14 @@ from fedtail import (
     Binned,
     ClippedMean,
     CoordinateMedian,
+    CorrelatedMean,
     CurvatureMean,
+    DelayedMean,
     DiscreteNoise,
     EntropicValueAtRisk,
     Everyone,
     ExactQuantile,
+    FencedSuperquantile,
     GaussianNoise,
     GeometricMedian,
     GeometricMedianOfRows,
@@ -107,7 +110,7 @@ BARE = {
     "TailFilter": TailFilter(0.6), "SmoothedSuperquantile": SmoothedSuperquantile(0.6, 0.5), "QuadraticSuperquantile": QuadraticSuperquantile(0.6, 0.5),
     "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "AlphaFair": AlphaFair(1.0, 20.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
     "ValueAtRisk": ValueAtRisk(0.5), "EntropicValueAtRisk": EntropicValueAtRisk(0.6), "TiltedValueAtRisk": TiltedValueAtRisk(0.6),
-    "InverseSuperquantile": InverseSuperquantile(0.3), "IntervalSuperquantile": IntervalSuperquantile(0.2, 0.2), "Spectral": Spectral((1.0, 0.5), (0.5, 0.5)),
+    "InverseSuperquantile": InverseSuperquantile(0.3), "IntervalSuperquantile": IntervalSuperquantile(0.2, 0.2), "FencedSuperquantile": FencedSuperquantile(0.6), "Spectral": Spectral((1.0, 0.5), (0.5, 0.5)),
     "Hierarchical": Hierarchical(Tilted(1.0), Tilted(2.0), groups=3), "Tilted to the worst": Tilted(float("inf")), "a user's": Expectile(0.7),
 }
 OTHER_QUANTILES = ("12 bits", "majorise")      # are found like any other, so wrappers go without them
@@ -147,6 +150,8 @@ def aggregators(risk):
     total = CLIENTS * (1.0 if risk.declares.weight is None else risk.declares.weight)
     return {"WeightedMean": WeightedMean(), "CurvatureMean": CurvatureMean(), "PrivateMean": PrivateMean(0.1, SHARES, total), "PrivateMean by release": PrivateMean(0.1, SHARES),
             "PrivateMean by the server": PrivateMean(0.1, SERVER, total), "AdaptiveClip": AdaptiveClip(0.1, SHARES, total), "AdaptiveClip by the server": AdaptiveClip(0.1, SERVER, total),
+            "CorrelatedMean": CorrelatedMean(0.1, fedtail.CorrelatedNoise(1.0, 20, 1), total),
+            "DelayedMean": DelayedMean(0.1, SHARES, total, 1, 1, 0.2, epsilon=0.1), "DelayedMean by the server": DelayedMean(0.1, SERVER, total, 1, 1, 0.2, epsilon=0.1),
             "GeometricMedian": GeometricMedian(3), **OF_ROWS}
 
 
@@ -274,9 +279,9 @@ def parts_within(value) -> Iterator[object]:
             yield from parts_within(getattr(value, field.name))
 
 
-OTHERS = (fedtail.Proximal(0.1), local.EWC(0.5, 3), local.TrainOnly(("bias",)), fedtail.Ditto(0.5), fedtail.ValidatedDitto(),
+OTHERS = (fedtail.NoDivisor(), fedtail.FixedDivisor(torch.linspace(0.5, 1.0, 18)), fedtail.ExamplePrivateSGD(0.5, 1.0, batch_size=4), fedtail.Proximal(0.1), local.EWC(0.5, 3), local.TrainOnly(("bias",)), local.SymmetrisedKL(0.5), local.MeanRegularised(0.3, fedtail.LocalSGD(0.2, 3)), aggregation.MeanOfModels(8.0), fedtail.personal.KeptByLocal(), fedtail.Ditto(0.5), fedtail.ValidatedDitto(),
           fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=fedtail.Proximal(0.1))), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
-          fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), local.Cosine(3), local.StepDecay(0.5, 2),
+          fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), fedtail.MAML(0.2, difference_step=1e-3, local_steps=3, batch_size=4), local.Cosine(3), local.StepDecay(0.5, 2),
           local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
           speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
@@ -318,7 +323,10 @@ RECIPES = {
                *(recipes.fedavg(**SIZE, epochs=3, work=work) for work in (local.Stragglers(0.5, exact=True), local.Participants(5, local.Stragglers(0.5, exact=True)),
                                                                   local.Deadline(4.0, speeds.LogNormalSpeeds(1.0))))],
     "ditto": [recipes.ditto(0.5, **SIZE), *(replace(recipes.fedavg(**SIZE), personal=part) for part in (
-        fedtail.ValidatedDitto(), fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=local.EWC(0.1)))))],
+        fedtail.ValidatedDitto(), fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=local.EWC(0.1))), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=local.SymmetrisedKL(0.1)))))],
+    "l2sgd": [recipes.l2sgd(0.5, **SIZE)],
+    "mean_regularised": [recipes.mean_regularised(0.5, **LOCAL)],
+    "per_fedavg": [recipes.per_fedavg(CLIENTS), recipes.per_fedavg(CLIENTS, first_order=True, local_steps=2, batch_size=3)],
     "fedavg_sub": [recipes.fedavg_sub(0.5, **SIZE)],
     "fedprox": [recipes.fedprox(0.1, **SIZE), recipes.fedavg(**SIZE, penalty=fedtail.AdaptiveProximal()),
                 replace(BASE, local=fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.AdaptiveProximal()), 0.3))],
@@ -332,6 +340,10 @@ RECIPES = {
     "term": [recipes.term(1.0, **SIZE), recipes.term(1.0, **SIZE, loss_bound=4.0), recipes.term(1.0, **SIZE, example_tilt=-1.0, group_tilt=2.0, groups=3)],
     "afl": [recipes.afl(**LOCAL), recipes.afl(groups=3, **SIZE)],
     "dp_fedavg": [recipes.dp_fedavg(CLIENTS, 0.1, 1.0, **SIZE, noise=noise) for noise in ("gaussian", "discrete")],
+    "dp_ftrl": [recipes.dp_ftrl(CLIENTS, 0.1, 1.0, rounds=20, **{**SIZE, "cohort_size": size}, bands=bands) for size, bands in ((CLIENTS, None), (CLIENTS // 4, 2))],
+    "fed_adadps": [recipes.fed_adadps(CLIENTS, 0.1, 1.0, torch.linspace(0.5, 1.0, 18), **SIZE, noise=noise) for noise in ("gaussian", "discrete")],
+    "fed_dp2": [recipes.fed_dp2(CLIENTS, 0.1, 1.0, 1, 0.2, **SIZE, noise=noise, moment=moment) for noise in ("gaussian", "discrete")
+                for moment in (fedtail.private_optim.RMSPropMoment(), fedtail.private_optim.AdaGradMoment(), fedtail.private_optim.YogiMoment())],
     "dp_delta_fl": [recipes.dp_delta_fl(0.5, CLIENTS, 0.1, 1.0, 1.0, 4.0, **SIZE, noise=noise, method=way) for noise, way in (("gaussian", "tree"), ("discrete", "optimal"))],
     "delta_fl_family": [recipes.delta_fl_family((1.0, 0.5), **SIZE)],
 }

@@ -96,7 +96,7 @@ def holders():
             "RemoteFleet": Sites().fleet(), "SimulatedFleet": fleet, "QuantilePlan": plan_quantiles(100, [0.5], Edges.of_equal_width(0.0, 1.0, 4), epsilon=1.0, delta=1e-5),
             "WeightedClients": ClientStatistics(some.double(), some.double()).with_density(some.double()),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
-            "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
+            "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, method.server, PEOPLE, PlainChannel(), fleet),
             "LocalFleet": fleet, "Experiment": experiment(), "Site": Site(lambda: Node(PEOPLE, TASK)), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
             "Node": Node(PEOPLE, TASK), "Population": PEOPLE, "RowFile": store.file, "RowFolder": folder, "RowPlaces": folder.reserve_places(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),

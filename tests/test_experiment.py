@@ -63,6 +63,12 @@ RECIPES = {
     "refreshed": ('[risk]\npart = "Refreshed"\nevery = 5\nrisk = { part = "Superquantile", tail_fraction = 0.3 }',
                   fedtail.delta_fl(0.3, 8, refresh_every=5)),
     "q_maml": ('[local]\npart = "MAML"\ninner_steps = 2\n[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_maml(1.0, 8, inner_steps=2)),
+    "per_fedavg": ('[local]\npart = "MAML"\ndifference_step = 0.001\nlocal_steps = 3\nbatch_size = 5\n[personal]\npart = "FineTuning"\n'
+                   'local = { learning_rate = 0.1, batch_size = "none", local_steps = 1 }', fedtail.per_fedavg(8, local_steps=3, batch_size=5)),
+    "l2sgd": ('[local]\npart = "MeanRegularised"\nstrength = 0.2\nlocal = { learning_rate = 0.05 }\n[aggregate]\npart = "MeanOfModels"\n[personal]\npart = "KeptByLocal"',
+              fedtail.l2sgd(0.2, 8, learning_rate=0.05)),
+    "symmetrised KL": ('[personal]\npart = "FineTuning"\nlocal = { epochs = 3, penalty = { part = "SymmetrisedKL", strength = 0.5 } }',
+                       replace(fedtail.fedavg(8), personal=fedtail.personal.FineTuning(fedtail.LocalSGD(epochs=3, penalty=fedtail.local.SymmetrisedKL(0.5))))),
     "alpha fair": ('[risk]\npart = "AlphaFair"\nalpha = 2\nloss_bound = 9', replace(fedtail.fedavg(8), risk=fedtail.AlphaFair(2.0, 9.0))),
     "q_ffl": ('[risk]\npart = "PowerFair"\npower = 1\n[aggregate]\npart = "CurvatureMean"', fedtail.q_ffl(1.0, 8)),
     "term": ('[risk]\npart = "Tilted"\ntilt = 2\nloss_bound = 4', fedtail.term(2.0, 8, loss_bound=4.0)),

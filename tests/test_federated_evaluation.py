@@ -192,6 +192,35 @@ def test_a_sum_over_too_few_is_never_released_and_training_goes_on():
         train(replace(EVERYONE, sample=fedtail.ByMass(5)), task(), TRAIN, rounds=1, evaluation=replace(LOSSES, split="train"))
 
 
+class FirstFive:
+    """A sampler of somebody's own that takes the first five clients, and does not declare whether that is fair to the others."""
+
+    def __call__(self, population, seed, round):
+        return fedtail.Everyone()(population.select(torch.arange(len(population)) < 5), seed, round)
+
+    def expected_size(self, population):
+        return 5
+
+    def event(self, population):
+        return fedtail.Everyone().event(population)
+
+    def takes_everyone(self, population):
+        return False
+
+    def check(self, population):
+        pass
+
+
+def test_evaluation_over_cohorts_of_an_undeclared_sampler_is_refused():
+    own, everybody = replace(EVERYONE, sample=FirstFive()), replace(LOSSES, split="train")
+    assert train(own, task(), TRAIN, rounds=1).state.round == 1
+    with pytest.raises(ValueError, match=r"^FirstFive does not declare whether its cohorts represent all clients equally\. Give it a "):
+        train(own, task(), TRAIN, rounds=1, evaluation=everybody)
+    FirstFive.unequal = "takes the first five"
+    with pytest.raises(ValueError, match=r"^FirstFive takes the first five, so that an evaluation over its cohorts would be about "):
+        train(own, task(), TRAIN, rounds=1, evaluation=everybody)
+
+
 # Privacy
 
 PRIVATE = FederatedEvaluation("train", bins=8, noise=fedtail.GaussianNoise(4.0), every=1)

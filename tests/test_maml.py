@@ -180,6 +180,82 @@ def test_the_gradient_is_that_of_the_objective_where_masks_are_drawn():
         assert torch.allclose((values(params + 1e-5 * unit) - values(params - 1e-5 * unit)) / 2e-5, found[:, j], rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("difference_step", "first_order"), [(None, True), (None, False), (1e-3, False), (0.05, False)])
+@pytest.mark.parametrize("case", ["softmax", "squares", "mlp"])
+def test_local_steps_of_per_fedavg_written_out(case, difference_step, first_order):
+    """tau steps, each with a split of its own: w <- w - rate (I - eta H) g, H g exact, by central differences, or left out."""
+    (task, population), inner, rate = made(case), 0.2, 0.4
+    local = MAML(rate, inner, first_order=first_order, difference_step=difference_step, local_steps=3, batch_size=3)
+
+    def slope(w, x, y):
+        w = w.detach().requires_grad_()
+        return torch.autograd.grad(loss_at(task, w, x, y), w)[0]
+
+    def product(w, support, v):
+        if first_order:
+            return torch.zeros_like(v)
+        if difference_step is None:
+            return torch.autograd.functional.hessian(lambda z: loss_at(task, z, *support), w) @ v
+        return (slope(w + difference_step * v, *support) - slope(w - difference_step * v, *support)) / (2 * difference_step)
+
+    expected = []
+    for k in range(len(population)):
+        w = task.params()
+        for t in range(3):
+            support, query = batches_by_hand(population, k, t)
+            g = slope(w - inner * slope(w, *support), *query)
+            w = w - rate * (g - inner * product(w, support, g))
+        expected.append(w - task.params())
+    for which, kernel in kernels(task, population).items():
+        found = local.updates(shard_of(task, population, kernel).clients())
+        assert torch.allclose(found, torch.stack(expected), rtol=0, atol=1e-10), which
+
+
+def batches_by_hand(population, k, step, most=3):
+    """The first three support and query examples of a client in one of its steps in the round."""
+    inputs, targets = population.client(k)
+    name = ("support", ROUND, population.key[k : k + 1], *([step] if step else []))
+    order = random_permutations(hash_bits(SEED, *name), population.size[k : k + 1])[0]
+    cut = min(max(1, int(torch.tensor(0.5 * len(targets)).round())), len(targets) - 1)
+    return [(inputs[rows], targets[rows]) for rows in (order[:cut][:most], order[cut:][:most])]
+
+
+def test_differences_come_to_the_exact_product_and_are_it_for_squares():
+    for case, close in (("squares", (1e-10, 1e-10)), ("softmax", (1e-2, 1e-7))):
+        task, population = made(case)
+        clients = shard_of(task, population, kernel_for(task, CPU, WIDE, population)).clients()
+        exact = MAML(0.5, 0.3).updates(clients)
+        for step, within in zip((0.1, 1e-4), close, strict=True):
+            assert (MAML(0.5, 0.3, difference_step=step).updates(clients) - exact).abs().max() < within
+
+
+def test_differences_have_the_masks_of_the_inner_step():
+    """Dropout: with equal masks on both sides the difference is that of one function, and near the exact product."""
+    torch.manual_seed(3)
+    task, population = Task(Dropping().to(WIDE)), people()
+    clients = shard_of(task, population, kernel_for(task, CPU, WIDE, population)).clients()
+    exact, near = (MAML(1.0, 0.3, local_steps=2, difference_step=step).updates(clients) for step in (None, 1e-4))
+    assert torch.allclose(exact, near, rtol=0, atol=1e-6)
+    assert not torch.allclose(exact, MAML(1.0, 0.3, local_steps=2, first_order=True).updates(clients), rtol=0, atol=1e-3)
+
+
+def test_per_fedavg_is_fedavg_of_such_steps_and_personal_models_one_step_from_it():
+    (task, population), settings = made("softmax"), {"learning_rate": 0.3, "inner_learning_rate": 0.2, "local_steps": 2}
+    method = fedtail.per_fedavg(4, **settings)
+    trained = train(method, task, population, rounds=3, seed=SEED)
+    plain = replace(fedtail.fedavg(4), local=MAML(**settings, difference_step=1e-3))
+    assert torch.equal(trained.state.params, train(plain, task, population, rounds=3, seed=SEED).state.params)
+    received = train(plain, task, population, rounds=2, seed=SEED).state.params
+    found = fedtail.evaluation.personal.kept_personal_rows(trained, population.key).read()
+    last = method.sample(population, SEED, 2).ids.tolist()
+    for k in last:
+        start = received.clone().requires_grad_()
+        slope = torch.autograd.grad(loss_at(task, start, *population.client(k)), start)[0]
+        assert torch.allclose(found.rows[k], received - 0.2 * slope, rtol=0, atol=1e-10)
+    assert fedtail.per_fedavg(4, first_order=True).local == MAML(first_order=True)
+    assert fedtail.per_fedavg(4, difference_step=None).local == MAML()
+
+
 def test_splits_are_of_each_round_and_client_and_leave_both_halves_someone():
     task, population = made("softmax")
     clients = shard_of(task, population, kernel_for(task, CPU, WIDE, population)).clients()
@@ -302,6 +378,10 @@ def test_parts_are_sent_as_they_are_and_refused_in_words():
     for wrong, text in (({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0. It is the step of the shared model."),
                         ({"inner_learning_rate": -1.0}, r"inner_learning_rate \(eta\) must be positive and finite, got -1. It is the step of a client's adaptation."),
                         ({"inner_steps": 0}, "inner_steps must be a whole number, at least 1, got 0."),
+                        ({"local_steps": 0}, "local_steps must be a whole number, at least 1, got 0."),
+                        ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0."),
+                        ({"difference_step": 0.0}, r"difference_step \(delta\) must be positive and finite, got 0. It is the step of a difference of gradients."),
+                        ({"difference_step": 0.1, "first_order": True}, "first_order=True uses no Hessian, and difference_step=0.1 is how to compute its products. Leave one of them out."),
                         ({"support_fraction": 1.0}, r"support_fraction must be in \(0, 1\), got 1. For half and half write 0.5.")):
         with pytest.raises(ValueError, match=f"^{text}$"):
             MAML(**wrong)

@@ -359,7 +359,8 @@ def test_mapper_keeps_the_mix_with_the_smallest_training_loss():
 
 
 @pytest.mark.parametrize("part", [Ditto(0.5, LocalSGD(0.1, 3, epochs=2)), fedtail.personal.APFL(0.4, LocalSGD(0.1, 3, epochs=2)),
-                                  fedtail.personal.Mapper(local=LocalSGD(0.1, 3, epochs=2)), ValidatedDitto(local=LocalSGD(0.1, 3, epochs=2))],
+                                  fedtail.personal.Mapper(local=LocalSGD(0.1, 3, epochs=2)), ValidatedDitto(local=LocalSGD(0.1, 3, epochs=2)),
+                                  fedtail.personal.FineTuning(LocalSGD(0.1, 3, epochs=2, penalty=fedtail.local.SymmetrisedKL(0.5)))],
                          ids=lambda part: type(part).__name__)
 def test_the_same_bits_whatever_the_workers_and_who_else_is_there(part):
     population = people(clients=40)

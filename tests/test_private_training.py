@@ -369,7 +369,7 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
 @pytest.mark.parametrize(("noise", "ratio"), [("gaussian", 0.25), ("discrete", 0.25)])
 def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, ratio):
     rounds, planned = 50, minimum_cohort_for(0.04, 2500)
-    drawn = PoissonSampling(0.04, reveal_probability(0.04, 2500, planned if noise == "discrete" else 1))
+    drawn = PoissonSampling(0.04, reveal_probability(0.04, 2500, planned if noise == "discrete" else 0))
     levels = noise_for(3.0, 1e-4, rounds, drawn, ratio, discrete=noise == "discrete")
     algorithm = fedtail.dp_delta_fl(0.5, 2500, 0.1, levels.update, levels.quantile, 3.0, noise=noise, **LOCAL)
     crowd = replace(small_population(2500), mass=torch.ones(2500, dtype=torch.float64))

@@ -44,6 +44,7 @@ RECIPES = {
     "q_ffl": fedtail.q_ffl(1.0, 8, **LOCAL),
     "afl": fedtail.afl(0.5, **LOCAL),
     "afl groups": fedtail.afl(0.5, groups=3, cohort_size=8, **LOCAL),
+    "ditto": fedtail.ditto(0.1, 8, **LOCAL),
     "family": Family((fedtail.fedavg(8, **LOCAL), fedtail.delta_fl(0.4, 8, **LOCAL), fedtail.term(1.0, 8, **LOCAL))),
 }
 OWN = [sys.modules["own_risk"], sys.modules["wide_risk"], sys.modules[__name__]]
@@ -241,6 +242,19 @@ def test_a_run_of_a_file_is_that_of_the_local_engine_and_goes_on_with_the_same_b
     local = run(experiment("afl"), 3, tmp_path / "local", Onlooker())
     here, there = (load_file(one.models[0]) for one in (local, whole))
     assert all(torch.allclose(here[name], there[name], atol=1e-6) for name in here)
+
+
+def test_personal_models_of_a_file_are_those_of_the_local_engine_and_go_on_with_the_same_bits(tmp_path):
+    wanted = experiment("ditto", "engine.kind=ray", "engine.shards=2")
+    whole = run(wanted, 3, tmp_path / "whole", Onlooker())
+    with pytest.raises(Interrupted):
+        run(wanted, 3, tmp_path / "parts", Onlooker(stop_after=3))
+    parts = run(wanted, 3, tmp_path / "parts", Onlooker(), resume=True)
+    assert parts.result == whole.result                        # with the digests of the models and of every client's errors
+    local = run(experiment("ditto"), 3, tmp_path / "local", Onlooker())
+    for name in ("personal_loss", "personal_error"):
+        assert local.client_columns("test")[name] == pytest.approx(whole.client_columns("test")[name], abs=1e-5)
+    assert local.result["participation"] == whole.result["participation"]
 
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path):

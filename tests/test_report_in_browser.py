@@ -14,7 +14,10 @@ from pytest import approx
 from browser import Visit, chromium
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder
+from fedtail.runs import run as run_experiment
 from run_folders import THETAS, trained_family, write_folder, write_run
+
+from run_cases import Onlooker, experiment
 
 NASTY = "</script><b onclick=\"x\">&amp; ${x} %{y} 'q'"
 
@@ -80,7 +83,7 @@ def test_the_slider_moves_with_the_keyboard(visit, family):
         check_numbers(visit, family, theta)
         seen.setdefault(theta, visit.plots())
         assert visit.plots() == seen[theta]                  # and back again
-    assert len(seen[0.5]) == 17
+    assert len(seen[0.5]) == 18
     for plot, shown in seen[0.5].items():
         assert len({shown, seen[0.2][plot], seen[1.0][plot]}) == 3, f"{plot} does not follow the slider"
     assert visit.problems == []
@@ -162,6 +165,26 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, family_page):
         assert visit.overflow() <= 0
         visit.page.set_viewport_size({"width": 320, "height": 600})
         visit.page.wait_for_function("document.querySelector('#histogram .main-svg').clientWidth <= 320")
+        assert visit.overflow() <= 0
+        assert visit.problems == []
+
+
+def test_personal_models_are_a_method_of_their_own_and_participation_is_shown(browser, tmp_path):
+    run = run_experiment(experiment("ditto"), 3, tmp_path / "run", Onlooker())
+    with Visit(browser, write_page([run], tmp_path), 400) as visit:
+        for k, column in enumerate(("error", "personal_error")):
+            visit.page.click(f".chip[data-method='{k}']")
+            visit.wait()
+            assert visit.text("#focus-label") == ("ditto, shared", "ditto, personal")[k]
+            assert visit.value("#focus-mean") == approx(run.client_columns("test")[column].mean())
+        [trace] = visit.traces("took-part")                  # of the method in focus
+        counts = run.client_columns("train")["asked"].astype(int)
+        assert trace["x"][1:-1] == approx(np.arange(counts.max() + 1))
+        assert trace["y"][1:-1] == approx(100 * np.bincount(counts) / len(counts), abs=0.01)
+        assert "Every sampled client trains its personal model" in visit.plots()["often"]
+        assert "Personal models need about 50: these say little yet." in visit.text("header")
+        some = counts[counts > 0]
+        assert f"ditto: {np.median(some):g} rounds in the median, {some.min()} to {some.max()}" in visit.text(".took-part")
         assert visit.overflow() <= 0
         assert visit.problems == []
 

@@ -54,7 +54,7 @@ COMMITTED = [study for study in STUDIES if (EXPERIMENTS / study.name / PAGE).exi
 SMALL = {"seeds": 1, "rounds": 3, "train_clients": 20, "pool": 8000}
 TINY = {
     "table2": {"seeds": 1, "visits": 0.5, "cohort": 4}, "interpolation": SMALL, "family": SMALL, "flipped_labels": SMALL,
-    "where_not": SMALL, "private_cost": SMALL,
+    "where_not": SMALL, "corrupted_tails": SMALL, "private_cost": SMALL,
     "family_femnist": {"seeds": 1, "visits": 0.3}, "flipped_labels_femnist": {"seeds": 1, "visits": 0.3},
     "bias": {"seeds": 1, "clients": 400, "cohorts": (10, 20, 50), "draws": 10},
     "theorem4": {"seeds": 1, "horizons": (2, 4), "local_steps": (1,), "looked_at": 2},

@@ -22,6 +22,7 @@ from fedtail import (
     EntropicValueAtRisk,
     Everyone,
     ExactQuantile,
+    FencedSuperquantile,
     GaussianNoise,
     GroupAscent,
     IntervalSuperquantile,
@@ -56,13 +57,14 @@ from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
 from fedtail.risk.base import PresentClients, Risk, check_is_number, fit_locally, normalised_mass
+from fedtail.server import SGD
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
          Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), AlphaFair(0.5, 30.0), AlphaFair(1.0, 30.0),
          AlphaFair(3.0, 30.0), Worst(), ValueAtRisk(0.4), EntropicValueAtRisk(0.4),
-         TiltedValueAtRisk(0.4), InverseSuperquantile(0.3), IntervalSuperquantile(0.3, 0.2), Spectral((1.0, 0.4, 0.1), (0.5, 0.25, 0.25))]
+         TiltedValueAtRisk(0.4), InverseSuperquantile(0.3), IntervalSuperquantile(0.3, 0.2), FencedSuperquantile(0.3, 1.0), Spectral((1.0, 0.4, 0.1), (0.5, 0.25, 0.25))]
 
 
 def federated_weights(risk: Risk, losses: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
@@ -1088,7 +1090,7 @@ def test_the_lambdas_of_groups_sum_to_one_when_only_groups_without_any_are_sampl
 
 
 def check_clients(risk, people, sample):
-    for text in client_and_group_refusals(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
+    for text in client_and_group_refusals(Composition(sample, risk, WeightedMean(), LocalSGD(), SGD(1.0), people, PlainChannel(), None)):
         raise ValueError(text)
 
 

@@ -78,7 +78,8 @@ def test_rounds_say_who_was_asked_and_who_counted(whole, name):
                   on_round=lambda progress: seen.append(progress.view))
     folder = whole[name]
     assert len(folder.rounds) == 6
-    asked, tail = np.zeros(8, int), np.zeros((len(folder.members), 8), int)
+    clients = folder.about["splits"]["train"]
+    asked, tail = np.zeros(clients, int), np.zeros((len(folder.members), clients), int)
     for line, view in zip(folder.rounds, seen, strict=True):
         assert list(line["asked"]) == view.sampled.tolist()
         for member, told in enumerate(line["members"]):

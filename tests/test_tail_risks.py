@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 import fedtail
 from fedtail import (
     EntropicValueAtRisk,
+    FencedSuperquantile,
     IntegerChannel,
     IntervalSuperquantile,
     InverseSuperquantile,
@@ -208,7 +209,7 @@ def test_what_makes_no_sense_is_refused(make, text):
 POPULATION = small_population(14)
 RISKS: dict[str, Risk] = {
     "value at risk": ValueAtRisk(0.4), "entropic": EntropicValueAtRisk(0.4), "tilted": TiltedValueAtRisk(0.4), "inverse": InverseSuperquantile(0.3),
-    "interval": IntervalSuperquantile(0.2, 0.3), "spectral": Spectral((1.0, 0.4), (0.5, 0.5)),
+    "interval": IntervalSuperquantile(0.2, 0.3), "fenced": FencedSuperquantile(0.3, 0.5), "spectral": Spectral((1.0, 0.4), (0.5, 0.5)),
 }
 
 
@@ -259,3 +260,68 @@ def test_who_is_left_out_by_a_boundary_is_counted_and_a_dual_of_everybody_is_kep
     assert IntervalSuperquantile(0.0, 0.2).fewest_contributors(torch.tensor([0.0, 1.0, 1.0, 8.0]), 2.0) == 4.0
     clients = ClientStatistics(torch.arange(4).double(), torch.ones(4).double())
     assert bool(fit_locally(InverseSuperquantile(0.3).fit(None), clients).isfinite().all())
+
+
+# The fence
+
+def fenced_by_hand(losses: list[float], masses: list[float], theta: float, reach: float) -> float:
+    """The value by its definition, one client after the other: sort, find both quantiles, drop whoever is beyond, fill the tail."""
+    ranked, total = sorted(zip(losses, masses, strict=True), reverse=True), sum(masses)
+
+    def start_of_tail(share: float) -> float:
+        heap = 0.0
+        for loss, mass in ranked:
+            heap += mass
+            if heap > share * total * (1 + 1e-12):
+                return loss
+        return ranked[-1][0]
+
+    median, decile = start_of_tail(0.5), start_of_tail(0.9)
+    stay = [(loss, mass) for loss, mass in ranked if median == decile or loss <= median + reach * (median - decile)]
+    room = wanted = theta * sum(mass for _, mass in stay)
+    value = 0.0
+    for loss, mass in stay:
+        taken = min(mass, room)
+        value, room = value + taken * loss, room - taken
+    return value / wanted
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_fenced_superquantile_is_its_definition_alone_and_by_sums(seed):
+    random = torch.Generator().manual_seed(seed)
+    losses = (torch.rand(13, generator=random, dtype=torch.float64) ** 3 * 8).float().double()
+    losses[: seed % 4] += 40                          # corrupted
+    mass = torch.rand(13, generator=random, dtype=torch.float64) + 0.1 if seed % 2 else torch.ones(13).double()
+    risk = FencedSuperquantile(0.05 + seed / 30, 0.5 + seed % 5)
+    expected = fenced_by_hand(losses.tolist(), mass.tolist(), risk.tail_fraction, risk.reach)
+    assert risk.value(losses, mass).item() == approx(expected, abs=1e-9)
+    clients = ClientStatistics(losses, mass)
+    density = mass * risk.density(clients, fit_locally(risk.fit(None), clients))
+    assert (density * losses).sum().item() / density.sum().item() == approx(expected, abs=1e-6)
+
+
+def test_without_a_gap_the_fence_leaves_nobody_out():
+    losses = torch.linspace(1, 2, 40).double()
+    assert torch.allclose(FencedSuperquantile(0.1).weights(losses), fedtail.Superquantile(0.1).weights(losses), atol=1e-14)
+    equal = torch.full((7,), 2.3).double()
+    assert torch.allclose(FencedSuperquantile(0.1).weights(equal), torch.full((7,), 1 / 7).double(), atol=1e-14)
+    rough = torch.tensor([0.0] * 6 + [1.0, 2.0]).double()      # median and decile are equal: no scale to measure a gap by
+    assert FencedSuperquantile(0.125).value(rough).item() == 2.0
+
+
+@pytest.mark.parametrize("corrupted", [0, 5, 10, 20, 40])
+def test_corrupted_clients_far_beyond_the_others_change_nothing_but_who_is_left(corrupted):
+    """Up to 40 of 100 with any large loss: the value stays within the range of the honest tail, and the corrupted have no weight."""
+    honest = torch.linspace(0.5, 1.5, 100 - corrupted).double()
+    risk = FencedSuperquantile(0.1)
+    for far in (30.0, 1e6):
+        losses = torch.cat([honest, torch.full((corrupted,), far).double()])
+        weights = risk.weights(losses)
+        assert float(weights[100 - corrupted:].sum()) == 0.0
+        assert risk.value(losses).item() == approx(fedtail.Superquantile(0.1).value(honest).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("reach", [0.0, -1.0, math.inf, math.nan])
+def test_a_reach_that_is_no_distance_is_refused(reach):
+    with pytest.raises(ValueError, match=r"reach must be positive and finite, got .*Use Superquantile without a fence\."):
+        FencedSuperquantile(0.1, reach)

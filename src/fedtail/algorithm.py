@@ -20,7 +20,7 @@ from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
 from fedtail.personal.base import NoPersonalModels, PersonalModels
-from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent, with_constant_noise
+from fedtail.privacy.events import NonPrivateRelease, NoSampling, PoissonSampling, Release, RoundEvent, Unit, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
@@ -137,7 +137,8 @@ class FederatedAlgorithm:
         risk, objective = self.risk.for_cohort(len(cohort.ids)), self.local.objective
         fitting = risk.fit(state.dual)
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
-        train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
+        train = Train(self.local, risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective,
+                      round=state.round)
         preparing = self.local.prepare(self._round_start(state, train, seed, cohort))
         local, kept_local = yield from preparing if objective is None else with_question_fields(preparing, objective=objective)
         if local is not self.local:
@@ -180,13 +181,22 @@ class FederatedAlgorithm:
         return self.aggregate.declares.mechanism
 
     @property
+    def unit(self) -> Unit:
+        """The unit of privacy of its rounds: the example where local training adds noise inside clients, else the client."""
+        return self.local.declares.unit
+
+    @property
     def minimum_cohort(self) -> int:
         """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped.
 
-        Where local training lets some clients answer a question in place of training, one more is needed, to train.
+        It is 0 where the server adds the noise of all sums: an empty cohort's round is held too, as a skipped one would reveal
+        that nobody was sampled. A sum without noise needs a client. Where local training lets some clients answer a question in
+        place of training, one more is needed, to train.
         """
-        answering = self.local.declares.answers_only
-        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum, answering + 1 if answering else 0)
+        risk, local = self.risk.declares, self.local.declares
+        exact = any(isinstance(release, NonPrivateRelease) for release in local.releases)
+        return max(self.mechanism.minimum, risk.mechanism.minimum if risk.releases != () else 0, int(exact),
+                   local.answers_only + 1 if local.answers_only else 0)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
@@ -249,12 +259,15 @@ class Family:
     members: tuple[FederatedAlgorithm, ...]
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a family without members, or whose members do not all have the same sampler."""
+        """Raise a ValueError for a family without members, or whose members differ in their sampler or unit of privacy."""
         if not self.members:
             raise ValueError("a Family needs at least one algorithm.")
         if not all(parts_are_equal(m.sample, self.sample) for m in self.members):
             raise ValueError("the members of a Family are trained on one cohort, so they must have the same sampler, got "
                              f"{', '.join(sorted({repr(m.sample) for m in self.members}))}.")
+        if len({member.unit for member in self.members}) > 1:
+            raise ValueError("some members of this Family protect clients and others single examples (ExamplePrivateSGD), and no "
+                             "one epsilon is about both. Train them apart.")
 
     @property
     def sample(self) -> Sampler:
@@ -295,6 +308,11 @@ class Family:
         Each member's risk decides what its next `fit` is given as the previous dual. `seed` is for iterates that draw at random.
         """
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy of its rounds, which all members share."""
+        return self.members[0].unit
 
     @property
     def minimum_cohort(self) -> int:
@@ -373,9 +391,11 @@ def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | Simulat
     `dim` is the number of parameters of the model. Where every sampled client of the fleet answers over the channel, sums with
     discrete noise are entered as having a constant number of noise shares. For Poisson sampling with noise on every release, the
     event has the probability that the minimum-cohort rule reveals that a client participates; where clients may fail to answer it
-    is 1, so that no amplification is claimed.
+    is 1, so that no amplification is claimed. Where the unit is an example, nothing is amplified by the sampling of clients: the
+    other examples of a client may show that it was sampled.
     """
-    event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
+    releases, population = algorithm.releases(dim), fleet.population
+    event = algorithm.sample.event(population) if algorithm.unit == "client" else NoSampling()
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)
     all_answer = channel.all_answer(fleet)
     if all_answer:
@@ -383,4 +403,4 @@ def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | Simulat
     if isinstance(event, PoissonSampling) and noised:
         revealed = reveal_probability(event.rate, len(population), smallest_cohort(algorithm, channel)) if all_answer else 1.0
         event = replace(event, revealed=revealed)
-    return RoundEvent(releases, event)
+    return RoundEvent(releases, event, algorithm.unit)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtail.rows import Recalled, RowReferences, Rows
 
 Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
-LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` numbers or more are, or these rows
+LargeMemory = dict[str, RowReferences | Recalled]      # where large rows are (see `rows.folder.large_row`), or these rows
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ClientMemory:
     """What the clients with these keys keep between rounds."""
 
     key: Tensor
-    kept: Mapping[str, Tensor | Rows]      # rows of `LARGE` numbers or more are on disk, by the client's key
+    kept: Mapping[str, Tensor | Rows]      # large rows (see `rows.folder.large_row`) are on disk, by the client's key
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
     def entries_aligned_to(self, key: Tensor) -> dict[str, Tensor | Rows]:

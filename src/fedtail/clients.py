@@ -21,7 +21,6 @@ from fedtail.fleet import Broadcast
 from fedtail.modules import cast_inputs, generator_states
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
-from fedtail.rows.folder import LARGE
 from fedtail.types import Examples
 from fedtail.update_memo import UpdateMemo
 
@@ -349,14 +348,15 @@ class Clients:
     def store_rows(self, memory: str, values: Tensor) -> None:
         """Store `values`, one floating-point row per client, (clients, ...), under the name `memory`, for the next round on.
 
-        A row of NaN means that the client stores nothing. Rows of `LARGE` numbers or more, and those of a name that is on disk
-        already, are written to disk at once where the shard has a place for them; others are held in the shard. Raises TypeError
-        for rows that are not floating-point.
+        A row of NaN means that the client stores nothing. Rows of `places.large` numbers or more, and those of a name that is on
+        disk already, are written to disk at once where the shard has a place for them; others are held in the shard. Raises
+        TypeError for rows that are not floating-point.
         """
         if not values.is_floating_point():
             raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
                             f"for {memory!r}. Write rows.double().")
-        if self.shard.places is not None and (memory in self.shard.large or values.shape[1:].numel() >= LARGE):
+        if self.shard.places is not None and (
+                memory in self.shard.large or values.shape[1:].numel() >= self.shard.places.large):
             self.shard.places.write(memory, self.place, values)
             return
         if memory not in self.shard.remembered:

@@ -20,7 +20,9 @@ from fedtail.aggregation import (
     Aggregator,
     ClippedMean,
     CoordinateMedian,
+    CorrelatedMean,
     CurvatureMean,
+    DelayedMean,
     GeometricMedian,
     GeometricMedianOfRows,
     Krum,
@@ -41,16 +43,27 @@ from fedtail.composition import refusals
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.deployment import ClientRegistry, RemoteFleet
 from fedtail.fleet import Fleet
-from fedtail.local import MAML, AdaptiveProximal, Dane, FullGradient, LocalSGD, LocalTraining, UntilInexact
-from fedtail.privacy import DiscreteNoise, GaussianNoise, NonPrivateRelease
+from fedtail.local import (
+    MAML,
+    AdaptiveProximal,
+    Dane,
+    ExamplePrivateSGD,
+    FullGradient,
+    LocalSGD,
+    LocalTraining,
+    MeanRegularised,
+    UntilInexact,
+)
+from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, NonPrivateRelease
 from fedtail.quantiles import NoisyHistogram
 from fedtail.questions import Train
-from fedtail.recipes import fedavg
+from fedtail.recipes import fedavg, l2sgd
 from fedtail.risk import (
     AlphaFair,
     Ascent,
     Binned,
     EntropicValueAtRisk,
+    FencedSuperquantile,
     GroupAscent,
     Hierarchical,
     IntervalSuperquantile,
@@ -127,7 +140,8 @@ def table_rows() -> Iterator[Row]:
         ("`AlphaFair`", AlphaFair(1.0, 4.0)),
         ("`Worst`", Worst()), ("`ValueAtRisk`", ValueAtRisk(0.5)), ("`EntropicValueAtRisk`", EntropicValueAtRisk(0.5)),
         ("`TiltedValueAtRisk`", TiltedValueAtRisk(0.5)), ("`InverseSuperquantile`", InverseSuperquantile(0.5)),
-        ("`IntervalSuperquantile`", IntervalSuperquantile(0.2, 0.2)), ("`Spectral`", Spectral((1.0, 0.1), (0.5, 0.5))),
+        ("`IntervalSuperquantile`", IntervalSuperquantile(0.2, 0.2)),
+        ("`FencedSuperquantile`", FencedSuperquantile(0.3)), ("`Spectral`", Spectral((1.0, 0.1), (0.5, 0.5))),
         ("`Hierarchical`", Hierarchical(Tilted(1.0), Tilted(1.0), GROUPS)), ("`GroupAscent`", GroupAscent(GROUPS)),
         ("`Ascent`", Ascent()),
         ("`Refreshed(Superquantile)`", Refreshed(tail, 2)), ("`Binned(Superquantile)`", Binned(tail, histogram)),
@@ -142,6 +156,9 @@ def table_rows() -> Iterator[Row]:
         ("`PrivateMean` with `GaussianNoise`", PrivateMean(1.0, GaussianNoise(1.0), float(CLIENTS))),
         ("`AdaptiveClip` with `DiscreteNoise`", AdaptiveClip(1.0, noise, float(CLIENTS))),
         ("`AdaptiveClip` with `GaussianNoise`", AdaptiveClip(1.0, GaussianNoise(1.0), float(CLIENTS))),
+        ("`CorrelatedMean`, with `CyclicCohorts`", CorrelatedMean(1.0, CorrelatedNoise(1.0, 100, 1), float(CLIENTS))),
+        ("`DelayedMean` with `DiscreteNoise`", DelayedMean(1.0, noise, float(CLIENTS), 10, 10, 1.0)),
+        ("`DelayedMean` with `GaussianNoise`", DelayedMean(1.0, GaussianNoise(1.0), float(CLIENTS), 10, 10, 1.0)),
         ("`GeometricMedian`", GeometricMedian()),
         *((f"`{type(one).__name__}`", one) for one in (
             GeometricMedianOfRows(), CoordinateMedian(), TrimmedMean(0.1), Krum(0.1), MultiKrum(0.1), ClippedMean(),
@@ -151,11 +168,15 @@ def table_rows() -> Iterator[Row]:
     for name, aggregate in aggregators:
         method = replace(fedavg(CLIENTS), sample=Everyone(), aggregate=aggregate)
         yield _table_row(name, method, _noise_cell_of_aggregator(method))
+    mean_of_models = replace(l2sgd(0.1, CLIENTS), sample=Everyone())
+    yield _table_row("`MeanOfModels`, with `MeanRegularised`", mean_of_models, _noise_cell_of_aggregator(mean_of_models))
     trainings: tuple[tuple[str, LocalTraining], ...] = (
         ("`LocalSGD`", LocalSGD()), ("`LocalSGD` with `AdaptiveProximal`", LocalSGD(penalty=AdaptiveProximal())),
         ("`LocalSGD` with `Dane`", LocalSGD(penalty=Dane(0.1))),
         ("`LocalSGD` with `Dane`, `gradient_clients`", LocalSGD(penalty=Dane(0.1, CLIENTS // 2))),
         ("`UntilInexact`", UntilInexact(LocalSGD(), 0.5)), ("`FullGradient`", FullGradient()), ("`MAML`", MAML()),
+        ("`ExamplePrivateSGD`", ExamplePrivateSGD(1.0, 1.0)),
+        ("`MeanRegularised`", MeanRegularised(0.1)),
     )
     for name, local in trainings:
         method = replace(fedavg(CLIENTS), sample=Everyone(), local=local)
@@ -184,10 +205,10 @@ def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
     """The table's row for a method: `name` is its first column, `private` the cell about noise.
 
     The other cells say whether the method runs over an integer channel, a secure channel, and on nodes that may lose what clients
-    keep, and whether its risk keeps anything on the clients.
+    keep, and whether its risk or its local training keeps anything on the clients.
     """
     secure = SecureChannel(CLIENTS // 2 + 1)
-    keeps = method.risk.declares.keeps
+    keeps = method.risk.declares.keeps or method.local.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
     return Row(name, _channel_cell(method, IntegerChannel()), _channel_cell(method, secure, _counting_note(method)),
                private, _channel_cell(method, PlainChannel(), forgets=True), Cell(kept))

@@ -17,9 +17,10 @@ from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDe
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
 from fedtail.personal.base import NoPersonalModels, PersonalModels
-from fedtail.privacy.events import PoissonSampling
+from fedtail.privacy.events import CyclicSampling, PoissonSampling
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
+from fedtail.server import SGD, ServerOptimizer
 
 ENOUGH_IN_TAIL = 10
 RESOLVED = 15.0      # exp(-15) of a weight still leaves updates a few digits in 62 bits
@@ -40,6 +41,7 @@ class Composition:
     risk: Risk
     aggregate: Any
     local: Any
+    server: ServerOptimizer
     population: Any
     channel: Channel
     fleet: Fleet
@@ -80,8 +82,8 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     """
     found = []
     for member in method.members:
-        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet,
-                            member.personal)
+        parts = Composition(member.sample, member.risk, member.aggregate, member.local, member.server, population, channel,
+                            fleet, member.personal)
         needed = [text for rule in NEEDS for text in rule(parts)]
         found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
     return tuple(dict.fromkeys(found))
@@ -232,6 +234,28 @@ def lost_memory_refusals(parts: Composition) -> Iterator[str]:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
 
 
+def kept_models_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator or the personal models rely on models that local training does not keep.
+
+    Also where an aggregator that counts each client's model once is given a risk that weighs clients by their losses, or a server
+    whose step is not the move of the mean itself.
+    """
+    risk, aggregate, local = parts.declarations
+    (name, aggregator), kind = parts.risk_and_aggregator_names, type(parts.local).__name__
+    if aggregate.needs_kept_models and not local.keeps_models:
+        yield (f"{aggregator} needs clients that keep models and send how far these have moved, and {kind} keeps none. Use "
+               "local=MeanRegularised(...), or WeightedMean.")
+    if parts.personal.declares.kept_by_local and not local.keeps_models:
+        yield (f"{type(parts.personal).__name__} predicts by models that local training keeps, and {kind} keeps none. Use "
+               "local=MeanRegularised(...), or personal=Ditto(...).")
+    if aggregate.needs_kept_models and risk.reads_losses:
+        yield (f"{aggregator} counts every client's model once, and {name} weighs clients by their losses. Use risk=Mean(), or "
+               "WeightedMean.")
+    if aggregate.needs_kept_models and parts.server != SGD(1.0):
+        yield (f"{aggregator} says how far the mean of the clients' models has moved, and by {parts.server} the shared model "
+               "would be another. Use server=SGD(1.0).")
+
+
 def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where fewer clients than the channel's `minimum_contributors` are expected to have a non-zero weight.
 
@@ -325,11 +349,48 @@ def secret_cohort_refusals(parts: Composition) -> Iterator[str]:
                    "a fixed tail_fraction.")
 
 
+def two_units_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where local training adds noise for single examples, and another part, or the fleet, does not fit that.
+
+    Noise of the aggregator or the risk protects clients, and no one epsilon is about both. Clients that may have to answer again
+    would draw noise anew, for which nothing is charged. `parts` is the method with the channel and fleet that it is to run on.
+    """
+    risk, aggregate, local = parts.declarations
+    if local.update_release is None:
+        return
+    name = type(parts.local).__name__
+    for other, mechanism in zip(parts.risk_and_aggregator_names, (risk.mechanism, aggregate.mechanism), strict=True):
+        if mechanism.private:
+            yield (f"{name} hides single examples, and the noise of {other} hides clients: no one epsilon is about both. Use "
+                   "WeightedMean and a risk without noise, or LocalSGD.")
+    if not parts.channel.all_answer(parts.fleet):
+        yield (f"{name} draws noise inside clients, and clients of this fleet may have to answer again, with noise that nothing "
+               "is charged for. Use a fleet in this process, and a channel without dropout.")
+
+
+def participation_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator's noise allows a client only seldom and cohorts are drawn otherwise, or asked twice.
+
+    Noise that is correlated over rounds needs cohorts that take turns (`CyclicCohorts`), and one sum of updates in a round.
+    `parts` is the method with its sampler.
+    """
+    declared, sampling = parts.aggregate.declares, parts.sample.event(parts.population)
+    aggregator = parts.risk_and_aggregator_names[1]
+    if declared.most_rounds is None:
+        return
+    if declared.separation > 1 and not (isinstance(sampling, CyclicSampling) and sampling.separation >= declared.separation):
+        yield (f"the noise of {aggregator} is planned for clients that participate at most once in {declared.separation} rounds, "
+               f"which {parts.sample} does not see to. Use sample=CyclicCohorts({declared.separation}).")
+    if parts.local.declares.mean_updates:
+        yield (f"local training asks for updates more than once in a round, and the noise of {aggregator} is planned for one "
+               "sum. Use a penalty that asks for none, as Proximal, or PrivateMean.")
+
+
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, few_rows_refusals, slope_refusals,
-    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, split_cohort_refusals,
-    small_group_refusals, node_noise_refusals, secret_cohort_refusals,
+    small_weight_refusals, lost_memory_refusals, kept_models_refusals, few_contributors_refusals, split_cohort_refusals,
+    small_group_refusals, node_noise_refusals, secret_cohort_refusals, participation_refusals, two_units_refusals,
 )
 
 

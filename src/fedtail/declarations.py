@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedtail.privacy.events import Release
+from fedtail.privacy.events import Release, Unit
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 
 ONE_BATCH = "it does not declare that it takes several at once (not_batched=\"\")"
@@ -65,14 +65,18 @@ class AggregatorDeclaration:
     divides_by_release: bool = False     # without a total: by the weight the risk releases
     reads_losses: bool = False           # rows hold the clients' losses, whatever the risk reads
     fewest_rows: int = 1                 # the fewest contributors of whom there is a result
+    needs_kept_models: bool = False      # updates must be moves of models that local training keeps, and weights are not read
     questions: int = 1                   # how often a round asks for the same updates: beyond 1, clients keep them for the round
+    most_rounds: int | None = None       # the rounds that its noise is planned for, from round 0; None: any number
+    separation: int = 1                  # a client may participate once in so many rounds only
 
 
 @dataclass(frozen=True)
 class PersonalDeclaration:
     """What personal models keep."""
 
-    keeps: Keeps | None = None           # a row on each client; None: there is no personal model
+    keeps: Keeps | None = None           # a row on each client; None: there is no personal model, or local training keeps it
+    kept_by_local: bool = False          # the models are those that local training keeps
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,10 @@ class LocalDeclaration:
     reads_cohort: bool = False           # `prepare` sends numbers that depend on who was sampled
     answers_only: int = 0                # so many clients of a cohort answer what `prepare` asks, and only the others train
     keeps: Keeps | None = None           # rows of `Clients.keep`; the part that `prepare` gives declares it too
+    keeps_models: bool = False           # those rows are models of clients' own, and an update is how far one has moved
+    update_release: Release | None = None      # what each update reveals of one example, where noise inside clients hides them
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy of a round: the example, where noise inside clients hides single ones; otherwise the client."""
+        return "client" if self.update_release is None else "example"

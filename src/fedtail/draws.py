@@ -31,6 +31,8 @@ def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
     if seed is None:
         shape = torch.broadcast_shapes(*(part.shape for part in parts if isinstance(part, Tensor)))
         fresh = bytearray(os.urandom(8 * shape.numel()))
+        if not fresh:
+            return torch.zeros(shape, dtype=torch.int64)      # frombuffer refuses an empty buffer
         return torch.frombuffer(fresh, dtype=torch.int64).reshape(shape)
     *others, last = parts or (0,)
     if isinstance(last, Tensor) and last.ndim == 1 and len(last) > PIECE and not any(isinstance(part, Tensor) for part in others):

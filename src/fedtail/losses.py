@@ -66,6 +66,22 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return gap.square().sum(1)
 
 
+def symmetrised_kl(outputs: Tensor, reference: Tensor) -> Tensor:
+    """KL(p, q) + KL(q, p) of the class probabilities p of `outputs` and q of `reference`, one number per example, (examples,).
+
+    Both are scores of the same shape: (examples, classes), or one logit per example, (examples,) or (examples, 1). The two
+    divergences together are the sum over classes of (p - q) (log p - log q).
+
+    >>> symmetrised_kl(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.zeros(2, 2))
+    tensor([0.0000, 0.2311])
+    """
+    if has_one_logit(outputs):
+        logits, others = outputs.reshape(len(outputs)), reference.reshape(len(outputs))
+        return (logits.sigmoid() - others.sigmoid()) * (logits - others)
+    likely, others = outputs.log_softmax(-1), reference.log_softmax(-1)
+    return ((likely.exp() - others.exp()) * (likely - others)).sum(-1)
+
+
 def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the predicted class is wrong and 0 where it is right, (examples,) float64.
 

@@ -266,6 +266,7 @@ class Train:
     marks_contributors: bool = True     # False: the sum does not update the model, so nobody is noted as having trained it
     by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
+    round: int | None = unsent_field()  # on the server: the number of the round
 
     @property
     def name(self) -> str:
@@ -300,7 +301,12 @@ class Train:
         return dim * int(declared.vectors) + int(declared.columns)
 
     def release(self, dim: int) -> Release:
-        """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
+        """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered.
+
+        Where noise inside clients hides single examples, it is what that noise leaves, for each row as for their sum.
+        """
+        if self.local.declares.update_release is not None:
+            return self.local.declares.update_release
         return _release_entry(self, self.width(dim), f"the updates, by {self.name}")
 
     def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:

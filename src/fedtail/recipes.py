@@ -12,13 +12,17 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
+from torch import Tensor
+
+from fedtail.aggregation import CorrelatedMean, CurvatureMean, DelayedMean, MeanOfModels, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.divisors import FixedDivisor
 from fedtail.iterates import AveragedIterate, Iterate
-from fedtail.local import MAML, Dane, LocalSGD, Proximal
-from fedtail.personal import Ditto
-from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
+from fedtail.local import MAML, Dane, LocalSGD, MeanRegularised, Proximal
+from fedtail.personal import Ditto, FineTuning, KeptByLocal
+from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
+from fedtail.private_optim.second_moments import RMSPropMoment, SecondMoment
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,
@@ -36,7 +40,7 @@ from fedtail.risk import (
     Tilted,
 )
 from fedtail.risk.base import check_tail_fraction
-from fedtail.sampling import Everyone, Poisson, Uniform
+from fedtail.sampling import CyclicCohorts, Everyone, Poisson, Uniform
 from fedtail.server import SGD
 
 Local = TypeVar("Local", LocalSGD, MAML)
@@ -76,6 +80,26 @@ def ditto(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> Federa
     """
     shared = fedavg(cohort_size, **local)
     return replace(shared, personal=Ditto(strength, _local_part(LocalSGD, local)))
+
+
+def l2sgd(strength: float = 0.1, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+    """L2SGD: models of clients' own, each pulled towards the mean of all by `strength` (lambda) [Li23, section 5.6.2].
+
+    `cohort_size` clients, sampled uniformly, train theirs in a round and send how far they moved; the shared model is the mean of
+    the models of all clients that have one. What is summed, and how this is mean-regularised multi-task learning with a cohort:
+    `MeanRegularised`, `MeanOfModels`. Other keywords go to `LocalSGD`. `fedtail.evaluate_personal` judges the models.
+    """
+    own = MeanRegularised(strength, _local_part(LocalSGD, local))
+    return replace(fedavg(cohort_size), local=own, aggregate=MeanOfModels(), personal=KeptByLocal())
+
+
+def mean_regularised(strength: float = 0.1, **local: Any) -> FederatedAlgorithm:
+    """Mean-regularised multi-task learning: min over all v_k of sum_k F_k(v_k) + strength / 2 sum_k |v_k - mean v|^2 (lambda).
+
+    `l2sgd` with every client in each round. With full gradients and one step, `batch_size=None, local_steps=1`, a round is a
+    gradient step on this objective. Keywords go to `LocalSGD`.
+    """
+    return replace(l2sgd(strength, **local), sample=Everyone())
 
 
 def feddane(strength: float, cohort_size: int = 100, gradient_clients: int | None = None, **local: Any) -> FederatedAlgorithm:
@@ -140,6 +164,22 @@ def q_maml(power: float, cohort_size: int = 10, lipschitz: float | None = None, 
                    aggregate=CurvatureMean(lipschitz))
 
 
+def per_fedavg(cohort_size: int = 100, first_order: bool = False, difference_step: float | None = 1e-3,
+               **adaptation: Any) -> FederatedAlgorithm:
+    """Per-FedAvg: a shared model from which a step or a few on a client's own examples lead to a good personal one.
+
+    FedAvg whose clients take `local_steps` along the gradient of their loss after adaptation (`MAML`). Products with the Hessian
+    are central differences of gradients with a `difference_step` (delta): Per-FedAvg (HF), [Li23, section 5.6.2]; None computes
+    them exactly, and `first_order=True` leaves them out: Per-FedAvg (FO). Personal models are the shared one after `inner_steps`
+    full-gradient steps with `inner_learning_rate` on all of a client's examples (`FineTuning`); for another adaptation replace
+    `personal`. `cohort_size` clients are sampled uniformly each round. Other keywords go to `MAML`.
+    """
+    local = _local_part(MAML, {**adaptation, "first_order": first_order,
+                               "difference_step": None if first_order else difference_step})
+    adapt = LocalSGD(local.inner_learning_rate, batch_size=None, local_steps=local.inner_steps)
+    return replace(fedavg(cohort_size), local=local, personal=FineTuning(adapt))
+
+
 def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, example_tilt: float | None = None,
          group_tilt: float | None = None, groups: int | None = None, **local: Any) -> FederatedAlgorithm:
     """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t = 0 is FedAvg.
@@ -195,6 +235,35 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), float(cohort_size)))
 
 
+def fed_adadps(population: int, clip_norm: float, noise_multiplier: float, divisor: Tensor, cohort_size: int = 100,
+               noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
+               **local: Any) -> FederatedAlgorithm:
+    """AdaDPS for clients [Li23, Algorithm 10]: `dp_fedavg` whose clients divide every step by a public vector, `divisor` (dim,).
+
+    The update that a client sends is made of divided steps, and is clipped as it is. Noise is added once, to the sum; the paper
+    prints it on every device, which is sqrt(cohort_size) times the noise that it accounts for. To divide updates in place of
+    steps, give `dp_fedavg`'s `PrivateMean` a `divisor`. Other arguments are those of `dp_fedavg`.
+    """
+    return dp_fedavg(population, clip_norm, noise_multiplier, cohort_size, noise, planned_clients,
+                     divisor=FixedDivisor(divisor), **local)
+
+
+def fed_dp2(population: int, clip_norm: float, noise_multiplier: float, phase_rounds: int, delayed_clip_norm: float,
+            cohort_size: int = 100, delayed_rate: float = 1.0, moment: SecondMoment = RMSPropMoment(), epsilon: float = 1e-3,
+            noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
+            **local: Any) -> FederatedAlgorithm:
+    """DP2 for clients [Li23, Algorithm 11]: `phase_rounds` of `dp_fedavg`, then as many with a preconditioner made of them.
+
+    In the second phase updates are divided by the root of the second moment of what was released before, and clipped to
+    `delayed_clip_norm`; their mean is multiplied by `delayed_rate`. A round costs what one of `dp_fedavg` costs, whose other
+    arguments these are. `DelayedMean` has more settings.
+    """
+    sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
+    aggregate = DelayedMean(clip_norm, noises(noise_multiplier), float(cohort_size), phase_rounds, phase_rounds,
+                            delayed_clip_norm, delayed_rate, moment, epsilon)
+    return replace(fedavg(cohort_size, **local), sample=sample, aggregate=aggregate)
+
+
 def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_multiplier: float,
                 quantile_noise_multiplier: float, loss_bound: float, cohort_size: int = 100, bins: int = 32,
                 method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
@@ -217,6 +286,26 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                                1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None)
     return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), tail_fraction * cohort_size))
+
+
+def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: int, cohort_size: int = 100,
+            bands: int | None = None, **local: Any) -> FederatedAlgorithm:
+    """DP-FTRL: FedAvg with clipped updates and noise that is correlated over `rounds` rounds, by banded matrix factorisation.
+
+    For fleets whose cohorts cannot be drawn by secret Poisson sampling: there is no amplification, and the server, which adds the
+    noise, is trusted with the exact sums. The `population` clients take turns, in cohorts of about `cohort_size`, so that each
+    participates once in population // cohort_size rounds. `noise_multiplier` (z) is that of all rounds together: their price is
+    that of one Gaussian sum, `fedtail privacy --sampling none --rounds 1`. Noise of `bands` rounds cancels in part, by default
+    as many as lie between two turns of a client, and at most 64. Updates are clipped to norm `clip_norm`; their sum is divided
+    by the expected size of a cohort. Other keywords go to `LocalSGD`.
+    """
+    if not 1 <= cohort_size <= population:
+        raise ValueError(f"cohort_size={cohort_size} clients a round, of a population of {population}. Write at most "
+                         f"cohort_size={population}.")
+    separation = population // cohort_size
+    noise = CorrelatedNoise(noise_multiplier, rounds, separation, bands)
+    return replace(fedavg(cohort_size, **local), sample=CyclicCohorts(separation, population),
+                   aggregate=CorrelatedMean(clip_norm, noise, population / separation))
 
 
 def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,

@@ -220,6 +220,7 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
         first.task.check(population)
     with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
+        check_planned_rounds(first.algorithm, first.rounds + rounds)
         fleet.restore_memory(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
         trained, anyone = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
@@ -235,8 +236,8 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     """Raise a ValueError for whatever a run of `algorithm` for `task` would refuse, before anything is sampled or released.
 
     That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler and, where the
-    budget of `ledger` has an epsilon, a release without noise or an epsilon that does not cover one round. Warns where it does
-    not cover all `rounds`.
+    budget of `ledger` has an epsilon, a release without noise or an epsilon that does not cover one round. Also a ledger about
+    another unit of privacy than the rounds. Warns where epsilon does not cover all `rounds`.
     """
     check_composition(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
@@ -244,13 +245,23 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
         refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)
+    dim = len(task.params())
+    ledger.check_unit(planned_round(algorithm, fleet, channel, dim))
     if ledger.budget.epsilon is None:
         return
-    dim = len(task.params())
     if evaluation is not None:
         refuse_release_without_noise(planned_round(evaluation.round_with_evaluation(algorithm), fleet, channel, dim))
     each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round_with_evaluation(algorithm)
     check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
+
+
+def check_planned_rounds(algorithm: Method, rounds: int) -> None:
+    """Raise a ValueError where a method's noise is planned for fewer than `rounds` rounds in all, before any is held."""
+    for member in algorithm.members:
+        most = member.aggregate.declares.most_rounds
+        if most is not None and rounds > most:
+            raise ValueError(f"the noise of {type(member.aggregate).__name__} is planned for {most} rounds, and the run would "
+                             f"have {rounds}. Plan it for {rounds}, or run {most}.")
 
 
 def _make_local_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:

@@ -24,7 +24,35 @@ HALF = "Krum needs 2f + 3 clients, f of them corrupted, so that fewer than half 
 
 
 @dataclass(frozen=True)
-class Krum(GatheredRows):
+class KrumScores(GatheredRows):
+    """The base of the rules that keep updates of low Krum score; how many of them is written in a subclass."""
+
+    corrupted_fraction: float
+
+    def __post_init__(self) -> None:
+        """Raise FieldError if `corrupted_fraction` is negative, or half or more."""
+        super().__post_init__()
+        check_corrupted_fraction(self.corrupted_fraction, 0.5, HALF)
+
+    @cached_property
+    def declares(self) -> AggregatorDeclaration:
+        """The record that is read when parts are composed: single rows, and the fewest of them for which there is a result."""
+        return AggregatorDeclaration(columns=1, gathers=True, fewest_rows=fewest_rows_of_krum(self.corrupted_fraction))
+
+    def mean_of_lowest_scores(self, rows: Contributions, kept: Callable[[int, int], int]) -> Tensor:
+        """The mean, by weight, of the `kept(n, f)` updates of lowest score, (dim,) float64; ties at the edge count in part.
+
+        Raises RoundLost for fewer than 2f + 3 rows.
+        """
+        clients, corrupted = len(rows.updates), num_corrupted(self.corrupted_fraction, len(rows.updates))
+        if clients < 2 * corrupted + 3:
+            lose_round(type(self).__name__, clients, f"2f + 3 = {2 * corrupted + 3} where f = {corrupted} may be corrupted")
+        scores = krum_scores(rows.updates, clients - corrupted - 2)
+        return weighted_mean(rows.updates, shares_of_lowest(scores, kept(clients, corrupted)) * rows.weights)
+
+
+@dataclass(frozen=True)
+class Krum(KrumScores):
     """The one update with the smallest sum of squared distances to its n - f - 2 nearest others [Li23, section 5.3.3].
 
     f is `corrupted_fraction` of the n clients that contribute, rounded down: of the tail where the risk takes a tail. Needs
@@ -34,25 +62,13 @@ class Krum(GatheredRows):
     averaged by weight. With few clients that differ much, one update is a noisy step: see `MultiKrum`.
     """
 
-    corrupted_fraction: float
-
-    def __post_init__(self) -> None:
-        """Raise FieldError if `corrupted_fraction` is negative, or half or more."""
-        super().__post_init__()
-        check_corrupted_fraction(self.corrupted_fraction, 0.5, HALF)
-
-    @cached_property
-    def declares(self) -> AggregatorDeclaration:
-        """The record that is read when parts are composed: single rows, and the fewest of them for which there is a result."""
-        return AggregatorDeclaration(columns=1, gathers=True, fewest_rows=fewest_rows_of_krum(self.corrupted_fraction))
-
     def combine(self, rows: Contributions) -> Tensor:
         """The update of lowest score, (dim,) float64; RoundLost is raised for fewer than 2f + 3 rows."""
-        return _mean_of_lowest_scores(rows, self.corrupted_fraction, lambda clients, corrupted: 1, type(self).__name__)
+        return self.mean_of_lowest_scores(rows, lambda clients, corrupted: 1)
 
 
 @dataclass(frozen=True)
-class MultiKrum(GatheredRows):
+class MultiKrum(KrumScores):
     """The mean, by weight, of the n - f updates of lowest score, as `Krum` computes it [Li23, section 5.3.3].
 
     f is `corrupted_fraction` of the n clients that contribute, rounded down. Needs single rows, and n >= 2f + 3 of them, else
@@ -60,34 +76,9 @@ class MultiKrum(GatheredRows):
     within (1 + 2 sqrt((n - f - 2) / (n - 2f - 1))) r of it. Far updates of f clients are left out; nearer ones may stay.
     """
 
-    corrupted_fraction: float
-
-    def __post_init__(self) -> None:
-        """Raise FieldError if `corrupted_fraction` is negative, or half or more."""
-        super().__post_init__()
-        check_corrupted_fraction(self.corrupted_fraction, 0.5, HALF)
-
-    @cached_property
-    def declares(self) -> AggregatorDeclaration:
-        """The record that is read when parts are composed: single rows, and the fewest of them for which there is a result."""
-        return AggregatorDeclaration(columns=1, gathers=True, fewest_rows=fewest_rows_of_krum(self.corrupted_fraction))
-
     def combine(self, rows: Contributions) -> Tensor:
         """The weighted mean of the n - f updates of lowest score, (dim,) float64; RoundLost for fewer than 2f + 3 rows."""
-        return _mean_of_lowest_scores(rows, self.corrupted_fraction, lambda clients, corrupted: clients - corrupted,
-                                      type(self).__name__)
-
-
-def _mean_of_lowest_scores(rows: Contributions, corrupted_fraction: float, kept: Callable[[int, int], int], name: str) -> Tensor:
-    """The mean, by weight, of the `kept(n, f)` updates of lowest Krum score, (dim,) float64; ties at the edge count in part.
-
-    Raises RoundLost, in the name `name`, for fewer than 2f + 3 rows.
-    """
-    clients, corrupted = len(rows.updates), num_corrupted(corrupted_fraction, len(rows.updates))
-    if clients < 2 * corrupted + 3:
-        lose_round(name, clients, f"2f + 3 = {2 * corrupted + 3} where f = {corrupted} may be corrupted")
-    scores = krum_scores(rows.updates, clients - corrupted - 2)
-    return weighted_mean(rows.updates, shares_of_lowest(scores, kept(clients, corrupted)) * rows.weights)
+        return self.mean_of_lowest_scores(rows, lambda clients, corrupted: clients - corrupted)
 
 
 def krum_scores(updates: Tensor, neighbours: int) -> Tensor:

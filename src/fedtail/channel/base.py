@@ -85,8 +85,11 @@ class Channel:
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort with which a round is held; a round with a smaller one is skipped. By default 1."""
-        return 1
+        """The smallest cohort with which this channel holds a round; a round with a smaller one is skipped. By default 0.
+
+        The method's noise, or that it has none, may demand more.
+        """
+        return 0
 
     @property
     def label(self) -> str:
@@ -121,11 +124,11 @@ class Channel:
         It opens the round on the ledger, with `planned` as its planned cost, and on the fleet. At its end, also after an
         exception, it closes both; clients keep what they stored in the round only if there was no exception. `ask` takes a
         question or a `Joint` of several. It charges the ledger for what the answer reveals before it asks, and raises `RoundLost`
-        where too few clients take part.
+        where too few clients take part. With an empty cohort nobody is sent anything, and what is released is noise alone.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
         ledger.open(broadcast.round, planned, self.label_for_fleet(fleet))
-        number, constant = count(), self.all_answer(fleet)
+        number, constant, is_empty = count(), self.all_answer(fleet), not len(cohort.ids)
 
         def ask(question: Any) -> Any:
             """Check a question, charge the ledger for it, ask the cohort, and return the decoded sum, (width,) float64.
@@ -153,8 +156,11 @@ class Channel:
                 releases = list(map(with_constant_noise, releases))
             charge = partial(ledger.charge, releases)
             charge()
-            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
-            self.check_enough_answers(questions, fleet)
+            if is_empty:
+                found = [encoding.sum(torch.zeros(0, one.width(dim), dtype=torch.float64)) for one in questions]
+            else:
+                found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
+                self.check_enough_answers(questions, fleet)
             totals = zip(questions, found, strict=True)
             return arrange_answers(question, iter([decoded_sum(one, total) for one, total in totals]))
 
@@ -175,9 +181,10 @@ class Channel:
 
         finished = False
         try:
-            fleet.open_round(cohort, broadcast)
+            if not is_empty:
+                fleet.open_round(cohort, broadcast)
             yield ask
-            finished = True
+            finished = not is_empty
         finally:
             fleet.close_round(finished)
             ledger.close()

@@ -13,6 +13,7 @@ from fedtail.cli.data import data
 from fedtail.cli.demo import demo
 from fedtail.cli.deploy import deploy
 from fedtail.cli.experiment_file import init, show
+from fedtail.cli.matrix import matrix
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
 from fedtail.cli.report_and_choose import choose, report
@@ -36,7 +37,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 COMMANDS = (
     (init, "Write a commented experiment file to start from."), (show, "Print an experiment with every default."),
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
-    (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
+    (matrix, "Train every combination of protections."), (tune, "Search settings by how held-out clients do."),
+    (report, "Write a page about runs."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
     (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a privacy guarantee takes."))
 for command, brief in COMMANDS:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedtail.cli.node import node
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
+deploy.add_typer(node, name="node")
 MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
 
 

@@ -17,6 +17,7 @@ from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with_message, print_
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
     from fedtail.runs import RunFolder
+    from fedtail.runs.loaded_data import LoadedData
 
     Job = tuple[Experiment, int, Path]      # an experiment, a seed, and where its run goes
 
@@ -63,8 +64,9 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
     """
     from fedtail.runs import Interrupted
     from fedtail.runs import run as run_one
+    from fedtail.runs.loaded_data import LoadedData
 
-    watcher, runs, loaded = Watcher(len(jobs), quiet), [], _LoadedData()
+    watcher, runs, loaded = Watcher(len(jobs), quiet), [], LoadedData()
     check_jobs(jobs, folder, loaded)
     if resume and not any((place / "run.json").exists() for _, _, place in jobs):
         watcher.note(f"there is nothing to resume in {folder}: starting at round 0")
@@ -80,7 +82,7 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
     return runs
 
 
-def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
+def check_jobs(jobs: list[Job], folder: Path, loaded: LoadedData) -> None:
     """Raise, before any job begins, the error for which one of them would be refused.
 
     Each method is checked on the data of its first unfinished seed, which are loaded into `loaded`. RunRefused where `folder`,
@@ -102,16 +104,19 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
 
 
 def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Print a table of the runs' errors and their privacy guarantees; with `as_json`, one JSON object instead.
+    """Print a table of the runs' errors, what limits those of personal models, and their privacy guarantees.
 
-    The entries of `more` are added to the JSON. The line with `folder` is printed only where `more` is None.
+    With `as_json`, one JSON object instead, to which the entries of `more` are added. The line with `folder` is printed only
+    where `more` is None.
     """
     from fedtail.cli.terminal import show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import metric_unit, rows_by_method
+    from fedtail.runs.evaluated_models import personal_sentences
 
-    table = rows_by_method(runs)
+    table, limits = rows_by_method(runs), personal_sentences(runs)
     if as_json:
-        print_json({"rows": table, **(more or {}), "runs": [str(run.path) for run in runs]})
+        notes = {"notes": limits} if limits else {}
+        print_json({"rows": table, **(more or {}), **notes, "runs": [str(run.path) for run in runs]})
         return
     about = runs[0].about
     clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
@@ -120,8 +125,8 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_statistics(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
     show_finetuned_errors(runs)
-    for promise in privacy_lines(runs):
-        typer.echo(promise)
+    for line in (*limits, *privacy_lines(runs)):
+        typer.echo(line)
     if more is None:
         show_saved_folder(folder)
 
@@ -185,26 +190,3 @@ def resume_command(folder: Path) -> str:
     words = ["fedtail", *sys.argv[1:]]
     words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]
     return shlex.join([*words, *([] if "--resume" in words else ["--resume"])])
-
-
-class _LoadedData:
-    """The data that were loaded last, so that several methods on the same data load them once."""
-
-    def __init__(self) -> None:
-        """Begin with nothing loaded."""
-        self._key: Any = None
-        self._splits: Any = None
-
-    def loader_for(self, experiment: Experiment, seed: int) -> Any:
-        """A function without arguments that returns the populations of an experiment and seed by name of their split.
-
-        It loads them when it is called, unless those loaded last have the same data section and, where data depend on it, the
-        same seed.
-        """
-        def load() -> Any:
-            """The populations by name of their split; those that were loaded last, or loaded now and stored in their place."""
-            key = (experiment.data.as_table(), seed if not experiment.data.is_same_for_all_seeds else None)
-            if self._key != key:
-                self._key, self._splits = key, experiment.data.load(seed)
-            return self._splits
-        return load

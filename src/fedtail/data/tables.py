@@ -81,6 +81,19 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
     return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, count)}
 
 
+def read_inputs(path: str | Path, x: str | Sequence[str]) -> Any:
+    """The inputs of examples from the `.npz` or `.parquet` file at `path`, without targets, for `as_examples`.
+
+    `x` names arrays or columns as for `read_npz` and `read_parquet`. Raises FieldError for a name that is not there, and
+    ValueError for a file with another suffix.
+    """
+    if checked_suffix(path) == ".parquet":
+        arrays = _read_parquet_columns(path, distinct_names(x))
+        return as_inputs(next(iter(arrays.values()))) if len(arrays) == 1 else stack_columns(arrays)
+    arrays = _read_npz_arrays(path, distinct_names(x))
+    return arrays[x] if isinstance(x, str) else arrays
+
+
 def distinct_names(x: str | Sequence[str], *others: Any) -> list[str]:
     """The name or names in `x`, and those of `others` that are text, without duplicates and in order.
 

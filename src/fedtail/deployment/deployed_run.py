@@ -22,6 +22,7 @@ from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
+from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 from fedtail.runs.execution import checkpoint_to_resume
 from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder
 from fedtail.runs.measurements import SplitEvaluations
@@ -114,13 +115,22 @@ class DeploymentRecords:
     def run_entries(self) -> dict[str, Any]:
         """Entries for run.json: `splits` (clients by evaluated split, {} if none), `data` (a text, "at 3 nodes"), and `rates`.
 
-        `rates` is whether errors are rates in [0, 1], which reports then show in percent.
+        `rates` is whether errors are rates in [0, 1], which reports then show in percent. `personal` says for each model whether
+        personal models beside it are evaluated, on held-out examples; it is left out where there are none.
         """
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
         return {"splits": {self.tested_split: self.num_clients} if evaluates else {},
                 "data": f"at {self.fleet.population.num_nodes} nodes",
-                "rates": error is misclassification or (error is default_error and whole)}
+                "rates": error is misclassification or (error is default_error and whole), **self._personal_entry()}
+
+    def _personal_entry(self) -> dict[str, Any]:
+        """The entry of run.json that says for each model whether personal models beside it are evaluated; none without any."""
+        evaluates = self.experiment.evaluate.on_nodes
+        halves = evaluates.personal_halves(self.experiment.algorithm) if evaluates else {}
+        found = [NONE if not member.personal.trains else EVALUATED if k in halves else NOT_EVALUATED
+                 for k, member in enumerate(self.experiment.algorithm.members)]
+        return {} if set(found) == {NONE} else {"personal": found}
 
     def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> None:
         """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet.
@@ -152,18 +162,24 @@ class DeploymentRecords:
         """The triple (evaluations, entries for result.json, files written) about the final models of `trained`.
 
         The evaluations are those of the last cohort, one dict by split for each model; the entries hold the `histograms` that
-        were released; the files are always []. Where nothing was evaluated: (None, {}, []).
+        were released, and those of personal models; the files are always []. Where nothing was evaluated: (None, {}, []).
         """
         found = trained.evaluation
         if found is None:
             return None, {}, []
-        histograms = [{name: {"edges": one.edges.values, "counts": one.counts.tolist(), "noise": one.noise}
-                       for name, one in evaluation.distributions.items()} for evaluation in found]
-        return self._evaluations_by_split(found), {"histograms": histograms}, []
+        own = [_histogram_entries(evaluation.personal) for evaluation in found]
+        entries = {"histograms": list(map(_histogram_entries, found)), **({"personal_histograms": own} if any(own) else {})}
+        return self._evaluations_by_split(found), entries, []
 
     def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """For each model a dict with its evaluation, from `found`, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
+
+
+def _histogram_entries(evaluation: Evaluation | None) -> dict[str, Any]:
+    """The released histograms of an evaluation for result.json, by metric: `edges`, `counts` and `noise`; {} for None."""
+    found = {} if evaluation is None else evaluation.distributions
+    return {name: {"edges": one.edges.values, "counts": one.counts.tolist(), "noise": one.noise} for name, one in found.items()}
 
 
 class Unwatched:

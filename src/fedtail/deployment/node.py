@@ -24,7 +24,7 @@ from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
 from fedtail.evaluation.dissimilarity import GradientMoments
-from fedtail.evaluation.federated import ClientMetrics
+from fedtail.evaluation.federated import PersonalMetrics
 from fedtail.evaluation.inexactness import ClientInexactness
 from fedtail.fleet import Broadcast
 from fedtail.questions import Count, Evaluate, Statistic, Train
@@ -84,7 +84,7 @@ def built_in_parts() -> Iterator[type]:
     A class declares others in its attribute `sends`. A class may come more than once.
     """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *classes_sent_with(ClientMetrics), *classes_sent_with(ClientInexactness), *classes_sent_with(GradientMoments))
+                *classes_sent_with(PersonalMetrics), *classes_sent_with(ClientInexactness), *classes_sent_with(GradientMoments))
     for room in (aggregation, local, personal, privacy, quantiles, risk, speeds):
         for name in room.__all__:
             part = getattr(room, name)
@@ -92,6 +92,7 @@ def built_in_parts() -> Iterator[type]:
                 yield from classes_sent_with(part)
 
 
+STATE, RECEIVED = "node.msgpack", "received.msgpack"      # in the folder of a training: the state, and the models received last
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
 
 
@@ -122,6 +123,7 @@ class Node:
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
+        self._received = b""                                   # the round whose models were written last, as it was broadcast
         self._forget_round()
 
     def _forget_round(self) -> None:
@@ -186,7 +188,7 @@ class Node:
 
         None where the node has no folder, or for b"", no training.
         """
-        return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
+        return self.folder / training.hex() / STATE if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:
         """The answer to a serialised `Ask`, serialised too: for each question the sum over this node's clients, or their rows.
@@ -279,14 +281,18 @@ class Node:
     def _write_state(self, place: Path, saved: bytes, named: set[str]) -> None:
         """Write the state `saved` to the file `place`, as the only writer of the training's folder, which is created.
 
-        When a training is written for the first time, old ones are deleted. `named` are the files of rows that the state refers
-        to: between rounds, all other such files are deleted, except those of the state before.
+        The models that the open round broadcast are written beside it, once a round, for predictions on this node. When a
+        training is written for the first time, old ones are deleted. `named` are the files of rows that the state refers to:
+        between rounds, all other such files are deleted, except those of the state before.
         """
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
         self.fleet.lock_folder()                               # of which one node is the writer
         write_atomically(place, saved)
+        if self._broadcast is not None and self._opened != self._received:
+            write_atomically(place.with_name(RECEIVED), pack(self._broadcast.params))
+            self._received = self._opened
         if not self.fleet.rows_stamp:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named

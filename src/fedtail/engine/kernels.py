@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
 from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
+from fedtail.losses import symmetrised_kl
 from fedtail.modules import (
     call_module,
     cast_inputs,
@@ -138,6 +140,13 @@ class Kernel(Protocol):
 
     def reseed(self, bits: int) -> None:
         """Seed the generators that dropout draws from with `bits`, a 64-bit integer; does nothing if the kernel draws nothing."""
+        ...
+
+    def divergence_kernel(self) -> Kernel:
+        """A kernel of this kind for the same module whose loss is `losses.symmetrised_kl`.
+
+        The targets of its `gradients` are reference scores, in the shape of the module's outputs. Only that method is for use.
+        """
         ...
 
 
@@ -300,6 +309,13 @@ class ModuleKernel:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(bits)
 
+    def divergence_kernel(self) -> ModuleKernel:
+        """A new kernel of one client at a time for the same module whose loss is `losses.symmetrised_kl`, for its gradients.
+
+        Their targets are reference scores. Device, dtype and precision are those of this kernel.
+        """
+        return ModuleKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision, self.draws)
+
     def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
         """Make the module's `parameters` views of the flat vector `params` (dim,), so that steps on them change it in place.
 
@@ -309,6 +325,11 @@ class ModuleKernel:
             return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
             parameter.data = part.view(shape)
+
+
+def divergence_task(task: Task) -> Task:
+    """A task of the same module whose loss is `losses.symmetrised_kl`: targets are reference scores, and there are no metrics."""
+    return replace(task, loss=symmetrised_kl, error=symmetrised_kl, metrics=())
 
 
 def training_uses_random_numbers(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:

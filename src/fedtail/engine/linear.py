@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.kernels import stack_size
+from fedtail.engine.kernels import divergence_task, stack_size
 from fedtail.losses import cross_entropy, default_loss, default_loss_function, hinge, is_padding, logistic, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call_module
@@ -45,7 +45,7 @@ class LinearKernel:
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
         self.squeeze = call_module(task.module, linear.weight[:1].detach()).ndim == 1
-        self.stack = stack_size(self.dim, device)
+        self.device, self.stack = device, stack_size(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         """Scores (examples, outputs) of `inputs` (examples, ...) under one model `params` (dim,).
@@ -117,6 +117,10 @@ class LinearKernel:
 
     def reseed(self, bits: int) -> None:
         """Do nothing with `bits`: linear models draw no random numbers."""
+
+    def divergence_kernel(self) -> LinearKernel:
+        """A kernel for the same linear model whose loss is `losses.symmetrised_kl`, for its gradients: targets are scores."""
+        return LinearKernel(divergence_task(self.task), _symmetrised_kl_residual, self.device)
 
     def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Gradients (clients, dim), those of the weights before those of the bias.
@@ -231,6 +235,21 @@ def _hinge_residual(scores: Tensor, targets: Tensor) -> Tensor:
     signs = 2 * targets[:, None].to(scores.dtype) - 1
     losses = (1 - signs * scores).relu()
     return -signs * (losses > 0) + 0 * losses
+
+
+def _symmetrised_kl_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    """The derivative of `symmetrised_kl` in the scores, (clients, outputs, batch): p (d - sum_c p_c d_c) + p - q.
+
+    p and q are class probabilities, of `scores` (clients, outputs, batch) and of the reference scores `targets`, (clients, batch,
+    outputs) or, for one output, (clients, batch); d is the difference of their logarithms, or of their logits for one output.
+    """
+    reference = targets.reshape(scores.mT.shape).mT
+    if scores.shape[1] == 1:
+        likely = scores.sigmoid()
+        return likely * (1 - likely) * (scores - reference) + likely - reference.sigmoid()
+    logs, others = scores.log_softmax(1), reference.log_softmax(1)
+    likely, apart = logs.exp(), logs - others
+    return likely * (apart - (likely * apart).sum(1, keepdim=True)) + likely - others.exp()
 
 
 def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

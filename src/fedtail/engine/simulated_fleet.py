@@ -17,7 +17,7 @@ from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
 from fedtail.questions import Question, count_silent_clients
 from fedtail.rows import RowFolder, RowPlaces, Rows
-from fedtail.rows.folder import LARGE
+from fedtail.rows.folder import large_row
 from fedtail.sampling import Cohort
 
 
@@ -113,7 +113,7 @@ class SimulatedFleet:
         for name, values in memory.entries_aligned_to(self.population.key).items():
             if isinstance(values, Rows):
                 self._rows.restore_rows(name, values)
-            elif values.shape[1:].numel() >= LARGE:        # of a run from before there were files of rows
+            elif values.shape[1:].numel() >= large_row(len(self.population)):      # of a run from before there were such files
                 known = ~values.flatten(1).isnan().all(1)
                 self._rows.write(name, self.population.key[known], values[known])
             else:
@@ -162,7 +162,7 @@ class SimulatedFleet:
 
         Raises RowsError where another fleet writes to the folder.
         """
-        return self._rows.reserve_places(self._cohort_keys(cohort))
+        return self._rows.reserve_places(self._cohort_keys(cohort), large_row(len(self.population)))
 
     def _cohort_keys(self, cohort: Cohort) -> Tensor:
         """The keys of the cohort's clients in the population, (clients,) int64, in the order of the cohort."""

@@ -16,7 +16,7 @@ from fedtail.data.population import Population
 from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
-from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
+from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call_module, trainable_parameters, training_copy, twice_differentiable
 from fedtail.task import Task
@@ -93,6 +93,13 @@ class StackedKernel(ModuleKernel):
         `inputs` and `targets` are (examples, ...).
         """
         return self._function.example_gradients(params, inputs, targets)
+
+    def divergence_kernel(self) -> StackedKernel:
+        """A new kernel of many clients at once for the same module whose loss is `losses.symmetrised_kl`, for its gradients.
+
+        Their targets are reference scores. Device, dtype and precision are those of this kernel.
+        """
+        return StackedKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision)
 
     def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
         """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), for all at once.

@@ -4,6 +4,7 @@ from fedtail.deprecated import old_names
 from fedtail.evaluation.client_histogram import ClientHistogram
 from fedtail.evaluation.dissimilarity import Dissimilarity, GradientDissimilarity, gradient_dissimilarity
 from fedtail.evaluation.distribution import Distribution, text_table
+from fedtail.evaluation.early_stopping import EarlyStopping
 from fedtail.evaluation.evaluate import Evaluation, evaluate
 from fedtail.evaluation.family import Choice, FamilyEvaluation, choose, evaluate_family
 from fedtail.evaluation.federated import FederatedEvaluation, MetricRange
@@ -11,8 +12,8 @@ from fedtail.evaluation.finetune import FineTuned, finetune
 from fedtail.evaluation.inexactness import FederatedInexactness, inexactness
 from fedtail.evaluation.personal import PersonalEvaluation, evaluate_personal, personal_module
 
-__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "Evaluation", "FamilyEvaluation",
-           "FederatedEvaluation", "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange",
+__all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "EarlyStopping", "Evaluation",
+           "FamilyEvaluation", "FederatedEvaluation", "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange",
            "PersonalEvaluation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
            "gradient_dissimilarity", "inexactness", "personal_module", "text_table"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -35,6 +35,8 @@ class Evaluation:
     """
 
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
+    personal: Evaluation | None = None    # of personal models, on the same examples of the same clients; None: there are none
+    has_model: Tensor | None = field(default=None, compare=False)      # of personal models, (clients,) bool: who has one
 
     def __getitem__(self, name: str) -> Distribution:
         """The distribution of the metric `name` over clients.
@@ -59,7 +61,7 @@ class Evaluation:
     @property
     def by_client(self) -> Evaluation:
         """An evaluation with these values and equal weight for every client: over devices, as [Li23, table 4.7] says."""
-        return Evaluation({name: found.by_client() for name, found in self.distributions.items()})
+        return self._with_each(lambda one: one.by_client())
 
     @property
     def by_example(self) -> Evaluation:
@@ -67,7 +69,7 @@ class Evaluation:
 
         Raises ValueError where these numbers are not known, as after an evaluation on nodes.
         """
-        return Evaluation({name: found.by_example() for name, found in self.distributions.items()})
+        return self._with_each(lambda one: one.by_example())
 
     def of_clients(self, chosen: Tensor) -> Evaluation:
         """The evaluation of some of the clients: `chosen` is a mask, (clients,) bool, or positions.
@@ -77,16 +79,26 @@ class Evaluation:
         """
         if not all(isinstance(one, Distribution) for one in self.distributions.values()):
             raise TypeError("a federated evaluation knows sums over clients only, so that none can be left out.")
-        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()})
+        own = None if self.personal is None else self.personal.of_clients(chosen)
+        has = None if self.has_model is None else self.has_model[chosen]
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has)
+
+    def _with_each(self, change: Callable[[Any], Any]) -> Evaluation:
+        """A copy in which every distribution, those of personal models too, is what `change` makes of it."""
+        own = None if self.personal is None else self.personal._with_each(change)
+        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model)
 
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10, and where the numbers of examples are known the mean
-        over all examples. The corner says how many clients there are, by the first metric.
+        Metrics of personal models follow in lines of their own. The columns are mean, std, p10, p50, p90, worst10, worst5 and
+        best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
+        are, by the first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
+        own = {} if self.personal is None else self.personal.distributions
         rows = {name: d.summary() for name, d in self.distributions.items()}
+        rows |= {f"{name}, personal": d.summary() for name, d in own.items()}
         both = all("mean_by_example" in row for row in rows.values())
         return text_table(rows, (*COLUMNS, "mean_by_example") if both else COLUMNS, digits=4, title=f"{clients} clients")
 

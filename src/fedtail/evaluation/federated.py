@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,12 +20,13 @@ from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
 from fedtail.evaluation.evaluate import Evaluation, client_values
 from fedtail.fleet import Broadcast
+from fedtail.personal.base import PersonalModels
 from fedtail.privacy.events import Release
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.questions import Conversation, Evaluate, Joint
-from fedtail.sampling import Available, ByMass, BySize, Cohort, FirstArrivals, Sampler
+from fedtail.sampling import Cohort, Sampler
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -97,6 +99,10 @@ class ClientMetrics(Part):
         ValueError where the split is "test" and no client holds out examples. It is called `losses` because a shard computes it
         in their place.
         """
+        return self.values(clients, clients.params(model))
+
+    def values(self, clients: Clients, params: Tensor) -> Tensor:
+        """Runs on the client: each client's metrics under the model `params` (dim,), (clients, metrics) float64, as `losses`."""
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
         if missing:
@@ -105,7 +111,7 @@ class ClientMetrics(Part):
         found = torch.full((len(clients), len(self.ranges)), math.nan, dtype=torch.float64)
         if bool(has.any()):
             metrics = tuple(known[one.name] for one in self.ranges)
-            values = client_values(clients.kernel, clients.params(model), population, metrics)
+            values = client_values(clients.kernel, params, population, metrics)
             found[has] = torch.stack([values[one.name].cpu() for one in self.ranges], 1)
         return found
 
@@ -133,6 +139,44 @@ class ClientMetrics(Part):
         return math.sqrt((MOMENTS + 1) * len(self.ranges))
 
 
+@dataclass(frozen=True)
+class PersonalMetrics(Part):
+    """The client half for personal models: metrics of each client under its own model, as rows that can be summed.
+
+    The models are those of `personal` beside the method's model with index `member`, as they were kept by the end of the last
+    round. A client that has none, because it was never sampled or has lost it, has the metrics of the shared model.
+    """
+
+    metrics: ClientMetrics
+    personal: PersonalModels
+    member: int = 0
+
+    sends = (ClientMetrics,)
+
+    def losses(self, clients: Clients, model: int) -> Tensor:
+        """Runs on the client: each client's metrics under its own model, (clients, metrics) float64, on the CPU.
+
+        `model` is the index of the broadcast model by which clients without one predict. NaN for clients without examples in the
+        split. Raises what `ClientMetrics.losses` raises.
+        """
+        found, received = self.metrics.losses(clients, model), clients.params(self.member)
+        mine = clients.with_memory(self.personal.memory_name(self.member))
+        for k, one in enumerate(mine.batches_of_one()):        # one row at a time: models may be large
+            kept = one.kept_rows()
+            if kept is not None and bool(kept.has):
+                found[k] = self.metrics.values(one, self.personal.models(kept.rows.to(received), received)[0])[0]
+        return found
+
+    def rows(self, values: Tensor) -> Tensor:
+        """Runs on the client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics)."""
+        return self.metrics.rows(values)
+
+    @property
+    def row_width(self) -> int:
+        """How many entries a client's row has: as many as for the shared model."""
+        return self.metrics.row_width
+
+
 @with_old_names
 @dataclass(frozen=True)
 class FederatedEvaluation:
@@ -142,6 +186,9 @@ class FederatedEvaluation:
     the values and their squares and a histogram of `bins` bins over a public range: the error in [0, `error_bound`], the loss in
     [0, `loss_bound`] where that is given, and `more` metrics of the task. With `noise` the release is private, without it is on
     the ledger as non-private. A cohort that trains evaluates first, every so many rounds (`every`), the model it has received.
+
+    Where the method trains personal models, clients evaluate these too, on held-out examples only; that is a release of its own,
+    with noise of its own, and the result is the `personal` of the evaluation.
     """
 
     split: Split = "test"
@@ -207,7 +254,15 @@ class FederatedEvaluation:
 
         `run_round` then returns a pair: the next state, and a tuple of one evaluation per model or None.
         """
-        return EvaluatedRound(method, self, only)
+        return EvaluatedRound(method, self, only, self.personal_halves(method))
+
+    def personal_halves(self, method: Method) -> dict[int, PersonalMetrics]:
+        """The parts by which clients evaluate personal models, by the position of the member of `method` that trains some.
+
+        None where the split is "train": personal models have seen these examples.
+        """
+        return {k: PersonalMetrics(self.client_half, member.personal, k) for k, member in enumerate(method.members)
+                if member.personal.trains and self.split != "train"}
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
         """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
@@ -216,12 +271,13 @@ class FederatedEvaluation:
 
 def unequal_cohort_refusal(sample: Sampler) -> str | None:
     """An error text where cohorts of `sample` do not represent all clients equally, as those by mass; None where they do."""
-    if isinstance(sample, (ByMass, BySize)):
-        return (f"{type(sample).__name__} draws large clients more often, so that an evaluation over its cohorts would be about "
-                "them. Sample uniformly, or evaluate on everybody.")
-    if isinstance(sample, (Available, FirstArrivals)):
-        return (f"{type(sample).__name__} does not draw every client equally often, so that an evaluation over its cohorts would "
-                "be about those it draws. Sample uniformly, or evaluate on everybody.")
+    name = type(sample).__name__
+    if not isinstance(sample, Sampler):
+        return (f"{name} does not declare whether its cohorts represent all clients equally. Give it a property `unequal`: an "
+                "empty text where each client is drawn equally often, else what it does instead.")
+    if sample.unequal:
+        return (f"{name} {sample.unequal}, so that an evaluation over its cohorts would be about them. Sample uniformly, or "
+                "evaluate on everybody.")
     return None
 
 
@@ -247,12 +303,14 @@ class EvaluatedRound:
     """A round whose cohort evaluates the models that would be handed out, and then trains, unless it is for evaluation only.
 
     It is run like a round of the `method`, and returns the state after it and one evaluation for each model, or None where
-    too few clients contributed to the evaluation.
+    too few clients contributed to the evaluation. Where `personal` has the client half for a model's personal models, their
+    evaluation is the `personal` of the model's.
     """
 
     method: Method
     evaluation: CohortEvaluation
     only: bool = False
+    personal: Mapping[int, Any] = field(default_factory=dict)      # client halves, by the position of the method's member
 
     @property
     def sample(self) -> Sampler:
@@ -265,7 +323,7 @@ class EvaluatedRound:
 
         It is the larger of what the evaluation's mechanism needs and, unless `only`, what the method needs.
         """
-        return max(1 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
+        return max(0 if self.only else self.method.minimum_cohort, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
         """The method's broadcast for this state and seed, with the parameters of the models to evaluate appended.
@@ -293,16 +351,26 @@ class EvaluatedRound:
         one evaluation per model, or None where too few clients contributed for their sums to be released. `seed` and `cohort`
         (the clients that answer) are for the method.
         """
-        count = len(self.method.members)
-        first = 0 if self._result_models(state) is None else count
+        first = 0 if self._result_models(state) is None else len(self.method.members)
         try:
-            sums = yield Joint(self.evaluation.questions(first, count))
-            found = tuple(self.evaluation.evaluation_from_sums(one) for one in sums)
+            sums = yield Joint(self._questions(first))
+            found = self._evaluations(tuple(self.evaluation.evaluation_from_sums(one) for one in sums))
         except RoundLost:
             found = None
         if self.only:
             return state, found
         return (yield from self.method.conversation(state, seed, cohort)), found
+
+    def _questions(self, first: int) -> tuple[Any, ...]:
+        """The questions about all models, the first of which has index `first` in the broadcast, then about personal models."""
+        own = (Evaluate(half, model=first + k, mechanism=self.evaluation.mechanism) for k, half in self.personal.items())
+        return (*self.evaluation.questions(first, len(self.method.members)), *own)
+
+    def _evaluations(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One evaluation for each model, from `found`, one for each of `_questions`: those of personal models join the shared."""
+        count = len(self.method.members)
+        own = dict(zip(self.personal, found[count:], strict=True))
+        return tuple(replace(one, personal=own[k]) if k in own else one for k, one in enumerate(found[:count]))
 
     def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
         """The state after a round that was skipped for lack of clients, and None in place of the evaluations.
@@ -321,7 +389,6 @@ class EvaluatedRound:
     def releases(self, dim: int) -> tuple[Release, ...]:
         """What the round releases, as entries for the privacy ledger, for a model of `dim` parameters.
 
-        One entry for each model's evaluation and, unless `only`, those of the method.
+        One entry for each model's evaluation, one for each evaluation of personal models and, unless `only`, those of the method.
         """
-        asked = self.evaluation.questions(0, len(self.method.members))
-        return (*(one.release(dim) for one in asked), *(() if self.only else self.method.releases(dim)))
+        return (*(one.release(dim) for one in self._questions(0)), *(() if self.only else self.method.releases(dim)))

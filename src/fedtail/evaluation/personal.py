@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -59,26 +59,27 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
                          "fedtail.evaluate or fedtail.finetune.")
     task = task or trained.task
     check_task_once(task, population)
-    shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype)
+    shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype, copy=True)
     kernel = evaluation_kernel(task, shared.device, shared.dtype, population, engine.precision)
     kept = kept_personal_rows(trained, population.key, model)
-    blocks = cohort_blocks(population.size, kernel.dim, 1, shared.device)
-    received = member_states(trained.state)[model].params.to(shared)
+    has, received = _has_row(kept), member_states(trained.state)[model].params.to(shared)
+    owners = has.nonzero()[:, 0]
+    blocks = cohort_blocks(population.size[owners], kernel.dim, 1, shared.device)
 
     def block_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, each by its own model: a dict by name of tensors (clients,)."""
+        """The metrics of the clients in one block of `owners`, each by its own model: a dict by name of tensors (clients,)."""
         found = []
-        for k in range(*blocks[block]):
-            row = kept.take(torch.tensor([k])).read()
-            own = part.models(row.rows.to(received), received)[0] if bool(row.has) else shared
+        for k in owners[slice(*blocks[block])].tolist():
+            own = part.models(kept.take(torch.tensor([k])).read().rows.to(received), received)[0]
             found.append(client_values(kernel, own, population.select([k]), task.all_metrics))
         return {m.name: torch.cat([values[m.name] for values in found]) for m in task.all_metrics}
 
     before = client_values_in_blocks(kernel, shared, population, task.all_metrics, engine.workers)
     parts = run_blocks(block_values, len(blocks), num_workers(shared.device, engine.workers))
-    after = {name: torch.cat([part[name] for part in parts]) for name in before}
-    return PersonalEvaluation(evaluation_from_values(task, before, population, weighted),
-                              evaluation_from_values(task, after, population, weighted), _has_row(kept))
+    after = {name: values.index_copy(0, owners, torch.cat([values[:0], *(part[name] for part in parts)]))
+             for name, values in before.items()}
+    own = replace(evaluation_from_values(task, after, population, weighted), has_model=has)
+    return PersonalEvaluation(evaluation_from_values(task, before, population, weighted), own, has)
 
 
 def personal_module(trained: Trained, population: Population, client: int, model: int = 0) -> nn.Module:

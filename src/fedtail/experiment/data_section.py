@@ -43,6 +43,16 @@ class DataPlan:
         """Whether runs with different seeds have the same data and splits: no seed in the section is "run"."""
         return not self.follows
 
+    @property
+    def splits_within_clients(self) -> tuple[str, ...]:
+        """The names of the splits that hold other examples of the training clients: "test" or "held_out", or none of them.
+
+        Other splits have clients of their own, also where they have equal keys.
+        """
+        if self.split is None or self.split.within is None:
+            return ()
+        return ("held_out",) if self.split.test is not None or self.test_path is not None else ("test",)
+
     def __str__(self) -> str:
         """A short text on the data: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")

@@ -32,7 +32,7 @@ from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "tune")
+SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "tune", "matrix")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself

@@ -79,6 +79,8 @@ SLOTS = {
     "noise": Slot("fedtail.privacy", "on_server", "GaussianNoise", without="clip"),
     "schedule": Slot("fedtail.local", "__call__"),
     "penalty": Slot("fedtail.local", "add_gradient"),
+    "divisor": Slot("fedtail.divisors", "divide", "NoDivisor"),
+    "moment": Slot("fedtail.private_optim", "total_weight", "RMSPropMoment"),
     "work": Slot("fedtail.local", "steps", without="updates"),
     "finetune": Slot("fedtail.local", "updates", "LocalSGD"),
     "on_nodes": Slot("fedtail.evaluation", "client_half", "FederatedEvaluation"),

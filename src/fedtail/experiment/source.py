@@ -120,7 +120,7 @@ class Source:
         """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
-            merged[key] = _merge_section(merged.get(key), value, defaults.get(key))
+            merged[key] = merge_section(merged.get(key), value, defaults.get(key))
         view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
             view = view.with_value(key, _value_at(self.tables, key), by)
@@ -187,7 +187,7 @@ def _parse_setting(text: str) -> tuple[Key, Any]:
         return key, value.strip()
 
 
-def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
+def merge_section(common: Any, own: Any, default: str | None = None) -> Any:
     """A method's section `own` merged over the `common` one.
 
     It replaces the common section where it names another part, or where one of them is no table. Otherwise its fields replace
@@ -199,7 +199,7 @@ def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
         return own
     if "part" in own and own["part"] != common.get("part", default):
         return own
-    return {**common, **{key: _merge_section(common.get(key), value) for key, value in own.items()}}
+    return {**common, **{key: merge_section(common.get(key), value) for key, value in own.items()}}
 
 
 def _mentions_key(table: Any, key: Key) -> bool:

@@ -77,6 +77,9 @@ class TuneSettings:
     clients who do badly. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
     training clients. Test clients are never evaluated.
 
+    With `models` "personal", trials are judged by the clients' personal models, which held-out clients do not have: on a fraction
+    `holdout` of the examples of every training client, which is then not trained on.
+
     With `private`, the choice among private trials has a guarantee of its own: "composition" makes `trials` trials and
     charges for all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best
     only. With `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact
@@ -89,9 +92,13 @@ class TuneSettings:
     holdout: float = 0.2
     private: Literal["composition", "poisson", "geometric", "logarithmic"] | None = None
     noise: Noise | None = None
+    models: Literal["shared", "personal"] = "shared"
 
     def __post_init__(self) -> None:
-        """Raise FieldError for `trials` below 1, `holdout` outside (0, 1), an unknown statistic, or noise without `private`."""
+        """Raise FieldError for `trials` below 1, `holdout` outside (0, 1), an unknown statistic, or noise without `private`.
+
+        Also for a private search by personal models, whose evaluation no held-out client covers.
+        """
         if self.trials < 1:
             raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:
@@ -100,6 +107,9 @@ class TuneSettings:
             Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
         if self.noise is not None and self.private is None:
             raise FieldError("noise", "without use unless the search is private", self.noise, 'Write private = "poisson" too.')
+        if self.models == "personal" and self.private is not None:
+            raise FieldError("private", "left out where personal models judge", self.private, "They are judged by exact results "
+                             "of the clients that train them.")
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,7 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
         raise source.error_at(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
                                                   f"{nearest_hint(search.settings.metric, [*search.metrics])}")
     _check_percentile_side(search)
+    _check_judged_models(search)
     for field, values in found.items():
         for value in values.values_to_test():
             search.experiment_with({field: value})           # refused here, not in the middle of the search
@@ -199,6 +210,21 @@ def _check_percentile_side(search: Search) -> None:
         raise search.source.error_at(
             ("tune", "statistic"), f"{better} values of the {metric} are better, so {statistic} is about clients who do well. "
             f"For those who do worst write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
+
+
+def _check_judged_models(search: Search) -> None:
+    """Raise ExperimentError where personal models are to judge and there are none, or are searched and do not judge.
+
+    A field of the personal models changes nothing of the shared model, so that all its trials would be equal.
+    """
+    [member] = search.first_experiment().algorithm.members
+    if search.settings.models == "personal" and not member.personal.trains:
+        raise search.source.error_at(("tune", "models"), "the method trains no personal models. Write [personal] and below it "
+                                                         'part = "Ditto", say, or remove models.')
+    searched = [name for name in search.space if name.split(".")[0] == "personal"]
+    if searched and search.settings.models == "shared":
+        raise search.source.error_at(("tune", "search", *searched[0].split(".")), f"{searched[0]} does not change the shared "
+                                     'model, by which trials are judged. Write models = "personal" below [tune].')
 
 
 def _searched_fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:

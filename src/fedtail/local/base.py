@@ -135,8 +135,12 @@ class LocalTraining(Part):
         """
         anchor = clients.params(model)
         if self.declares.keeps:
-            clients = clients.with_memory(f"local {model}")
+            clients = clients.with_memory(self.memory_name(model))
         return self.models(clients, anchor, anchor, first).sub_(anchor)
+
+    def memory_name(self, model: int) -> str:
+        """The name under which clients keep rows of local training for the broadcast model with index `model`."""
+        return f"local {model}"
 
     def round_numbers(self, kept: Tensor | None) -> Mapping[str, float]:
         """Numbers of a round by name, for records of a run, from what the server keeps after it; by default none."""

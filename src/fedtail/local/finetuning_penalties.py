@@ -1,17 +1,24 @@
-"""Penalties of fine-tuning: which parameters move, and how far each may, [Li23, section 5.7]."""
+"""Penalties of fine-tuning: which parameters move, how far each may, and how far predictions may, [Li23, section 5.6.2]."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from inspect import isfunction
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
 from fedtail.data.population import select_rows
+from fedtail.local.batches import Batch
 from fedtail.local.penalties import Penalty
+from fedtail.losses import cross_entropy, default_loss, logistic
+from fedtail.types import Examples
+
+if TYPE_CHECKING:
+    from fedtail.engine.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -91,3 +98,62 @@ class TrainOnly(Penalty):
             raise ValueError(f"no parameter begins with {', '.join(self.names)}. There are {known}.")
         parts = [torch.full((size,), float(one)) for (_, size), one in zip(named, chosen, strict=True)]
         return MaskedGradient(torch.cat(parts).to(anchor))
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionPull(Penalty):
+    """strength / 2 (KL(f(w), f(received)) + KL(f(received), f(w))), as the clients of one round compute it."""
+
+    reads_examples: ClassVar[bool] = True
+    strength: float
+    kernel: Kernel                       # gives the scores of the model received
+    divergence: Kernel                   # of the same module: its loss is the divergence from scores that are its targets
+
+    def add_batch_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor, batch: Batch) -> Tensor:
+        """`gradients` (clients, dim) plus the gradient of the penalty, a mean over the examples of `batch`, as a new tensor.
+
+        `params` (clients, dim) are the local models, whose scores are computed as in training; those of `anchor` (dim,), the
+        model received, as in evaluation.
+        """
+        clients, examples = batch.weight.shape
+        scores = self.kernel.outputs(anchor, _flat_examples(batch.inputs)).unflatten(0, (clients, examples))
+        slopes = self.divergence.gradients(params, batch.inputs, scores, batch.weight)
+        return gradients + self.strength / 2 * slopes
+
+
+@dataclass(frozen=True)
+class SymmetrisedKL(Penalty):
+    """The predictions of a client's model are held near those of the model received: symmetrised KL divergence (SKL).
+
+    The penalty is strength / 2 (KL(f(w), f(received)) + KL(f(received), f(w))) (lambda), f the class probabilities, as a mean
+    over the examples of each batch [Li23, section 5.6.2]. The module's outputs must be class scores: its loss is
+    `fedtail.losses.cross_entropy`, `logistic`, or the default for integer targets, one for each example.
+    """
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a strength that is negative or not finite."""
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(f"strength (lambda) must be at least 0 and finite, got {self.strength:g}.")
+
+    def prepare_for_clients(self, clients: Clients, anchor: Tensor) -> PredictionPull:
+        """The penalty with the kernels that compute it; `anchor` (dim,), the model received, is not used yet.
+
+        Raises ValueError where the outputs of the task's module are not known to be class scores, one row for each example.
+        """
+        loss, targets = clients.kernel.task.loss, clients.shard.population.targets
+        if loss not in (cross_entropy, logistic) and (loss is not default_loss or targets.is_floating_point()):
+            name = "squared error" if loss is default_loss else loss.__name__ if isfunction(loss) else repr(loss)
+            raise ValueError(f"SymmetrisedKL compares class probabilities, and the loss of this task is {name}, whose outputs "
+                             "are not known to be class scores. Train with loss=fedtail.losses.cross_entropy or logistic, or use "
+                             "EWC or Proximal.")
+        if targets.ndim > 1:
+            raise ValueError("SymmetrisedKL compares one prediction for each example, and these targets are sequences. Use EWC "
+                             "or Proximal.")
+        return PredictionPull(self.strength, clients.kernel, clients.kernel.divergence_kernel())
+
+
+def _flat_examples(inputs: Examples) -> Examples:
+    """Inputs (clients, batch, ...) of a batch of clients, a tensor or a dict of them, as (clients * batch, ...)."""
+    return {name: one.flatten(0, 1) for name, one in inputs.items()} if isinstance(inputs, dict) else inputs.flatten(0, 1)

@@ -47,14 +47,15 @@ class AdaptedLoss(Part):
         losses = clients.kernel.losses(adapted, query.inputs, query.targets)
         return (losses * query.weight).sum(1, dtype=torch.float64)
 
-    def adapt(self, clients: Clients, start: Tensor, support: Batch) -> list[Tensor]:
+    def adapt(self, clients: Clients, start: Tensor, support: Batch, done: int = 0) -> list[Tensor]:
         """The models of gradient descent on each client's `support` examples from `start`: steps + 1 tensors (clients, dim).
 
-        `start`, (dim,) or (clients, dim), is the first and is not changed; the last is the adapted model.
+        `start`, (dim,) or (clients, dim), is the first and is not changed; the last is the adapted model. After `done` steps of
+        the shared model, dropout has other masks.
         """
         models = [start.expand(len(clients), -1)]
         for step in range(self.steps):
-            clients.seed_torch("dropout", step)
+            clients.seed_torch("dropout", step, *([done] if done else []))
             slopes = clients.kernel.gradients(models[-1], support.inputs, support.targets, support.weight)
             models.append(models[-1] - self.learning_rate * slopes)
         return models
@@ -62,14 +63,17 @@ class AdaptedLoss(Part):
 
 @dataclass(frozen=True)
 class MAML(LocalTraining):
-    r"""One gradient step on the loss after adaptation: (q-)MAML [Li23, Algorithm 5], with any risk over the clients.
+    r"""Gradient steps on the loss after adaptation: (q-)MAML [Li23, Algorithm 5], Per-FedAvg, with any risk over the clients.
 
     A client splits its examples at random into support and query (`support_fraction`), takes `inner_steps` gradient steps with
-    `inner_learning_rate` (eta) on the support, and its loss is the mean loss F_k(w_k) on the query at the adapted model w_k. Its
-    update is minus `learning_rate` times the gradient of that loss in the model received: through the inner steps,
-    (I - eta H) grad F_k(w_k) for one, with H the Hessian on the support; or, with `first_order`, grad F_k(w_k) itself, as
-    Algorithm 5 prints it. Risks weight clients by the same loss: `PowerFair` with `CurvatureMean` is q-MAML, whose L is one over
-    `learning_rate` by default, `Superquantile` is Delta-FL-MAML, `Tilted` TERM-MAML. A new split is drawn in each round.
+    `inner_learning_rate` (eta) on the support, and its loss is the mean loss F_k(w_k) on the query at the adapted model w_k.
+    Its update is minus `learning_rate` times the gradient of that loss in the model received: through the inner steps, (I - eta
+    H) grad F_k(w_k) for one, with H the Hessian on the support; or, with `first_order`, grad F_k(w_k) itself, as Algorithm 5
+    prints it. With a `difference_step` (delta) products of H are central differences of gradients, (g(w + delta v) - g(w -
+    delta v)) / (2 delta), as in Per-FedAvg (HF), which takes several `local_steps` (tau) a round, each with a new split and,
+    with a `batch_size`, on at most so many support and query examples each. Risks weight clients by the same loss: `PowerFair`
+    with `CurvatureMean` is q-MAML, whose L is one over `learning_rate` by default, `Superquantile` is Delta-FL-MAML, `Tilted`
+    TERM-MAML. A new split is drawn in each round.
     """
 
     sends: ClassVar[tuple[type, ...]] = (AdaptedLoss,)
@@ -78,15 +82,29 @@ class MAML(LocalTraining):
     inner_steps: int = 1
     first_order: bool = False
     support_fraction: float = 0.5
+    difference_step: float | None = None      # of Hessian products; None: exact ones
+    local_steps: int = 1
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless learning rates are positive, `inner_steps` is at least 1 and `support_fraction` in (0, 1)."""
+        """Raise ValueError unless learning rates are positive, numbers of steps at least 1 and `support_fraction` in (0, 1).
+
+        Also for a `batch_size` below 1, a `difference_step` that is not positive, or one beside `first_order`.
+        """
         check_positive("learning_rate", self.learning_rate, "It is the step of the shared model.")
         check_positive("inner_learning_rate (eta)", self.inner_learning_rate, "It is the step of a client's adaptation.")
-        if not isinstance(self.inner_steps, Integral) or self.inner_steps < 1:
-            raise FieldError("inner_steps", "a whole number, at least 1", self.inner_steps)
+        for name in ("inner_steps", "local_steps", "batch_size"):
+            value = getattr(self, name)
+            if not (name == "batch_size" and value is None) and (not isinstance(value, Integral) or value < 1):
+                raise FieldError(name, "a whole number, at least 1", value)
         if not 0 < self.support_fraction < 1:
             raise FieldError("support_fraction", "in (0, 1)", self.support_fraction, "For half and half write 0.5.")
+        if self.difference_step is None:
+            return
+        check_positive("difference_step (delta)", self.difference_step, "It is the step of a difference of gradients.")
+        if self.first_order:
+            raise ValueError(f"first_order=True uses no Hessian, and difference_step={self.difference_step:g} is how to compute "
+                             "its products. Leave one of them out.")
 
     @cached_property
     def declares(self) -> LocalDeclaration:
@@ -103,18 +121,23 @@ class MAML(LocalTraining):
         return self.learning_rate
 
     def steps(self, clients: Clients) -> Tensor:
-        """One step for every client, (clients,) int64."""
-        return torch.ones_like(clients.sizes)
+        """`local_steps` for every client, (clients,) int64."""
+        return torch.full_like(clients.sizes, self.local_steps)
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
-        """Each client's model after one step along minus the gradient of its loss after adaptation, (clients, dim).
+        """Each client's model after its steps along minus the gradient of its loss after adaptation, (clients, dim).
 
-        `start`, (dim,) or (clients, dim), is where the step and the adaptation begin. With `done` > 0 examples are split anew, by
-        another stream. `anchor` and `first` are not used.
+        `start`, (dim,) or (clients, dim), is where the first step and its adaptation begin. Each step splits the examples anew;
+        with `done` > 0 they go on with the streams after so many steps. `anchor` and `first` are not used.
         """
         starts = start.expand(len(clients), -1)
         parts = [(clients.take(few), starts[to_device(few, starts.device)]) for few in stacks(clients)]
-        return torch.cat([own - self.learning_rate * self._gradients_of_stack(few, own, done) for few, own in parts])
+        found = []
+        for few, own in parts:
+            for step in range(done, done + self.local_steps):
+                own = own - self.learning_rate * self._gradients_of_stack(few, own, step)
+            found.append(own)
+        return torch.cat(found)
 
     def _gradients_of_stack(self, clients: Clients, start: Tensor, done: int) -> Tensor:
         """The gradient of the loss after adaptation in `start`, (clients, dim) both, for clients that are computed at once.
@@ -123,30 +146,46 @@ class MAML(LocalTraining):
         the last one. With `done` > 0 the split is by another stream.
         """
         objective, kernel = self.objective, clients.kernel
-        support, query = split_support_and_query(clients, self.support_fraction, done)
-        *path, adapted = objective.adapt(clients, start, support)
-        clients.seed_torch("dropout", self.inner_steps)
+        support, query = split_support_and_query(clients, self.support_fraction, done, self.batch_size)
+        *path, adapted = objective.adapt(clients, start, support, done)
+        clients.seed_torch("dropout", self.inner_steps, *([done] if done else []))
         slopes = kernel.gradients(adapted, query.inputs, query.targets, query.weight)
         if self.first_order:
             return slopes
         for step in range(self.inner_steps - 1, -1, -1):
-            clients.seed_torch("dropout", step)                # the masks of the inner step
-            bent = kernel.hessian_products(path[step], support.inputs, support.targets, support.weight, slopes)
+            bent = self._hessian_products(clients, (step, done), path[step], support, slopes)
             slopes = slopes - self.inner_learning_rate * bent
         return slopes
 
+    def _hessian_products(self, clients: Clients, step: tuple[int, int], models: Tensor, support: Batch,
+                          vectors: Tensor) -> Tensor:
+        """The Hessians of the clients' losses on `support` at their `models` times their `vectors`, (clients, dim) all three.
 
-def split_support_and_query(clients: Clients, fraction: float, done: int = 0) -> tuple[Batch, Batch]:
+        They are exact or, with a `difference_step`, central differences. Dropout has the masks of the inner step: `step` is its
+        number, and how many steps of the shared model were done before it.
+        """
+        examples, kernel, masks = (support.inputs, support.targets, support.weight), clients.kernel, step[: 1 + bool(step[1])]
+        clients.seed_torch("dropout", *masks)
+        if self.difference_step is None:
+            return kernel.hessian_products(models, *examples, vectors)
+        ahead = kernel.gradients(models + self.difference_step * vectors, *examples)
+        clients.seed_torch("dropout", *masks)
+        behind = kernel.gradients(models - self.difference_step * vectors, *examples)
+        return (ahead - behind) / (2 * self.difference_step)
+
+
+def split_support_and_query(clients: Clients, fraction: float, done: int = 0, most: int | None = None) -> tuple[Batch, Batch]:
     """Each client's examples in two random parts, support and query, as two batches that are padded by examples of weight zero.
 
     A share of about `fraction` is support; both parts have at least one example, and the single example of a client that has one
-    is query. Which example is where is drawn by each client's own stream in each round, and by another one for `done` > 0.
+    is query. Which example is where is drawn by each client's own stream in each round, and by another one for `done` > 0. With
+    `most`, both parts have at most so many examples, and the others are in neither.
     """
     sizes = clients.sizes
     order = random_permutations(clients.random_bits("support", *([done] if done else [])), sizes)
     cut = (sizes * fraction).round().long().clamp(min=1).minimum(sizes - 1)
-    none = torch.zeros_like(sizes)
-    return _examples_between(clients, order, none, cut), _examples_between(clients, order, cut, sizes)
+    none, ends = torch.zeros_like(sizes), (cut, sizes) if most is None else (cut.clamp(max=most), sizes.minimum(cut + most))
+    return _examples_between(clients, order, none, ends[0]), _examples_between(clients, order, cut, ends[1])
 
 
 def stacks(clients: Clients) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ from fedtail.declarations import LocalDeclaration
 from fedtail.deprecated import overrides_under_new_name
 from fedtail.local.base import RoundStart
 from fedtail.questions import Conversation
+
+if TYPE_CHECKING:
+    from fedtail.local.batches import Batch
 
 
 class PreparedPenalty(NamedTuple):
@@ -29,6 +32,7 @@ class Penalty(Part):
 
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
     corrects_mean_loss: ClassVar[bool] = False      # True: it is made for clients that minimise their mean loss
+    reads_examples: ClassVar[bool] = False          # True: its gradient is that of a batch, `add_batch_gradient`
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Use a subclass's method `of`, the deprecated name, as its `prepare_for_clients`, with a DeprecationWarning.
@@ -81,6 +85,14 @@ class Penalty(Part):
         `anchor` (dim,) is the model received. Subclasses define it; here it raises NotImplementedError.
         """
         raise NotImplementedError
+
+    def add_batch_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor, batch: Batch) -> Tensor:
+        """As `add_gradient`, for a penalty that is a mean over examples (`reads_examples`): those of `batch`.
+
+        `gradients` and the local models `params` are (clients, dim), those of the first `batch.active` clients; `anchor` (dim,)
+        is the model received. By default the batch is not read.
+        """
+        return self.add_gradient(gradients, params, anchor)
 
 
 @dataclass(frozen=True)

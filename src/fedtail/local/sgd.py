@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
+from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
 from fedtail.local.base import LocalTraining, Prepared, RoundStart, full_gradients
 from fedtail.local.batches import Batch, batches
 from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
@@ -37,10 +38,11 @@ class LocalSGD(LocalTraining):
     `batch_size=None` is the full gradient. Give `epochs` or `local_steps` (tau), not both; one epoch is the default. With an
     `example_risk` a client minimises that risk over its examples: g is the gradient of the risk of the batch, whose losses take a
     forward pass of their own (with a dropout mask of its own), and risks over clients see the risk of all its examples in place
-    of its mean loss.
+    of its mean loss. With a `divisor` A every step is along g / A, penalty included, as AdaDPS's clients step
+    [Li23, Algorithm 10]; weight decay is not divided, and what a client minimises is the same.
     """
 
-    sends: ClassVar[tuple[type, ...]] = (ExampleRisk,)
+    sends: ClassVar[tuple[type, ...]] = (ExampleRisk, FixedDivisor, NoDivisor)
     learning_rate: float = 0.1
     batch_size: int | None = 10
     epochs: int | None = None
@@ -51,6 +53,7 @@ class LocalSGD(LocalTraining):
     penalty: Penalty = NoPenalty()
     work: Work = FullWork()
     example_risk: Risk | None = None      # over a client's examples; None is their mean
+    divisor: Divisor = NoDivisor()        # of every step's gradient
 
     def __post_init__(self) -> None:
         """Raise ValueError where both `epochs` and `local_steps` are given, or a number is out of range.
@@ -126,9 +129,10 @@ class LocalSGD(LocalTraining):
         """Whether a client's loss and its first gradient can be computed by one pass over its data.
 
         True where all examples are in one batch (`batch_size` is None), the loss is the mean over examples (no `example_risk`),
-        and the kernel returns evaluation losses together with gradients.
+        the penalty does not read them, and the kernel returns evaluation losses together with gradients.
         """
-        return self.batch_size is None and kernel.tells_losses and self.example_risk is None
+        plain = self.example_risk is None and not self.penalty.reads_examples
+        return self.batch_size is None and kernel.tells_losses and plain
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
         """Losses (clients,) and full gradients (clients, dim) at the broadcast model with index `model`, from one pass.
@@ -145,8 +149,9 @@ class LocalSGD(LocalTraining):
         """The local model of each client after its steps, (clients, dim), trained in stacks of at most `kernel.stack` clients.
 
         `anchor` (dim,) is the model received, to which the penalty refers. `start`, (dim,) or (clients, dim), is where training
-        begins; it is not changed. `first` are the gradients of the first step, (clients, dim), where they are known already. With
-        `done` > 0, batches go on after that many steps. Seeds torch's generators if the kernel draws (dropout).
+        begins; it is not changed. `first` are the gradients of the first step, (clients, dim), where they are known already; a
+        penalty that reads examples has no use for them. With `done` > 0, batches go on after that many steps. Seeds torch's
+        generators if the kernel draws (dropout).
         """
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
@@ -161,7 +166,7 @@ class LocalSGD(LocalTraining):
         penalty = self.penalty.prepare_for_clients(clients, anchor)
         velocity = torch.zeros_like(params) if self.momentum else None
         clients.seed_torch("dropout", *stream)
-        if first is not None:
+        if first is not None and not penalty.reads_examples:
             self._step_along_gradients(clients, params, anchor, velocity, first[to_device(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
@@ -191,7 +196,11 @@ class LocalSGD(LocalTraining):
         own = full_gradients(clients, params, self.example_risk) if own is None else own
         params = params.expand(len(clients), -1)
         penalty = self.penalty.prepare_for_clients(clients, anchor)
-        return penalty.add_gradient(own + self.weight_decay * params if self.weight_decay else own, params, anchor)
+        own = own + self.weight_decay * params if self.weight_decay else own
+        if not penalty.reads_examples:
+            return penalty.add_gradient(own, params, anchor)
+        one = torch.ones(len(clients), dtype=torch.int64)
+        return penalty.add_batch_gradient(own, params, anchor, next(iter(batches(clients, one, one, None))))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:
@@ -204,21 +213,23 @@ class LocalSGD(LocalTraining):
         if self.example_risk is not None:
             losses = kernel.losses(local, batch.inputs, batch.targets)
             batch = batch._replace(weight=example_weights(self.example_risk, losses, batch.weight).to(batch.weight.dtype))
-        if velocity is None and not self.weight_decay and not penalty.adds:
+        if velocity is None and not self.weight_decay and not penalty.adds and not self.divisor.divides:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
         gradients = kernel.gradients(local, batch.inputs, batch.targets, batch.weight)
-        self._step_along_gradients(clients, local, anchor, velocity, gradients, penalty)
+        self._step_along_gradients(clients, local, anchor, velocity, gradients, penalty, batch)
 
     def _step_along_gradients(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
-                              penalty: Penalty) -> None:
+                              penalty: Penalty, batch: Batch | None = None) -> None:
         """One step along `gradients` (clients, dim) with penalty, momentum and weight decay; changes `local` in place.
 
         `local` (clients, dim) are the models. `velocity` is that of momentum, or None without, and is changed in place too; it
         may have more rows than `local`, of which the first are used. `anchor` (dim,) is the model received, to which `penalty`
-        refers.
+        refers, as it does to the examples of `batch` where it reads them.
         """
-        rate, gradients = self.rate(clients.round), penalty.add_gradient(gradients, local, anchor)
+        rate, examples = self.rate(clients.round), batch if penalty.reads_examples else None
+        gradients = self.divisor.divide(penalty.add_gradient(gradients, local, anchor) if examples is None
+                                        else penalty.add_batch_gradient(gradients, local, anchor, examples))
         if velocity is not None:
             gradients = velocity[: len(local)].mul_(self.momentum).add_(gradients)
         if self.weight_decay:

@@ -2,6 +2,7 @@
 
 from fedtail.personal.base import NoPersonalModels, PersonalModels
 from fedtail.personal.ditto import Ditto, FineTuning, ValidatedDitto
+from fedtail.personal.kept_by_local import KeptByLocal
 from fedtail.personal.mixtures import APFL, Mapper
 
-__all__ = ["APFL", "Ditto", "FineTuning", "Mapper", "NoPersonalModels", "PersonalModels", "ValidatedDitto"]
+__all__ = ["APFL", "Ditto", "FineTuning", "KeptByLocal", "Mapper", "NoPersonalModels", "PersonalModels", "ValidatedDitto"]

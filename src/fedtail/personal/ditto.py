@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
-from fedtail.local.penalties import NoPenalty, Proximal
+from fedtail.local.pulled_steps import check_no_server_half, check_pull, pulled_steps
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
-from fedtail.personal.own_examples import check_no_server_half, mean_losses, split_own_examples
+from fedtail.personal.own_examples import mean_losses, split_own_examples
 
 FEWEST = 4      # validation examples by which a client chooses its own strength [Li23, section 5.7]
 
@@ -91,25 +91,3 @@ class FineTuning(PersonalModels):
     def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
         """The models after the steps of `local` from `received` (dim,), (clients, dim); `start` is not used."""
         return self.local.models(clients, received, received)
-
-
-def check_pull(strength: float, local: LocalSGD) -> None:
-    """Raise ValueError where the strength (lambda) is negative or not finite, or `local` has a penalty of its own.
-
-    Also where its learning rate times the strength is 1 or more: steps would then overshoot the model that is pulled towards.
-    """
-    if not 0 <= strength < math.inf:
-        raise ValueError(f"strength (lambda) must be at least 0 and finite, got {strength:g}. 0 trains on a client's own data "
-                         "alone.")
-    if not isinstance(local.penalty, NoPenalty):
-        raise ValueError(f"the personal model has the penalty of its strength; local has {local.penalty} beside it. "
-                         "Leave it out.")
-    check_no_server_half(local)
-    if local.learning_rate * strength >= 1:
-        raise ValueError(f"learning_rate * strength must be below 1, got {local.learning_rate:g} * {strength:g}: every step "
-                         "would overshoot the shared model. Lower one of them.")
-
-
-def pulled_steps(local: LocalSGD, strength: float) -> LocalSGD:
-    """`local` with a proximal penalty of this strength."""
-    return replace(local, penalty=Proximal(strength))

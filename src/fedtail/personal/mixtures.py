@@ -10,9 +10,10 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.devices import to_device
 from fedtail.local.penalties import NoPenalty
+from fedtail.local.pulled_steps import check_no_server_half
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
-from fedtail.personal.own_examples import check_no_server_half, mean_losses
+from fedtail.personal.own_examples import mean_losses
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,6 @@ from torch import Tensor
 
 from fedtail.clients import Clients, Shard
 from fedtail.local.batches import batches
-from fedtail.local.sgd import LocalSGD
-
-
-def check_no_server_half(local: LocalSGD) -> None:
-    """Raise ValueError where `local` needs the server to prepare its rounds: personal models are trained by the client alone.
-
-    That is so where its work reads the cohort (`Stragglers(exact=True)`, `Participants`), or its penalty asks questions.
-    """
-    declared = local.declares
-    if declared.reads_cohort or declared.mean_updates or declared.releases:
-        raise ValueError(f"personal models are trained by the client alone, and {local.penalty} or {local.work} needs the server "
-                         "in every round. Use parts that do not: Proximal, Stragglers without exact=True.")
 
 
 def split_own_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:

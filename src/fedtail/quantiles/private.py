@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtail.privacy.accounting import NEIGHBOURS, UNIT
+from fedtail.privacy.accounting import neighbouring_relation
 from fedtail.privacy.events import LatticeRelease
 from fedtail.privacy.randomness import Randomness, SystemRandomness
 from fedtail.quantiles.histogram import Edges
@@ -96,9 +96,10 @@ class QuantileRelease:
         Where the noise came from a seed, it begins by saying that the guarantee is simulated.
         """
         plan = self.plan
-        text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} ({UNIT}-level, {NEIGHBOURS[plan.adjacency]}; no sampling), by "
-                f"concentrated privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, "
-                "and of no single row")
+        relation = neighbouring_relation(plan.adjacency, "client")
+        text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} (client-level, {relation}; no sampling), by concentrated "
+                f"privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, and of no "
+                "single row")
         return f"simulated guarantee, the seed is known: {text}" if self.simulated else text
 
 

@@ -163,8 +163,8 @@ def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
     For deployed runs, values spread evenly over the bins of their histograms stand for them. `clients` is None without a table
     over clients.
     """
-    known = column_by_seed(method, clients, "error") if clients else {}
-    deployed = [run.values_from_histogram("error", method.member) for run in method.finished_runs.values() if run.is_deployed]
+    known = column_by_seed(method, clients, method.model.column("error")) if clients else {}
+    deployed = [run.values_from_histogram("error", method.model) for run in method.finished_runs.values() if run.is_deployed]
     return np.concatenate([values_of_all_seeds(known), *deployed])
 
 
@@ -175,7 +175,7 @@ def client_comparison(methods: Sequence[Method], baseline: int, clients: PageCli
     scatter plot; `errors`, `differences` and `changes`, lists over methods; `total`, the number of all clients; `averaged`,
     whether errors are means over seeds; `log`, whether sizes need a logarithmic axis. `baseline` is a position in `methods`.
     """
-    errors = [column_by_seed(m, clients, "error") for m in methods]
+    errors = [column_by_seed(m, clients, m.model.column("error")) for m in methods]
     means = [mean_by_client(mine, clients) for mine in errors]
     gains = [differences_to_baseline(mine, errors[baseline], clients) for mine in errors]
     kept, points = _listed_clients(gains, len(clients))

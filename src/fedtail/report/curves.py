@@ -11,6 +11,7 @@ import numpy as np
 from fedtail.report.methods import Method
 from fedtail.report.statistics import json_numbers, mean_of_rows, thinned_positions
 from fedtail.runs import RunFolder
+from fedtail.runs.evaluated_models import EvaluatedModel
 
 SHOWN = ("mean", "p10", "p50", "p90", "worst10")
 POINTS = 200                                 # of one curve
@@ -21,7 +22,7 @@ def evaluated_splits(methods: Sequence[Method]) -> list[str]:
 
     The first line of a run's metrics decides.
     """
-    evaluated = (line["members"][m.member] for m in methods for run in m.runs for line in run.metrics[:1])
+    evaluated = (m.model.statistics(line) for m in methods for run in m.runs for line in run.metrics[:1])
     return list(dict.fromkeys(split for found in evaluated for split in found))
 
 
@@ -42,7 +43,7 @@ def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
     {"rounds": [...], "mean": [...], "p10": ..., "p50": ..., "p90": ..., "worst10": ...}, at the rounds that every averaged run
     has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
     """
-    lines = [_statistics_by_round(run, method.member, split, metric) for run in method.averaged_runs]
+    lines = [_statistics_by_round(run, method.model, split, metric) for run in method.averaged_runs]
     rounds = _common_rounds(lines)
     kept = [rounds[k] for k in thinned_positions(len(rounds), POINTS)]
     return {"rounds": kept, **{name: _mean_over_seeds(lines, kept, name) for name in SHOWN}}
@@ -52,8 +53,10 @@ def contributors_by_round(method: Method) -> dict[str, Any] | None:
     """How many clients were `sampled` and `contributed` by round under `method`, and the tail `threshold`: means over seeds.
 
     Only rounds that every recording run has. More than 200 rounds are averaged in windows of `window` rounds, each under its last
-    round in `rounds`. None where no run recorded its rounds.
+    round in `rounds`. None where no run recorded its rounds, and for personal models, to which a client contributes alone.
     """
+    if method.personal:
+        return None
     lines = [{line["round"]: _participation(line, method.member) for line in run.rounds} for run in method.averaged_runs]
     recorded = [line for line in lines if line]
     rounds = _common_rounds(recorded)
@@ -83,12 +86,12 @@ def _window_means(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str
     return {"rounds": [int(rounds[min(s + window, len(rounds)) - 1]) for s in starts], "window": window, **means}
 
 
-def _statistics_by_round(run: RunFolder, member: int, split: str, metric: str) -> dict[int, dict[str, Any]]:
-    """The statistics over clients of `metric` that one run recorded for one model and split, by round.
+def _statistics_by_round(run: RunFolder, model: EvaluatedModel, split: str, metric: str) -> dict[int, dict[str, Any]]:
+    """The statistics over clients of `metric` that one run recorded for one of its models and a split, by round.
 
-    Rounds without them are left out. `member` is the position of the model.
+    Rounds without them are left out.
     """
-    found = {line["round"]: line["members"][member].get(split, {}).get(metric) for line in run.metrics}
+    found = {line["round"]: model.statistics(line).get(split, {}).get(metric) for line in run.metrics}
     return {number: statistics for number, statistics in found.items() if statistics}
 
 

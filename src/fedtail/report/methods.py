@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtail.runs import RunFolder
+from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 
 TAIL_FRACTION = "tail_fraction"                       # the field of a family whose largest value is plain averaging
 SYMBOLS = {TAIL_FRACTION: "θ"}
@@ -14,13 +15,22 @@ SYMBOLS = {TAIL_FRACTION: "θ"}
 
 @dataclass(frozen=True)
 class Method:
-    """One model that the page compares, with its runs over seeds: a method, or one member of a family."""
+    """One model that the page compares, with its runs over seeds: a method, or one member of a family.
+
+    The personal models beside it, where they were evaluated, are a method of their own.
+    """
 
     name: str                                # of its runs
     label: str                               # on the page
     member: int                              # position among the models of its runs
     runs: tuple[RunFolder, ...]              # by seed
     value: Any = None                        # of the family's field
+    personal: bool = False                   # the clients' own models beside that model, not the model itself
+
+    @property
+    def model(self) -> EvaluatedModel:
+        """Which of the models of its runs the method is: finds its statistics and columns in their files."""
+        return EvaluatedModel(self.member, self.personal)
 
     @property
     def finished_runs(self) -> dict[int, RunFolder]:
@@ -69,7 +79,7 @@ def methods_in_runs(runs: Sequence[RunFolder]) -> list[Method]:
 
 
 def method_families(methods: Sequence[Method]) -> list[MethodFamily]:
-    """The families among the methods, each with the positions of its members.
+    """The families among the methods, each with the positions of its members; personal models are no members.
 
     Members are ordered by rising value of the field that they differ in, where all values are numbers.
     """
@@ -84,7 +94,7 @@ def baseline_position(methods: Sequence[Method], name: str | None = None) -> int
     ValueError where no method has that name.
     """
     name = methods[0].name if name is None else name
-    own = [k for k, m in enumerate(methods) if name in (m.name, m.label)]
+    own = [k for k, m in enumerate(methods) if name == m.label or (name == m.name and not m.personal)]
     if not own:
         raise ValueError(f"there is no method {name!r} to be the baseline; there are "
                          f"{', '.join(dict.fromkeys(repr(m.name) for m in methods))}.")
@@ -103,7 +113,7 @@ def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
 
     Members are ordered by rising value of the field that they differ in where all values are numbers, else as in `methods`.
     """
-    own = [k for k, m in enumerate(methods) if m.name == name]
+    own = [k for k, m in enumerate(methods) if m.name == name and not m.personal]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
         own.sort(key=lambda k: methods[k].value)
@@ -113,17 +123,28 @@ def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
 def _methods_of_name(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
     """The methods of all runs of one name, with the runs ordered by seed: one method, or for a family one for each model.
 
-    With `several` names on the page, the label of a member begins with the name. Raises ValueError where two runs have the
-    same seed, or where their models differ.
+    Methods of personal models follow, each with the runs that evaluated them. With `several` names on the page, the label of a
+    member begins with the name. Raises ValueError where two runs have the same seed, or where their models differ.
     """
     _check_seeds(name, runs)
     ordered, first = tuple(sorted(runs, key=lambda run: run.seed)), runs[0]
-    if len(first.members) == 1:
-        return [Method(name, name, 0, ordered)]
-    values = first.about["family"]["values"] if first.about.get("family") else first.members
-    labels = [_member_label(_varied_field(first), value) for value in values]
-    return [Method(name, f"{name}, {label}" if several else label, k, ordered, value)
-            for k, (label, value) in enumerate(zip(labels, values, strict=True))]
+    shared = [Method(name, name, 0, ordered)]
+    if len(first.members) > 1:
+        values = first.about["family"]["values"] if first.about.get("family") else first.members
+        labels = [_member_label(_varied_field(first), value) for value in values]
+        shared = [Method(name, f"{name}, {label}" if several else label, k, ordered, value)
+                  for k, (label, value) in enumerate(zip(labels, values, strict=True))]
+    return _with_personal_methods(shared)
+
+
+def _with_personal_methods(shared: list[Method]) -> list[Method]:
+    """The methods `shared`, followed by one for the personal models beside each that has some that were evaluated.
+
+    The labels of these pairs end in ", shared" and ", personal".
+    """
+    own = {m.member: tuple(run for run in m.runs if run.personal[m.member] == EVALUATED) for m in shared}
+    return [*(replace(m, label=f"{m.label}, shared") if own[m.member] else m for m in shared),
+            *(replace(m, label=f"{m.label}, personal", personal=True, runs=own[m.member]) for m in shared if own[m.member])]
 
 
 def _varied_field(run: RunFolder) -> str | None:

@@ -19,6 +19,7 @@ from fedtail.report.statistics import (
     summary_statistics,
 )
 from fedtail.runs import RunFolder
+from fedtail.runs.evaluated_models import EvaluatedModel, personal_sentences
 
 JUDGED = ("mean", "p90", "worst10")
 
@@ -45,7 +46,7 @@ def _privacy_line(run: RunFolder) -> str:
 
 
 def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
-    """Sentences that limit what the page shows: unfinished, attacked or deployed runs, clients that differ by seed.
+    """Sentences that limit what the page shows: unfinished, attacked or deployed runs, personal models, differing clients.
 
     `clients` is None where no run has a table over clients.
     """
@@ -55,6 +56,7 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
     if any("benign" in run.about for run in runs):
         found.append("Some clients were corrupted by a simulated attack: every statistic is over the benign ones.")
+    found += personal_sentences(runs)
     if clients is not None and not clients.are_same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
@@ -68,7 +70,7 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
     a dict of `mean`, `std`, `seeds` (their number), `difference` to the baseline (paired by seed, or None) and `best`, which
     marks the smallest mean among two or more finished methods. `baseline` is a position in `methods`.
     """
-    by_seed = [{run.seed: last_error_summary(run, m.member) for run in m.averaged_runs} for m in methods]
+    by_seed = [{run.seed: last_error_summary(run, m.model) for run in m.averaged_runs} for m in methods]
     rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
     for name in STATISTICS:
         whole = [row["statistics"][name]["mean"] for row in rows if row["finished"]]
@@ -78,17 +80,17 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
     return rows
 
 
-def last_error_summary(run: RunFolder, member: int) -> dict[str, float]:
-    """The statistics of the error over the tested clients at a run's last evaluated round, for the model at position `member`.
+def last_error_summary(run: RunFolder, model: EvaluatedModel) -> dict[str, float]:
+    """The statistics of the error over the tested clients at a run's last evaluated round, for one of its models.
 
     They are read from `metrics.jsonl`, or computed from the table over clients where it has none. All NaN where there is
     neither.
     """
-    line = run.metrics[-1]["members"][member].get(run.tested_split, {}) if run.metrics else {}
+    line = model.statistics(run.metrics[-1]).get(run.tested_split, {}) if run.metrics else {}
     if "error" in line:
         return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
     if run.has_client_table:
-        return summary_statistics(client_column(run, run.tested_split, member, "error"))
+        return summary_statistics(client_column(run, run.tested_split, model.member, model.column("error")))
     return dict.fromkeys(STATISTICS, math.nan)
 
 

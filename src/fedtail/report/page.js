@@ -1,6 +1,7 @@
 // Draw everything, and draw it again when the state, the theme or the paper changes.
 const PLOTS = {
   histogram, ecdf, size, "loss-rounds": () => rounds("loss"), "error-rounds": () => rounds(state.metric), contributors, threshold,
+  "took-part": tookPart,
   sorted, pairs, often, "often-size": oftenSize, composition, frequent,
 };
 data.families.forEach((family, f) => Object.assign(PLOTS, {

@@ -13,7 +13,7 @@ from fedtail.report.client_errors import PageClients, client_comparison, error_d
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
 from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
-from fedtail.report.tail import tail_membership
+from fedtail.report.tail import participation_counts, tail_membership
 from fedtail.runs import RunFolder
 from fedtail.runs.files import to_json_values, write_atomically
 
@@ -77,9 +77,9 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
     Its keys are the page's sections ("facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
-    "clients", "tail") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits", "metrics",
-    "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises ValueError where
-    there are no runs, where they cannot be on one page, or where no method has that name.
+    "clients", "tail", "participation") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits",
+    "metrics", "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises
+    ValueError where there are no runs, where they cannot be on one page, or where no method has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -100,7 +100,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
 
 def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClients | None,
                      training: PageClients | None) -> dict[str, Any]:
-    """The sections of the page that are about single clients: "distributions", "clients" and "tail".
+    """The sections of the page that are about single clients: "distributions", "clients", "tail" and "participation".
 
     A section is None where no run gives data for it. `baseline` is a position in `methods`; `clients` are those of the tested
     split, `training` the training clients, each None without a table over clients.
@@ -109,11 +109,14 @@ def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClie
         "distributions": error_distributions(methods, clients),
         "clients": client_comparison(methods, baseline, clients) if clients else None,
         "tail": tail_membership(methods, training) if training else None,
+        "participation": [participation_counts(m, training) if training else None for m in methods],
     }
 
 
 def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
-    """A dict for each method, in order: its label, name, colour, seeds, and the position of its family in `families` or None.
+    """A dict for each method, in order: its label, name, colour, seeds, whether it is of personal models, and its family.
+
+    The family is a position in `families`, or None.
 
     The members of a family are coloured along a ramp, other methods from a palette.
     """
@@ -121,7 +124,7 @@ def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily])
     colour = {k: _ramp_colour(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
     alone = [k for k in range(len(methods)) if k not in family_of]
     colour |= dict(zip(alone, (BESIDE_A_FAMILY if families else PALETTE) * len(methods), strict=False))
-    return [{"label": m.label, "name": m.name, "family": family_of.get(k), "colour": colour[k],
+    return [{"label": m.label, "name": m.name, "family": family_of.get(k), "colour": colour[k], "personal": m.personal,
              "seeds": [run.seed for run in m.averaged_runs]} for k, m in enumerate(methods)]
 
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.report.client_errors import PageClients, column_by_seed, plotted_clients, spans_decades
+from fedtail.report.client_errors import PageClients, column_by_seed, plotted_clients, spans_decades, values_of_all_seeds
 from fedtail.report.methods import Method
 from fedtail.report.statistics import bin_edges, bin_shares, json_numbers, quantile_classes
 from fedtail.runs import RunFolder
+from fedtail.runs.evaluated_models import participation_summary
 
 WINDOWS = 24                                 # of rounds
 FREQUENT = 25                                # clients in the heat map
+MOST_BINS = 30                               # of the histogram of participation
 GROUPS = 7                                   # that have a colour of their own; the rest is one class
 
 Kind = tuple[list[str], np.ndarray]          # names of classes, and the class of each client
@@ -34,7 +36,8 @@ def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str
 
     A dict: `total`, the number of clients; `points`, `names` and `sizes`, the number, names and sizes of those in the scatter
     plot; `log`, whether sizes need a logarithmic axis; `classes`, the labels of the classes by "size" and by "group" (empty where
-    there is one class only); and `methods`, a dict for each method, or None where its runs did not record participation.
+    there is one class only); and `methods`, a dict for each method, or None where its runs did not record participation, and for
+    personal models, which have no tail.
     """
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
@@ -43,6 +46,20 @@ def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
+
+
+def participation_counts(method: Method, clients: PageClients) -> dict[str, Any] | None:
+    """In how many rounds each training client took part under `method`, over the clients of all its seeds; None if not recorded.
+
+    A dict: a histogram over clients (`edges`, `shares`) and what `participation_summary` gives: `clients`, `never`, `min`,
+    `median` and `max`.
+    """
+    counts = values_of_all_seeds(column_by_seed(method, clients, "asked"))
+    if not len(counts):
+        return None
+    width = -(-int(counts.max() + 1) // MOST_BINS)                                   # whole rounds, rounded up
+    edges = np.arange(0, counts.max() + 1 + width, width) - 0.5
+    return {**participation_summary(counts), "edges": json_numbers(edges), "shares": json_numbers(bin_shares(counts, edges))}
 
 
 def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
@@ -101,7 +118,7 @@ def _rows_of_clients(run: RunFolder) -> np.ndarray:
 
 
 def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
-    """The tail section's data for one method; None where its runs did not record participation.
+    """The tail section's data for one method; None for personal models, and where its runs did not record participation.
 
     A client's tail share is the share of the rounds it was sampled for to which it contributed. The dict has a histogram of these
     shares over clients (`edges`, `shares`), their `mean`, the fraction of clients that `never` contributed and whether
@@ -109,7 +126,7 @@ def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, 
     `composition` of the tail by class and the most `frequent` contributors. `kinds` has labels and classes of clients by name:
     "size" and "group".
     """
-    share = tail_share(method, clients)
+    share = np.full(len(clients), np.nan) if method.personal else tail_share(method, clients)
     known = share[np.isfinite(share)]
     if not len(known):
         return None

@@ -5,13 +5,24 @@ function withRounds(name) {
 
 function contributors() {
   const strong = shown().filter(withRounds("contributed"));
-  if (!strong.length) return "No rounds were recorded for this model.";
+  if (!strong.length) return method(state.focus).personal ? "A client trains its personal model alone." : "No rounds were recorded for this model.";
   const cohort = data.contributors[strong.includes(state.focus) ? state.focus : strong[0]];
   const ceiling = { type: "scatter", mode: "lines", name: "sampled", x: cohort.rounds, y: cohort.sampled, line: { color: css("--muted"), width: 1 },
     fill: "tozeroy", fillcolor: css("--grid"), hovertemplate: "round %{x}: %{y:.3g} sampled<extra></extra>" };
   const hover = { hovertemplate: "round %{x}: %{y:.3g} contributed<extra>%{fullData.name}</extra>" };
   const traces = strong.map(k => line(k, data.contributors[k].rounds, data.contributors[k].contributed, hover));
   return { traces: [ceiling, ...traces], layout: layout(axis("round"), axis("clients", { rangemode: "tozero" })) };
+}
+
+function tookPart() {
+  const of = data.participation[state.focus];
+  if (!of) return "How often clients took part was not recorded for this model.";
+  const width = of.edges[1] - of.edges[0];
+  const traces = [line(state.focus, [of.edges[0] - width / 2, ...of.edges.map(e => e + width / 2)], [0, ...percent(of.shares), 0], {
+    fill: "tozeroy", fillcolor: colour(state.focus, 0.28), line: { shape: "hvh" },
+    hovertemplate: "%{y:.1f}% of clients took part in about %{x:.3g} rounds<extra>%{fullData.name}</extra>",
+  })];
+  return { traces, layout: layout(axis("rounds in which a client took part", { rangemode: "tozero" }), axis("share of clients, %", { rangemode: "tozero" })) };
 }
 
 function threshold() {
@@ -26,6 +37,7 @@ function threshold() {
 
 function inTail() {                   // of the method in focus, or a sentence
   const of = data.tail.methods[state.focus];
+  if (!of && method(state.focus).personal) return "Every sampled client trains its personal model: the tail is that of the shared one.";
   if (!of) return "Tail membership was not recorded for this model.";
   return of.everybody ? `Under ${method(state.focus).label} every sampled client contributes.` : of;
 }

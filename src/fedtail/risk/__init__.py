@@ -5,6 +5,7 @@ from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
 from fedtail.risk.base import Risk
 from fedtail.risk.binned import Binned
 from fedtail.risk.entropic import EntropicValueAtRisk, TiltedValueAtRisk
+from fedtail.risk.fenced import FencedSuperquantile
 from fedtail.risk.hierarchical import Hierarchical
 from fedtail.risk.mean import Mean
 from fedtail.risk.power_fair import PowerFair
@@ -19,9 +20,8 @@ from fedtail.risk.value_at_risk import ValueAtRisk
 from fedtail.risk.worst import Worst
 
 __all__ = [
-    "AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "Hierarchical", "IntervalSuperquantile",
-    "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-    "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst",
-    "project_to_simplex",
-    "superquantile_weights",
+    "AlphaFair", "Ascent", "Binned", "EntropicValueAtRisk", "FencedSuperquantile", "GroupAscent", "Hierarchical",
+    "IntervalSuperquantile", "InverseSuperquantile", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk",
+    "SmoothedSuperquantile", "Spectral", "Superquantile", "TailFilter", "TailFloor", "Tilted", "TiltedValueAtRisk", "ValueAtRisk",
+    "Worst", "project_to_simplex", "superquantile_weights",
 ]

@@ -27,12 +27,23 @@ from fedtail.rows.store import Rows, RowStore, new_stamp
 from fedtail.rows.writer_lock import WriterLock
 
 LARGE = 2**16            # numbers of one client from which on they are kept on disk
+MOST = 2**24             # numbers of all clients together that are kept in memory
+SMALL = 16               # numbers of one client that are kept in memory whatever the population
 SLACK = 2**26            # bytes of replaced rows that are never worth copying the others for
 MOST_FILES = 8           # that hold the rows of one name
 BEGINNING = 40           # letters of a name that are in the name of its file
 PREFIX = "fedtail-rows-"
 MEMO = ".memo"           # how files end that hold rows of one round only
 ABANDONED = 86400.0      # seconds after which a temporary folder that nobody holds is removed: its process was killed
+
+
+def large_row(clients: int) -> int:
+    """How many numbers a row must have to be kept on disk, where `clients` clients of a population may keep one each.
+
+    In memory a name takes a row for every client of the population, also for those never sampled: at most 2 ** 24 numbers in
+    all, unless a row has fewer than 16. Rows of 2 ** 16 numbers are always on disk.
+    """
+    return max(SMALL, min(LARGE, MOST // max(clients, 1)))
 
 
 @with_old_names
@@ -48,6 +59,7 @@ class RowPlaces:
     files: Mapping[str, tuple[RowFile, int]]      # for each name the file, and the number of the first place
     key: Tensor                                   # (clients,)
     place: Tensor                                 # (clients,) from the first place on
+    large: int = LARGE                            # numbers in a row from which on it is written here, and not kept in memory
 
     def take(self, chosen: Tensor) -> RowPlaces:
         """The places of some of these clients; `chosen` holds their positions or is a boolean mask."""
@@ -208,15 +220,15 @@ class RowFolder:
         """A snapshot of the committed rows of each store, by the name under which clients keep them."""
         return {name: store.rows for name, store in self.stores.items()}
 
-    def reserve_places(self, key: Tensor) -> RowPlaces:
+    def reserve_places(self, key: Tensor, large: int = LARGE) -> RowPlaces:
         """Places for a round: one row for each client in `key` (int64 client keys), at the end of every store's file.
 
-        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where there
-        are stores. Raises RowsError where there is another writer.
+        They are for rows of `large` numbers or more. Nothing is written: until `commit` the next call gets the same places, with
+        another stamp. Becomes the writer where there are stores. Raises RowsError where there is another writer.
         """
         self._check_or_become_writer()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
-        return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
+        return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)), large)
 
     def site(self) -> RowSite:
         """A `RowSite` that identifies this machine and the folder's parent, which is created if missing.

@@ -7,22 +7,26 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
 from fedtail.runs.run_folder import RunFolder
 
 STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
+Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
 
 
 def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
-    A row has `method`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error rates
-    are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
+    Personal models that were evaluated have a row of their own, "Ditto, personal" beside "Ditto, shared", with `personal` true. A
+    row has `method`, `personal`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error
+    rates are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
     one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
     ValueError for one without the metric.
     """
-    return [{"method": method, "unit": metric_unit(found[0][0], metric), "seeds": [run.seed for run, _ in found],
+    return [{"method": method, "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric),
+             "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
             for method, found in _runs_by_method(runs).items()]
@@ -40,7 +44,7 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
     baseline = next(iter(methods), "")
     table = []
     for method, found in list(methods.items())[1:]:
-        first, own = ({run.seed: (run, member) for run, member in side} for side in (methods[baseline], found))
+        first, own = ({run.seed: (run, model) for run, model in side} for side in (methods[baseline], found))
         shared = [seed for seed in own if seed in first]
         pairs = {name: zip(_statistic_values([own[s] for s in shared], metric, name),
                            _statistic_values([first[s] for s in shared], metric, name), strict=True) for name in STATISTICS}
@@ -55,25 +59,28 @@ def metric_unit(run: RunFolder, metric: str = "error") -> str:
 
 
 def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
-    """Two rows for each method (each model of a family): the clients' errors before and after fine-tuning.
+    """Two rows for each method (each shared model of a family): the clients' errors before and after fine-tuning.
 
     A row has `method`, and for each name in STATISTICS a dict with `mean` and `std` over seeds. Error rates are in percent.
     Runs without fine-tuning are left out.
     """
+    def errors(run: RunFolder, model: EvaluatedModel, when: str) -> dict[str, float]:
+        """The statistics of the error of a run's model by name, in shown units; `when` is "before" or "after" fine-tuning."""
+        return convert_to_shown_units(run, run.result["finetuned"][model.member][when], "error")
+
     tuned = [run for run in runs if run.result.get("finetuned")]
     return [{"method": f"{method}, {when} fine-tuning",
-             **{name: _mean_and_std_over_seeds([convert_to_shown_units(run, run.result["finetuned"][member][when], "error")[name]
-                                                for run, member in found]) for name in STATISTICS}}
-            for method, found in _runs_by_method(tuned).items() for when in ("before", "after")]
+             **{name: _mean_and_std_over_seeds([errors(run, model, when)[name] for run, model in found]) for name in STATISTICS}}
+            for method, found in _runs_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
 
 
-def final_statistics(run: RunFolder, member: int, metric: str) -> dict[str, float]:
-    """The statistics of `metric` over the test clients of a finished run, by name, for the model at position `member`.
+def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, float]:
+    """The statistics of `metric` over the test clients of a finished run, by name, for one of its models.
 
     Error rates are in percent; values that were not finite are NaN. Raises ValueError where `result.json` has no such metric.
     """
     try:
-        return convert_to_shown_units(run, run.result["members"][member][run.tested_split][metric], metric)
+        return convert_to_shown_units(run, model.statistics(run.result)[run.tested_split][metric], metric)
     except (KeyError, IndexError):
         raise ValueError(f"{run.path / 'result.json'} lacks statistics of the {metric} over {run.tested_split} clients, so the "
                          "run cannot be compared.") from None
@@ -90,21 +97,22 @@ def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metri
     return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
-def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]]:
-    """The (run, position of a model) pairs of each method, by its name; for a family, of each model, by "name, model".
+def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
+    """The (run, model) pairs of each method, by its name; for a family, of each model, by "name, model".
 
-    Methods and their runs keep the order of `runs`.
+    Personal models are under a name of their own. Methods and their runs keep the order of `runs`.
     """
-    methods: dict[str, list[tuple[RunFolder, int]]] = {}
+    methods: dict[str, list[Compared]] = {}
     for run in runs:
-        for member, model in enumerate(run.members):
-            methods.setdefault(run.name if len(run.members) == 1 else f"{run.name}, {model}", []).append((run, member))
+        for model in evaluated_models(run):
+            name = run.name if len(run.members) == 1 else f"{run.name}, {run.members[model.member]}"
+            methods.setdefault(model_label(run, model, name), []).append((run, model))
     return methods
 
 
-def _statistic_values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> list[float]:
-    """The statistic `name` of `metric` for each (run, position of a model) pair in `found`, in order; error rates in percent."""
-    return [final_statistics(run, member, metric)[name] for run, member in found]
+def _statistic_values(found: Sequence[Compared], metric: str, name: str) -> list[float]:
+    """The statistic `name` of `metric` for each (run, model) pair in `found`, in order; error rates in percent."""
+    return [final_statistics(run, model, metric)[name] for run, model in found]
 
 
 def _mean_and_std_over_seeds(values: list[float]) -> dict[str, float | None]:

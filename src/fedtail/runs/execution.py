@@ -74,8 +74,8 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             with (Recorder(experiment, seed, folder, records, watch, ledger, checkpoints) as recorder,
                   redirect_warnings(recorder.note), _log_failures(recorder)):
                 start = recorder.start_or_resume(task, table, checkpoint)
-                for problem in problems:
-                    recorder.note(problem)
+                for text in (*problems, *records.notes):
+                    recorder.note(text)
                 _train_missing_rounds(experiment, start, recorder, fleet)
     return RunFolder.open(folder)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
 from fedtail.engine import Engine
-from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
+from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, evaluate_personal, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
+from fedtail.runs.evaluated_models import personal_column
 from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
@@ -24,7 +26,8 @@ from fedtail.training import Trained
 ClientColumns = dict[str, np.ndarray]       # of one split and model
 # Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
-         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool"}      # others are float64
+         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool",
+         "has_personal_model": "bool"}                                                                       # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
@@ -32,24 +35,43 @@ MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summa
 SHOWN = ("mean", "p50", "p90", "worst10")
 
 
-def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
+def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
+                    within: tuple[str, ...] = ()) -> list[SplitEvaluations]:
     """Evaluate every model of `trained` on every split; returns, for each model, a dict of evaluations by split.
 
     Training clients are weighted by their mass, clients of other splits equally. `engine` says where and how it is computed.
+    `within` names the splits that hold other examples of the training clients: there, personal models are evaluated too, where
+    the method trains some.
     """
-    return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
-             for name, population in splits.items()} for module in trained.modules]
+    def evaluation(model: int, module: nn.Module, split: str) -> Evaluation:
+        """The evaluation of the model at position `model`, as `module`, on a split, with that of its personal models if any."""
+        if split in within and trained.algorithm.members[model].personal.trains:
+            found = evaluate_personal(trained, splits[split], engine=engine, model=model)
+            return replace(found.shared, personal=found.personal)
+        return evaluate(module, splits[split], trained.task, weighted=split == "train", engine=engine)
+
+    return [{split: evaluation(model, module, split) for split in splits} for model, module in enumerate(trained.modules)]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
     """A line of `metrics.jsonl`, as a dict: `round`, and `members`, a list over models.
 
     Each entry of `members` is a dict of statistics over clients by split, metric and name of the statistic, from `evaluations`,
-    which has the evaluations by split for each model.
+    which has the evaluations by split for each model. Where personal models were evaluated, `personal` has their statistics in
+    the same form, in the splits where they were, and `personal_models` how many clients have one, by split, where that is known.
     """
-    members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
-                for split, evaluation in member.items()} for member in evaluations]
-    return {"round": round, "members": members}
+    own = [{split: one.personal for split, one in member.items() if one.personal is not None} for member in evaluations]
+    line: dict[str, Any] = {"round": round, "members": [_statistics_by_split(member) for member in evaluations]}
+    if not any(own):
+        return line
+    counts = [{split: int(one.has_model.sum()) for split, one in member.items() if one.has_model is not None} for member in own]
+    return {**line, "personal": [_statistics_by_split(member) for member in own], "personal_models": counts}
+
+
+def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[str, float]]]:
+    """The statistics over clients of one model, or of the personal models beside it, by split, metric and name."""
+    return {split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
+            for split, evaluation in member.items()}
 
 
 def line_statistics(distribution: Distribution) -> dict[str, float]:
@@ -102,15 +124,25 @@ def client_table_columns(evaluations: list[SplitEvaluations], splits: Population
     """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
 
     They are the client's identity (split, number, name, size, mass, group, model), from `splits`, and its loss, error and other
-    metrics, from `evaluations`, which has the evaluations by split for each model.
+    metrics, from `evaluations`, which has the evaluations by split for each model. Where personal models were evaluated, there
+    are `personal_loss`, `personal_error` and so on, and `has_personal_model`: who has none is evaluated by the shared one.
     """
     rows = {}
     for member, by_split in enumerate(evaluations):
         for split, evaluation in by_split.items():
             population = splits[split]
             values = {metric: found.values.numpy() for metric, found in evaluation.distributions.items()}
-            rows[split, member] = {**_identity_columns(population, split, member), **values}
+            rows[split, member] = {**_identity_columns(population, split, member), **values,
+                                   **_personal_columns(evaluation.personal)}
     return rows
+
+
+def _personal_columns(personal: Evaluation | None) -> ClientColumns:
+    """The columns of the table over clients about personal models, from their evaluation; none where that is None."""
+    if personal is None:
+        return {}
+    has = {} if personal.has_model is None else {"has_personal_model": personal.has_model.numpy()}
+    return {**{personal_column(metric): found.values.numpy() for metric, found in personal.distributions.items()}, **has}
 
 
 def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
@@ -232,11 +264,12 @@ class TensorBoard:
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
         """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
 
-        `evaluations` has the evaluations by split for each model.
+        `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
         """
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
-                for metric, found in evaluation.distributions.items():
+                own = {} if evaluation.personal is None else evaluation.personal.distributions
+                for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
                     summary = found.summary()
                     for name in SHOWN:
                         writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)

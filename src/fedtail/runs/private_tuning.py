@@ -14,8 +14,8 @@ from fedtail.evaluation import FederatedEvaluation
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.tune_section import Search
 from fedtail.fleet import SimulatedPopulation
-from fedtail.privacy.accounting import NEIGHBOURS, UNIT
-from fedtail.privacy.events import GaussianRelease, NonPrivateRelease, NoSampling, RoundEvent
+from fedtail.privacy.accounting import SAMPLES, neighbouring_relation
+from fedtail.privacy.events import GaussianRelease, NonPrivateRelease, NoSampling, RoundEvent, with_beginning
 from fedtail.privacy.ledger import Ledger, PrivacyBudget
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedtail.privacy.selection import Stopping, draw_number_of_trials, epsilon_of_search
@@ -105,7 +105,9 @@ class PrivateSearch:
         `trials` is the number of trials, or its mean where the number is random. The budget must have a delta.
         """
         assert self.trial_budget.delta is not None
-        return epsilon_of_search([(self.trial_round_event, self.rounds_per_trial)], self.judging_events, self.stopping_rule,
+        first, later = (replace(self.trial_round_event, releases=with_beginning(self.trial_round_event.releases, begins))
+                        for begins in (True, False))
+        return epsilon_of_search([(first, 1), (later, self.rounds_per_trial - 1)], self.judging_events, self.stopping_rule,
                                  trials, self.trial_budget.delta, self.trial_budget.adjacency)
 
     def check_epsilon(self) -> None:
@@ -146,7 +148,7 @@ class PrivateSearch:
         """Raise RunError where the ledger of a trained trial has more releases or rounds than planned, or another sampling."""
         rounds = trained.ledger.rounds
         more = [event for event, _ in rounds if event.sampling != self.trial_round_event.sampling
-                or Counter(event.releases) - Counter(self.trial_round_event.releases)]
+                or Counter(with_beginning(event.releases, True)) - Counter(self.trial_round_event.releases)]
         if more or sum(count for _, count in rounds) > self.rounds_per_trial:
             raise RunError("a trial released more than was planned, so that the search has no price. Nothing was chosen.")
 
@@ -187,13 +189,15 @@ class PrivateSearch:
         epsilon, delta, adjacency = self.search_epsilon(trials), self.trial_budget.delta, self.trial_budget.adjacency
         how = f"{trials} trials, composed" if fixed else \
             f"the best of a random number of trials, {self.stopping_rule}, {trials} on average"
-        observer = OBSERVER if fixed else CHOSEN_ONLY
+        unit = self.trial_round_event.unit
+        observer = OBSERVER.format(samples=SAMPLES[unit]) if fixed else CHOSEN_ONLY
+        relation = neighbouring_relation(adjacency, unit)
         floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial_round_event, 1), *self.judging_events)
                        for release in event.releases)
         problems = [text for text, holds in ((SIMULATED, self.trial_budget.replayable), (FLOATING, floating)) if holds]
         not_charged = [] if self.held_out_evaluation else [HELD_OUT]
-        line = (f"epsilon {epsilon:.4g} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against {observer}"
+        line = (f"epsilon {epsilon:.4g} at delta {delta:g} ({unit}-level, {relation}; {how}), against {observer}"
                 f"{''.join(f'; {text}' for text in not_charged)}")
-        return {"private": True, "statement": line, "epsilon": epsilon, "delta": delta, "unit": UNIT, "adjacency": adjacency,
-                "neighbours": NEIGHBOURS[adjacency], "observer": observer, "trials": how, "rounds": self.rounds_per_trial,
+        return {"private": True, "statement": line, "epsilon": epsilon, "delta": delta, "unit": unit, "adjacency": adjacency,
+                "neighbours": relation, "observer": observer, "trials": how, "rounds": self.rounds_per_trial,
                 "guarantee": "; ".join(problems or [REAL]), "not_charged": not_charged}

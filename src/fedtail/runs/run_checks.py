@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.reading import Unreadable, short_text
+from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 
 Fits = Callable[[Any], bool]
 MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an array of so many numbers
@@ -77,6 +78,7 @@ def first_misfit_phrase(value: Mapping[str, Any], needed: Mapping[str, Fits], mo
     return ""
 
 
+PERSONAL = (NONE, EVALUATED, NOT_EVALUATED)
 STATISTICS = table_check(is_number_or_null)
 MEMBERS = list_check(table_check(table_check(STATISTICS)))                       # by model, split, metric and statistic
 ABOUT = {"name": is_text, "seed": whole_number_check(), "rounds": whole_number_check(1),
@@ -88,13 +90,15 @@ ABOUT_MORE = {
     "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
     "splits": table_check(whole_number_check(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
-    "experiment": table_check(lambda value: True)}
+    "experiment": table_check(lambda value: True), "personal": list_check(lambda value: value in PERSONAL)}
 RESULT = {"round": whole_number_check()}
 COUNTS = list_check(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
 HISTOGRAM = record_check({"edges": list_check(is_number_or_null), "counts": COUNTS})
-RESULT_MORE = {"members": MEMBERS, "failed": whole_number_check(),
+LINE_MORE = {"personal": MEMBERS, "personal_models": list_check(table_check(whole_number_check(0, MOST_CLIENTS)))}
+RESULT_MORE = {**LINE_MORE, "members": MEMBERS, "participation": any_check(is_null, STATISTICS), "failed": whole_number_check(),
                "finetuned": any_check(is_null, list_check(table_check(STATISTICS))),
-               "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))), "files": table_check(is_text),
+               "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))),
+               "personal_histograms": list_check(table_check(HISTOGRAM)), "files": table_check(is_text),
                "channel": list_check(is_text)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
 LINE = {"round": whole_number_check(), "members": MEMBERS}
@@ -111,6 +115,8 @@ def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) 
     family = about.get("family")
     if not problem and family and len(family["values"]) != len(about["members"]):
         problem = f"the family has {len(family['values'])} values and {len(about['members'])} models"
+    if not problem and "personal" in about and len(about["personal"]) != len(about["members"]):
+        problem = f"it has personal models beside {len(about['personal'])} models, and there are {len(about['members'])}"
     if not problem and "splits" in about and about["splits"] and not any(split in about["splits"] for split in tested):
         problem = f"it has none of the splits {', '.join(tested)}"
     if problem:
@@ -118,15 +124,16 @@ def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) 
 
 
 def checked_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
-                 more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
+                 more: Mapping[str, Fits] = LINE_MORE) -> dict[str, Any]:
     """Return `line`, a line of `metrics.jsonl` or the content of `result.json`; raise Unreadable where it fails its checks.
 
     `members` is the expected number of models, None where it is unknown. `needed` and `more` are the checks by key; keys of
     `more` may be missing. `place` only names the file in the error.
     """
     problem = first_misfit_phrase(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
-    if not problem and members is not None and len(line.get("members", [None] * members)) != members:
-        problem = f"it is about {len(line['members'])} models, and there are {members}"
+    for key in ("members", "personal", "personal_models"):
+        if not problem and members is not None and len(line.get(key, [None] * members)) != members:
+            problem = f"it is about {len(line[key])} models, and there are {members}"
     if problem:
         raise Unreadable(f"{place} is not what a run writes: {problem}.")
     return line

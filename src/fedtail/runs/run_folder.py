@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtail.deprecated import fields_with_new_names, tables_with_new_names, with_old_names
 from fedtail.reading import Unreadable, json_lines, read_json, refuse_damaged, short_text
+from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.run_checks import (
     MOST_CLIENTS,
     RESULT,
@@ -32,6 +33,8 @@ LEDGER = "ledger.jsonl"                      # every release, written before it 
 COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
 EXACT = ("the simulator's evaluations of all clients (metrics.jsonl, result.json, clients.parquet and pages made of them) are "
          "exact: do not release them")
+PERSONAL = ("personal models (the folder memory) are trained without noise, each on one client's data, and whoever has one took "
+            "part: do not release them")
 CHOSEN = "the best models ({files}) were chosen by exact results of clients: release {models} instead"
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
@@ -83,6 +86,14 @@ class RunFolder:
     def members(self) -> list[str]:
         """The names of the run's models, in order: one for a method, several for a family."""
         return self.about["members"]
+
+    @property
+    def personal(self) -> list[str]:
+        """For each model, whether clients have personal models beside it: "none", "evaluated" or "not evaluated".
+
+        They are evaluated where the tested split holds examples of the training clients that none was trained on.
+        """
+        return self.about.get("personal") or ["none"] * len(self.members)
 
     @property
     def is_finished(self) -> bool:
@@ -155,20 +166,23 @@ class RunFolder:
             simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
             epsilon, delta, adjacency, sampling, without = (
                 found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "without_amplification"))
-            return simulated + guarantee_in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""))
+            return simulated + guarantee_in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""),
+                                                  found.get("unit", "client"))
 
     @property
     def not_charged_sentences(self) -> list[str]:
         """Sentences on what was computed from the same clients without being charged to the ledger; empty for a deployed run.
 
-        In a simulated run that is the exact evaluation and, with `keep_best`, the best models, which were chosen by it.
+        In a simulated run that is the exact evaluation, personal models and, with `keep_best`, the best models, which were chosen
+        by exact results.
         """
         if self.is_deployed:
             return []
         best = "best.safetensors" if len(self.members) == 1 else "best-*.safetensors"
         kept = self.about["experiment"].get("evaluate", {}).get("keep_best")
         models = ", ".join(path.name for path in self.models)
-        return [EXACT, *([CHOSEN.format(files=best, models=models)] if kept else [])]
+        own = [PERSONAL] if any(found != "none" for found in self.personal) else []
+        return [EXACT, *own, *([CHOSEN.format(files=best, models=models)] if kept else [])]
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -206,16 +220,17 @@ class RunFolder:
         check_client_columns(place, kinds, columns, len(self.members), self.about.get("splits", {}))
         return columns
 
-    def values_from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
+    def values_from_histogram(self, metric: str, model: EvaluatedModel = EvaluatedModel(0)) -> np.ndarray:
         """Values that stand for those of the clients of a finished deployed run, reconstructed from its histogram of `metric`.
 
-        Each bin gives as many values as its count, rounded, spread evenly within it. `member` is the position of the model.
+        Each bin gives as many values as its count, rounded, spread evenly within it. `model` says which of the run's models.
         An empty array where there is no such histogram. Raises FileNotFoundError where the run is not finished.
         """
-        found = self.result.get("histograms") or []
-        if member >= len(found) or metric not in found[member]:
+        found = self.result.get("personal_histograms" if model.personal else "histograms") or []
+        if model.member >= len(found) or metric not in found[model.member]:
             return np.zeros(0)
-        edges, counts = np.array(found[member][metric]["edges"]), np.rint(found[member][metric]["counts"]).astype(int)
+        histogram = found[model.member][metric]
+        edges, counts = np.array(histogram["edges"]), np.rint(histogram["counts"]).astype(int)
         spread = [low + (high - low) * (np.arange(count) + 0.5) / count
                   for low, high, count in zip(edges, edges[1:], counts, strict=False) if count]
         return np.concatenate([np.zeros(0), *spread])

@@ -13,6 +13,7 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
+from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED, not_evaluated_text, participation_summary
 from fedtail.runs.files import JsonLinesFile, RunError, RunRefused, bytes_digest, module_bytes, write_atomically
 from fedtail.runs.measurements import (
     Populations,
@@ -53,6 +54,8 @@ class SimulationRecords:
         self._benign: dict[str, Tensor] | None = None      # by split, where there is an attack
         if attack is not None:
             self._benign = {name: benign_clients(attack, splits["train"], population) for name, population in splits.items()}
+        within = experiment.data.splits_within_clients
+        self._within = tuple(split for split in within if split in splits)
         self._last: tuple[int, list[SplitEvaluations]] | None = None
 
     @property
@@ -71,7 +74,18 @@ class SimulationRecords:
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
-                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry()}
+                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry(), **self._personal_entry()}
+
+    def _personal_entry(self) -> dict[str, Any]:
+        """The entry of `run.json` that says for each model whether personal models beside it are evaluated; none without any."""
+        known = EVALUATED if self.tested_split in self._within else NOT_EVALUATED
+        found = [known if member.personal.trains else NONE for member in self.experiment.algorithm.members]
+        return {} if set(found) == {NONE} else {"personal": found}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the user to read when the run begins: that personal models are not evaluated, where they are not."""
+        return [not_evaluated_text(self.tested_split)] if NOT_EVALUATED in self._personal_entry().get("personal", ()) else []
 
     def _benign_entry(self) -> dict[str, Any]:
         """The entry of `run.json` with the number of benign clients by split; no entry without an attack."""
@@ -121,13 +135,14 @@ class SimulationRecords:
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
         """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics before
-        and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
+        the path of `clients.parquet` in a list. The entries are `finetuned`, the statistics before and after fine-tuning or None,
+        and `participation`, how often (benign) training clients took part, where that is recorded.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
-        tuned, shown = self._write_client_table(trained, evaluations), self._shown_splits()
+        more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
-        return self._of_benign_clients(found), {"finetuned": tuned}, [self.folder / CLIENTS]
+        return self._of_benign_clients(found), more, [self.folder / CLIENTS]
 
     def _kernel_name(self) -> str:
         """The name of the kernel that training will use.
@@ -155,30 +170,34 @@ class SimulationRecords:
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]
         missing = {name: population for name, population in splits.items() if name not in known[0]}
-        fresh = evaluate_splits(trained, missing, self.experiment.evaluation_engine)
+        fresh = evaluate_splits(trained, missing, self.experiment.evaluation_engine, self._within)
         self._last = (trained.rounds, [{**old, **new} for old, new in zip(known, fresh, strict=True)])
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
-    def _write_client_table(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
+    def _write_client_table(self, trained: Trained, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
         """Write the table over clients, `clients.parquet`, from the `evaluations` of all splits for each model of `trained`.
 
-        It has participation, picks and fine-tuning where they apply. Returns, for each model, the error statistics before and
-        after fine-tuning; None where the experiment has no fine-tuning.
+        It has participation, picks and fine-tuning where they apply. Returns entries for `result.json`: `finetuned`, for each
+        model the error statistics before and after fine-tuning, None where the experiment has none; and `participation`, how
+        often (benign) training clients took part, where rounds are recorded.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
+        took_part: dict[str, Any] = {}
         benign = self._benign
         if benign is not None:
             for (split, _), columns in rows.items():
                 columns["corrupted"] = ~benign[split].numpy()
         if self.tail:
             add_participation(rows, self.folder / "rounds.jsonl")
+            counts = rows["train", 0]["asked"]
+            took_part = participation_summary(counts if benign is None else counts[benign["train"].numpy()])
         if self.experiment.family is not None:
             add_picked_models(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
-        return tuned
+        return {"finetuned": tuned, **({"participation": took_part} if took_part else {})}
 
 
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtail.data import Population
-from fedtail.evaluation import evaluate
+from fedtail.engine import Engine
+from fedtail.evaluation import Evaluation, evaluate, evaluate_personal
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.tune_section import Search
@@ -17,7 +18,7 @@ from fedtail.privacy.events import NonPrivateRelease
 from fedtail.runs.files import RunError, RunRefused, hold_folder_lock, refuse_foreign_folder, write_atomically, write_json
 from fedtail.runs.private_tuning import NOT_PRIVATE, PrivateSearch
 from fedtail.runs.recording import Watch, redirect_warnings
-from fedtail.training import Progress, train
+from fedtail.training import Progress, Trained, train
 
 APART = 1_000_003      # between the seeds of private trials: noise that two of them shared would cancel in their difference
 HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to evaluate on
@@ -138,7 +139,7 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
     result: dict[str, Any] = {
         "statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
-        "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
+        "unit": "%" if scale > 1 else "", "models": search.settings.models, "seeds": list(held_out), "finished": finished,
         "failed": len(_ended_trials(study)) - len(ranked), "trials": trials}
     if private is not None:
         result["privacy"] = private.privacy_statement(len(study.get_trials(deepcopy=False)))
@@ -166,9 +167,19 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
                             channel=wanted.channel, on_round=partial(_report_round, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, held, engine=wanted.evaluation_engine)[search.settings.metric]
-        values.append(found.statistic(search.statistic))
+        judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)
+        values.append(judged[search.settings.metric].statistic(search.statistic))
     return sum(values) / len(values)
+
+
+def _judged_evaluation(search: Search, trained: Trained, held: Population, engine: Engine) -> Evaluation:
+    """The evaluation by which a trial is judged: that of the shared model on `held`, or of personal models, as `[tune]` says.
+
+    For personal models, `held` has held-out examples of the training clients.
+    """
+    if search.settings.models == "personal":
+        return evaluate_personal(trained, held, engine=engine).personal
+    return evaluate(trained, held, engine=engine)
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:
@@ -181,9 +192,13 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
     """The clients to train on and those to evaluate the trials of a search on, as two populations.
 
     The second is the validation split of the data; without one, the fraction `holdout` of the training clients, drawn by `seed`.
-    Test clients are never used.
+    Where personal models judge, both are the training clients, the second with the fraction `holdout` of their examples. Test
+    clients are never used.
     """
     splits = search.first_experiment().data.load(seed)
+    if search.settings.models == "personal":
+        own, held = splits["train"].split_examples(1 - search.settings.holdout, seed)
+        return own, held
     if "validation" in splits:
         return splits["train"], splits["validation"]
     population, held = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
@@ -249,7 +264,8 @@ def _search_identity(search: Search, held_out: HeldOut) -> str:
     """
     settings = search.settings
     data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
-    private = () if settings.private is None else (settings.private, settings.noise, settings.trials)
+    private: tuple[Any, ...] = () if settings.private is None else (settings.private, settings.noise, settings.trials)
+    private += () if settings.models == "shared" else (settings.models,)
     return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first_experiment().as_table(),
                  search.first_experiment().own_code_digests(), list(held_out), data_fingerprint(data), *private))
 

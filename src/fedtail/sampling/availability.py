@@ -108,6 +108,11 @@ class Available:
         if not isinstance(self.availability, Availability):
             raise TypeError(f"availability must be a part, got {self.availability!r}. Write Diurnal(24, 1 / 3), say.")
 
+    @property
+    def unequal(self) -> str:
+        """That those who are often there are drawn more often."""
+        return "draws those more often who are often there"
+
     def __call__(self, population: Any, seed: int | None, round: int) -> Cohort:
         """The cohort that `sample` draws by (seed, round) among the clients that are there; empty where nobody is.
 

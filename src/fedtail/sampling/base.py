@@ -27,6 +27,11 @@ class Cohort:
 class Sampler(Protocol):
     """Draws the cohort of each round from the population, from a seed or, without one, from the operating system's randomness."""
 
+    @property
+    def unequal(self) -> str:
+        """Why its cohorts do not represent all clients equally, as a clause about it; empty where each is drawn equally often."""
+        ...
+
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """The cohort of a round from `population`, drawn by (seed, round) or, without a seed, by the operating system.
 
@@ -49,6 +54,29 @@ class Sampler(Protocol):
     def check(self, population: Population) -> None:
         """Raise a ValueError where this sampler cannot draw cohorts from the population."""
         ...
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """The base of samplers whose cohorts have `cohort_size` (m) different clients; who they are is written in a subclass."""
+
+    cohort_size: int
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
+        check_cohort_size(self.cohort_size)
+
+    def takes_everyone(self, population: Population) -> bool:
+        """Whether every cohort is the whole population: where `cohort_size` is the number of clients in `population`."""
+        return self.cohort_size == len(population)
+
+    def expected_size(self, population: Population) -> float:
+        """`cohort_size`, the size of every cohort; the size of the population where that is smaller."""
+        return min(self.cohort_size, len(population))
+
+    def check(self, population: Population) -> None:
+        """Raise a ValueError where the population has fewer clients than a cohort."""
+        check_enough_clients(self.cohort_size, population)
 
 
 def check_cohort_size(cohort_size: int) -> None:

@@ -25,6 +25,11 @@ class ByMass:
         """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
         check_cohort_size(self.cohort_size)
 
+    @property
+    def unequal(self) -> str:
+        """That large clients are drawn more often than small ones."""
+        return "draws large clients more often"
+
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """A cohort of the distinct clients among `cohort_size` draws by mass with replacement, in the population's order.
 

@@ -9,11 +9,11 @@ import torch
 from fedtail.data.population import Population
 from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.privacy.events import NoSampling, Sampling
-from fedtail.sampling.base import Cohort, check_cohort_size, check_enough_clients, equal_cohort, unweighted_cohort
+from fedtail.sampling.base import Cohort, FixedSize, equal_cohort, unweighted_cohort
 
 
 @dataclass(frozen=True)
-class BySize:
+class BySize(FixedSize):
     """`cohort_size` different clients, drawn one after the other with probability proportional to mass among those left.
 
     Without replacement, as in the published code of q-FFL [Li23, chapter 4]: each client of the cohort contributes once, whatever
@@ -22,12 +22,12 @@ class BySize:
     which draws with replacement, is. A smaller cohort is a subset of a larger one.
     """
 
-    cohort_size: int
     weighted: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
-        check_cohort_size(self.cohort_size)
+    @property
+    def unequal(self) -> str:
+        """That large clients are drawn more often than small ones."""
+        return "draws large clients more often"
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """A cohort of the `cohort_size` clients that come first by exponential clocks of rate mass, in the population's order.
@@ -40,18 +40,6 @@ class BySize:
         ids = clocks.topk(min(self.cohort_size, len(population)), largest=False).indices.sort().values
         return unweighted_cohort(population, ids) if self.weighted else equal_cohort(population, ids)
 
-    def takes_everyone(self, population: Population) -> bool:
-        """Whether every cohort is the whole population: where `cohort_size` is the number of clients in `population`."""
-        return self.cohort_size == len(population)
-
     def event(self, population: Population) -> Sampling:
         """The ledger's entry for no sampling: large clients are drawn more often, so no amplification is claimed."""
         return NoSampling()
-
-    def expected_size(self, population: Population) -> float:
-        """`cohort_size`, the size of every cohort; the size of the population where that is smaller."""
-        return min(self.cohort_size, len(population))
-
-    def check(self, population: Population) -> None:
-        """Raise a ValueError where the population has fewer clients than a cohort."""
-        check_enough_clients(self.cohort_size, population)

@@ -42,6 +42,11 @@ class FirstArrivals:
             raise TypeError(f"speeds must be a part, got {self.speeds!r}. Write LogNormalSpeeds(1.0), say.")
 
     @property
+    def unequal(self) -> str:
+        """That fast clients are in more cohorts than slow ones."""
+        return "takes fast clients more often"
+
+    @property
     def num_sampled(self) -> int:
         """How many clients are sampled in a round: `factor` times `cohort_size`, rounded up."""
         return math.ceil(self.factor * self.cohort_size - ROUNDING)

@@ -12,7 +12,10 @@ from fedtail.sampling.base import Cohort, unweighted_cohort
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every client independently with probability `rate`; a cohort may be empty, and such a round keeps the model.
+    """Every client independently with probability `rate`; a cohort may be empty.
+
+    The round of an empty cohort keeps the model, except where the server adds noise to all sums: then it is held with noise
+    alone, so that it looks like any other.
 
     `population` is how many clients there are, where the rate was worked out from that: any other number is refused.
     """
@@ -24,6 +27,11 @@ class Poisson:
         """Raise a ValueError for a rate outside (0, 1]."""
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
+
+    @property
+    def unequal(self) -> str:
+        """Empty: cohorts represent all clients equally."""
+        return ""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """A cohort of the clients whose uniform number for (seed, round, key) is below the rate, in the population's order.

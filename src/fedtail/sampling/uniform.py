@@ -10,21 +10,29 @@ from torch import Tensor
 from fedtail.data.population import Population
 from fedtail.draws import hash_bits
 from fedtail.privacy.events import FixedSampling, NoSampling, Sampling
-from fedtail.sampling.base import Cohort, check_cohort_size, check_enough_clients, unweighted_cohort
+from fedtail.sampling.base import Cohort, FixedSize, unweighted_cohort
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformDraw(FixedSize):
+    """The base of samplers that draw `cohort_size` (m) clients without replacement, all equally likely."""
+
+    @property
+    def unequal(self) -> str:
+        """Empty: cohorts represent all clients equally."""
+        return ""
+
+    def event(self, population: Population) -> Sampling:
+        """Sampling of `cohort_size` clients without replacement, for the ledger."""
+        return FixedSampling(self.cohort_size, len(population))
+
+
+@dataclass(frozen=True)
+class Uniform(UniformDraw):
     """`cohort_size` (m) clients without replacement, all equally likely; a smaller cohort is a subset of a larger one.
 
     Clients contribute by their mass: scheme B of [Li23, chapter 3], and of FedAvg.
     """
-
-    cohort_size: int
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
-        check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """A cohort of the `cohort_size` clients whose keys have the smallest hashes by (seed, round), in the population's order.
@@ -34,22 +42,6 @@ class Uniform:
         """
         return unweighted_cohort(population, uniform_positions(population, self.cohort_size, seed, round))
 
-    def takes_everyone(self, population: Population) -> bool:
-        """Whether every cohort is the whole population: where `cohort_size` is the number of clients in `population`."""
-        return self.cohort_size == len(population)
-
-    def event(self, population: Population) -> Sampling:
-        """Sampling of `cohort_size` clients without replacement, for the ledger."""
-        return FixedSampling(self.cohort_size, len(population))
-
-    def expected_size(self, population: Population) -> float:
-        """`cohort_size`, the size of every cohort; the size of the population where that is smaller."""
-        return min(self.cohort_size, len(population))
-
-    def check(self, population: Population) -> None:
-        """Raise a ValueError where the population has fewer clients than a cohort."""
-        check_enough_clients(self.cohort_size, population)
-
 
 @dataclass(frozen=True)
 class Everyone:
@@ -58,6 +50,11 @@ class Everyone:
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """A cohort of all clients in the population's order, with importance 1; `seed` and `round` are not used."""
         return unweighted_cohort(population, torch.arange(len(population)))
+
+    @property
+    def unequal(self) -> str:
+        """Empty: everyone is in every cohort."""
+        return ""
 
     def expected_size(self, population: Population) -> float:
         """The size of the population."""
