@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedtail_studies.ditto import attack_figures, robustness
+from fedtail_studies.ditto.attack_notes import common_notes
 from fedtail_studies.ditto.attacked import CLEAN, AttackPlan, cells_of
 from fedtail_studies.ditto.devices import EACH, HIDDEN, SIDE, skewed
 from fedtail_studies.ditto.printed import FASHION
@@ -59,7 +60,7 @@ def notes(results: Results) -> Sequence[str]:
         f"dealt out anew for every seed; {SIDE} x {SIDE} pixels and a network with one hidden layer of {HIDDEN} units (the "
         f"thesis: a CNN). Fine-tuning is {plan['tuning_epochs']} epochs from the last global model. Five of the ten columns are "
         "run, chosen before any result was seen.",
-        *robustness.common_notes(results),
+        *common_notes(results),
     ]
 
 

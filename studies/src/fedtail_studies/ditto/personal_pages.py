@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from fedtail_studies.ditto.attack_notes import participation_note
 from fedtail_studies.ditto.devices import FEMNIST, HIDDEN, SIDE, THEIRS
 from fedtail_studies.ditto.personalised import AVERAGED, COLUMNS, PersonalPlan, cells, tail_name
 from fedtail_studies.ditto.printed import PERSONAL
-from fedtail_studies.ditto.robustness import participation_note
 from fedtail_studies.emnist.printed import TABLE4
 from fedtail_studies.judging import Difference, all_of, difference, lower, not_above, within
 from fedtail_studies.results import Results
