@@ -14,6 +14,7 @@ import fedtail
 from fedtail.attacks import LabelPoisoning, ModelReplacement, RandomUpdates
 from fedtail.data import Population
 from fedtail.models import SoftmaxRegression
+from fedtail.personal import FineTuning
 from fedtail.theory import DittoProblem
 from fedtail_studies import Cell, Data, Results, Verdict, reproduce
 from fedtail_studies.catalogue import study_called
@@ -96,6 +97,19 @@ def test_several_personal_models_are_those_of_runs_of_their_own():
         found, wanted = (fedtail.evaluate_personal(run, people, engine=ONE) for run in (choosing(both, place), alone))
         assert torch.equal(found.personal.loss.values, wanted.personal.loss.values)
         assert torch.equal(found.shared.loss.values, wanted.shared.loss.values)
+
+
+def test_a_part_that_diverges_leaves_the_others_alone():
+    people, task = small_people(), softmax_task()
+    steps = fedtail.LocalSGD(0.1, batch_size=8, epochs=20)
+    tuned, diverging = FineTuning(steps), FineTuning(replace(steps, penalty=fedtail.Proximal(1e6)))
+
+    def losses(part, place=None):
+        trained = fedtail.train(replace(fedtail.fedavg(3, **LOCAL), sample=fedtail.Everyone(), personal=part), task, people, rounds=1, engine=ONE)
+        return fedtail.evaluate_personal(trained if place is None else choosing(trained, place), people, engine=ONE).personal.loss.values
+
+    assert torch.equal(losses(SeveralPersonalModels((diverging, tuned)), 1), losses(tuned))
+    assert not torch.equal(losses(SeveralPersonalModels((diverging, tuned)), 0), losses(tuned))
 
 
 def test_local_models_that_begin_at_the_initial_model_do_not_depend_on_an_attack():
