@@ -47,7 +47,7 @@ def notes(results: Results) -> Sequence[str]:
 
 DITTO_FEMNIST = Study(
     name="ditto_femnist", paper="Li23", item="tables 5.1, 5.3, 5.5, 5.6, 5.8, figures 5.3 to 5.5 (FEMNIST)",
-    title="Ditto under attacks", cost=Cost(200, 50), full=FULL, quick=QUICK, data=WRITERS, cells=cells, tables=tables,
+    title="Ditto under attacks", cost=Cost(200, 20), full=FULL, quick=QUICK, data=WRITERS, cells=cells, tables=tables,
     figures=attack_figures.figures, notes=notes,
     claims=(
         *robustness.common_claims(FEMNIST, "table 5.8"),

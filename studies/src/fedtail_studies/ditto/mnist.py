@@ -29,7 +29,7 @@ class SkewedPlan(AttackPlan):
     each_class: int = 24                               # images of a class on a device
 
 
-FULL = SkewedPlan(columns=COLUMNS, learning_rate=0.05, batch=16, tuning_epochs=50, with_ditto=())
+FULL = SkewedPlan(columns=COLUMNS, learning_rate=0.05, batch=16, tuning_epochs=50, with_ditto=(), direction_step=3.0)
 QUICK = replace(FULL, seeds=2, rounds=5, tuning_epochs=2)
 
 
