@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,14 +94,20 @@ class Evaluation:
 
         Metrics of personal models follow in lines of their own. The columns are mean, std, p10, p50, p90, worst10, worst5 and
         best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
-        are, by the first metric.
+        are, by the first metric; a metric that is not defined for all of them says for how many.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         own = {} if self.personal is None else self.personal.distributions
-        rows = {name: d.summary() for name, d in self.distributions.items()}
-        rows |= {f"{name}, personal": d.summary() for name, d in own.items()}
+        rows = {f"{name}{defined_note(d)}": d.summary() for name, d in self.distributions.items()}
+        rows |= {f"{name}, personal{defined_note(d)}": d.summary() for name, d in own.items()}
         both = all("mean_by_example" in row for row in rows.values())
         return text_table(rows, (*COLUMNS, "mean_by_example") if both else COLUMNS, digits=4, title=f"{clients} clients")
+
+
+def defined_note(found: Any) -> str:
+    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
+    few = isinstance(found, Distribution) and found.num_defined < len(found)
+    return f", defined for {found.num_defined} of {len(found)}" if few else ""
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
@@ -185,10 +192,12 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
     """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
 
     `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
-    called once with all its outputs and targets, and raises ValueError where it does not return one number.
+    called once with all its outputs and targets, and raises ValueError where it does not return one number. Where a client's loss
+    is NaN, all its metrics are, since those of such outputs mean nothing: the class that they predict, say.
     """
-    flat = [m for m in metrics if m.per == "example"]
+    flat = [kernel.task.all_metrics[0], *(m for m in metrics if m.per == "example" and m.name != "loss")]
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
+    diverged = values["loss"].isnan()
     whole = [m for m in metrics if m.per == "client"]
     if whole:
         batches = batches_across_clients(population, kernel.flat, params)
@@ -196,22 +205,37 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
         outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
         targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
         for metric in whole:
-            numbers = [torch.as_tensor(metric.function(o, t), dtype=torch.float64) for o, t in zip(outputs, targets, strict=True)]
-            if any(number.numel() != 1 for number in numbers):
-                raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(numbers[0].shape)}.")
-            values[metric.name] = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
-    return {m.name: values[m.name] for m in metrics}
+            values[metric.name] = torch.tensor([math.nan if bad else _client_number(metric, o, t) for o, t, bad in
+                                                zip(outputs, targets, diverged.tolist(), strict=True)], dtype=torch.float64)
+    return {m.name: values[m.name].where(~diverged, math.nan) for m in metrics}
+
+
+def _client_number(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """A metric per client of one client's outputs and targets; raises ValueError where it does not return one number."""
+    number = torch.as_tensor(metric.function(outputs, targets), dtype=torch.float64)
+    if number.numel() != 1:
+        raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(number.shape)}.")
+    return float(number)
 
 
 def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
     """An evaluation from the values of the clients of `population`, `values[name]` (clients,), for every metric of the task.
 
-    `weighted` weights clients by their mass, else all have equal weight.
+    `weighted` weights clients by their mass, else all have equal weight. A metric per client is not defined for those whose value
+    is NaN while their loss is a number: they are left out of it.
     """
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
-    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size)
-                       for m in task.all_metrics})
+    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size,
+                                            _defined_clients(m, values)) for m in task.all_metrics})
+
+
+def _defined_clients(metric: Metric, values: Mapping[str, Tensor]) -> Tensor | None:
+    """For which clients a metric is defined, (clients,) bool, by its and the loss's `values`; None where it is for all."""
+    if metric.per == "example":
+        return None
+    undefined = values[metric.name].isnan() & ~values["loss"].isnan()
+    return ~undefined if bool(undefined.any()) else None
 
 
 def gives_rates(task: Task, population: Population) -> bool:

@@ -1,0 +1,23 @@
+"""Which end of a metric is the bad one: the percentile that shows it, and which of two values is better. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Better = Literal["lower", "higher"]
+
+
+def bad_percentile_name(better: str, share: float = 10) -> str:
+    """The name of the percentile beyond which the worst `share` percent of the clients are.
+
+    `better` is "lower" or "higher", whichever values of the metric are better.
+
+    >>> bad_percentile_name("lower"), bad_percentile_name("higher"), bad_percentile_name("higher", 2.5)
+    ('p90', 'p10', 'p2.5')
+    """
+    return f"p{(100 - share if better == 'lower' else share):g}"
+
+
+def is_better(value: float, other: float, better: str) -> bool:
+    """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") values are; False where one is NaN."""
+    return value < other if better == "lower" else value > other
