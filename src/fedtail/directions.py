@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Better = Literal["lower", "higher"]
+SPREADS = ("std", "variance")               # better small, whichever way the metric points
 
 
 def bad_percentile_name(better: str, share: float = 10) -> str:
@@ -21,3 +22,12 @@ def bad_percentile_name(better: str, share: float = 10) -> str:
 def is_better(value: float, other: float, better: str) -> bool:
     """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") values are; False where one is NaN."""
     return value < other if better == "lower" else value > other
+
+
+def better_statistic_values(statistic: str, better: str) -> Better:
+    """Which values of a statistic over clients are better: lower ones for spreads (std, variance), else as `better` says.
+
+    >>> better_statistic_values("std", "higher"), better_statistic_values("worst10", "higher")
+    ('lower', 'higher')
+    """
+    return "lower" if statistic in SPREADS or better == "lower" else "higher"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import Tensor, nn
 
-from fedtail.clients import batches_across_clients, client_means
 from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
-from fedtail.engine.blocks import cohort_blocks
+from fedtail.divergence import DivergedWarning, WorseThanConstantWarning, constant_text, not_finite_text
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
-from fedtail.engine.kernels import Kernel
-from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.client_values import client_values_in_blocks
+from fedtail.evaluation.constant import constant_values
 from fedtail.evaluation.distribution import Distribution, text_table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
@@ -38,6 +36,7 @@ class Evaluation:
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
     personal: Evaluation | None = None    # of personal models, on the same examples of the same clients; None: there are none
     has_model: Tensor | None = field(default=None, compare=False)      # of personal models, (clients,) bool: who has one
+    constant: Evaluation | None = None    # of a constant prediction, fitted to training clients; None where it is not known
 
     def __getitem__(self, name: str) -> Distribution:
         """The distribution of the metric `name` over clients.
@@ -82,26 +81,32 @@ class Evaluation:
             raise TypeError("a federated evaluation knows sums over clients only, so that none can be left out.")
         own = None if self.personal is None else self.personal.of_clients(chosen)
         has = None if self.has_model is None else self.has_model[chosen]
-        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has)
+        constant = None if self.constant is None else self.constant.of_clients(chosen)
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has, constant)
 
     def _with_each(self, change: Callable[[Any], Any]) -> Evaluation:
         """A copy in which every distribution, those of personal models too, is what `change` makes of it."""
-        own = None if self.personal is None else self.personal._with_each(change)
-        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model)
+        own, constant = (None if one is None else one._with_each(change) for one in (self.personal, self.constant))
+        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model, constant)
 
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
         Metrics of personal models follow in lines of their own. The columns are mean, std, p10, p50, p90, worst10, worst5 and
         best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
-        are, by the first metric; a metric that is not defined for all of them says for how many.
+        are, by the first metric; a metric that is not defined for all of them says for how many. The column `constant` has the
+        mean of a constant prediction, where that is known.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         own = {} if self.personal is None else self.personal.distributions
         rows = {f"{name}{defined_note(d)}": d.summary() for name, d in self.distributions.items()}
         rows |= {f"{name}, personal{defined_note(d)}": d.summary() for name, d in own.items()}
-        both = all("mean_by_example" in row for row in rows.values())
-        return text_table(rows, (*COLUMNS, "mean_by_example") if both else COLUMNS, digits=4, title=f"{clients} clients")
+        columns = [*COLUMNS, *(["mean_by_example"] if all("mean_by_example" in row for row in rows.values()) else [])]
+        if self.constant is not None:
+            columns.append("constant")
+            for name, row in zip((*self.distributions, *own), rows.values(), strict=True):
+                row["constant"] = self.constant[name].mean()
+        return text_table(rows, columns, digits=4, title=f"{clients} clients")
 
 
 def defined_note(found: Any) -> str:
@@ -118,6 +123,10 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     the loss, the error and the metrics, by default those of training. `engine` sets device, dtype and workers; its `kernel`
     is not used here. `old` takes the engine's settings as keywords, which is deprecated. Raises what `Task.check` raises
     where model and data do not fit.
+
+    Beside a `Trained` model of a simulation, `constant` of the result is the evaluation of the prediction that ignores the
+    inputs (majority class, mean), fitted to the training clients. Warns (`DivergedWarning`) where the loss of a client is not
+    finite, and (`WorseThanConstantWarning`) where the mean loss is above that of the constant prediction.
     """
     engine = resolve_engine(engine, old, "evaluate")
     task = task_with_model(model, task)
@@ -125,7 +134,28 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
     values = client_values_in_blocks(kernel, params, population, task.all_metrics, engine.workers)
-    return evaluation_from_values(task, values, population, weighted)
+    found = evaluation_from_values(task, values, population, weighted)
+    if isinstance(model, Trained) and model.constant is not None:
+        found = replace(found, constant=evaluate_constant(task, model.constant, population, weighted))
+    _warn_of_divergence(found)
+    return found
+
+
+def evaluate_constant(task: Task, constant: Tensor, population: Population, weighted: bool = False) -> Evaluation:
+    """The evaluation of constant outputs on every client of a population; `constant` is that of `Trained`.
+
+    `weighted` weights clients by mass, else all have equal weight.
+    """
+    return evaluation_from_values(task, constant_values(task, constant, population), population, weighted)
+
+
+def _warn_of_divergence(found: Evaluation) -> None:
+    """Warn the caller of `evaluate` where a client's loss is not finite, or the mean loss is above that of the constant."""
+    lost = int((~found.loss.values.isfinite()).sum())
+    if lost:
+        warnings.warn(not_finite_text(lost, len(found.loss)), DivergedWarning, stacklevel=3)
+    elif found.constant is not None and found.loss.mean() > found.constant.loss.mean():
+        warnings.warn(constant_text(found.loss.mean(), found.constant.loss.mean()), WorseThanConstantWarning, stacklevel=3)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
@@ -168,54 +198,6 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
                 *(0 if t.is_inference() else t._version for t in data))
     except (TypeError, RuntimeError):      # an object without weak references; a module that has no shapes yet
         return None
-
-
-def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                            workers: int | None = None) -> dict[str, Tensor]:
-    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
-
-    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where it
-    pays (None: one for each core, on a CPU); their number does not change the values. Raises ValueError where a metric per client
-    does not return one number.
-    """
-    blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
-
-    def block_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in the block at position `block`: a dict by metric name of tensors (clients,) float64."""
-        return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
-
-    parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
-    return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
-
-
-def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
-
-    `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
-    called once with all its outputs and targets, and raises ValueError where it does not return one number. Where a client's loss
-    is NaN, all its metrics are, since those of such outputs mean nothing: the class that they predict, say.
-    """
-    flat = [kernel.task.all_metrics[0], *(m for m in metrics if m.per == "example" and m.name != "loss")]
-    values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
-    diverged = values["loss"].isnan()
-    whole = [m for m in metrics if m.per == "client"]
-    if whole:
-        batches = batches_across_clients(population, kernel.flat, params)
-        parts = [(kernel.outputs(params, inputs), targets) for _, inputs, targets in batches]
-        outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
-        targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
-        for metric in whole:
-            values[metric.name] = torch.tensor([math.nan if bad else _client_number(metric, o, t) for o, t, bad in
-                                                zip(outputs, targets, diverged.tolist(), strict=True)], dtype=torch.float64)
-    return {m.name: values[m.name].where(~diverged, math.nan) for m in metrics}
-
-
-def _client_number(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """A metric per client of one client's outputs and targets; raises ValueError where it does not return one number."""
-    number = torch.as_tensor(metric.function(outputs, targets), dtype=torch.float64)
-    if number.numel() != 1:
-        raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(number.shape)}.")
-    return float(number)
 
 
 def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:

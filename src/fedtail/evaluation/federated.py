@@ -18,7 +18,8 @@ from fedtail.channel.base import RoundLost
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
-from fedtail.evaluation.evaluate import Evaluation, client_values
+from fedtail.evaluation.client_values import client_values
+from fedtail.evaluation.evaluate import Evaluation
 from fedtail.fleet import Broadcast
 from fedtail.personal.base import PersonalModels
 from fedtail.privacy.events import Release, Unit
