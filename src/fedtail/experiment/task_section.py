@@ -25,6 +25,11 @@ class TaskPlan:
     rest: dict[str, Any]
     dtype: str = "float32"
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of all metrics of the task: "loss", "error" and those of the section."""
+        return ["loss", "error", *(metric.name for metric in self.rest.get("metrics", ()))]
+
     def make(self, seed: int) -> Task:
         """The task with a new module, initialised by `seed` and in the precision of the section.
 

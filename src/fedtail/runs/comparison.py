@@ -11,7 +11,8 @@ from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverg
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
 from fedtail.runs.run_folder import RunFolder
 
-STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
+STATISTICS = ("mean", "std", "p0", "p10", "p50", "p90", "p100", "worst10", "worst5", "best10", "variance", "angle", "kl")
+FEW_CLIENTS = 20                                 # fewer are shown by name: a tenth of them is less than two
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
 Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
@@ -39,7 +40,7 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method but the first, the baseline: method minus baseline, paired by the seeds they share.
 
-    A row has `method`, `baseline`, `metric`, `better`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
+    A row has `method`, `baseline`, `metric`, `better`, `unit`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
     rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
     empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
     without the metric.
@@ -53,9 +54,21 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
         pairs = {name: zip(_statistic_values([own[s] for s in shared], metric, name),
                            _statistic_values([first[s] for s in shared], metric, name), strict=True) for name in STATISTICS}
         table.append({"method": method, "baseline": baseline, "metric": metric, "better": metric_direction(found[0][0], metric),
-                      "seeds": shared,
+                      "unit": metric_unit(found[0][0], metric), "seeds": shared,
                       **{name: _mean_and_stderr([a - b for a, b in both]) for name, both in pairs.items()}})
     return table
+
+
+def shown_metrics(runs: Sequence[RunFolder], metric: str | None = None) -> list[str]:
+    """The metrics that tables about runs show: `metric` alone, or without one the error and all others but the loss.
+
+    Raises ValueError, which lists those there are, where a run does not have the metric.
+    """
+    common = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
+    if metric is not None and metric not in common:
+        raise ValueError(f"there is no metric {metric!r} in all runs; there are {', '.join(common)}. Write metrics = [\"roc_auc\"] "
+                         "below [task] for more.")
+    return [metric] if metric else sorted((name for name in common if name != "loss"), key=lambda name: name != "error")
 
 
 def metric_unit(run: RunFolder, metric: str = "error") -> str:
@@ -121,7 +134,7 @@ def finetuned_rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 
     tuned = [run for run in runs if run.result.get("finetuned") and metric_column("after", metric) in run.result["finetuned"][0]]
     return [{"method": f"{method}, {when} fine-tuning", "metric": metric, "better": metric_direction(found[0][0], metric),
-             "diverged": [], "defined": None,
+             "unit": metric_unit(found[0][0], metric), "diverged": [], "defined": None,
              **{name: _mean_and_std_over_seeds([found_statistics(run, model, when)[name] for run, model in found])
                 for name in STATISTICS}}
             for method, found in _runs_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
@@ -146,11 +159,11 @@ def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metri
     """A copy of `found`, the statistics of a run's metric by name, in the unit they are shown in, with NaN in place of None.
 
     Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep their
-    unit.
+    unit. Statistics that a run of an earlier version lacks are NaN.
     """
     scale = 100.0 if metric_unit(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
-    return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
+    return {name: math.nan if (value := found.get(name)) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
 def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:

@@ -35,7 +35,7 @@ KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64"
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
-MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
+MORE_PERCENTILES = (0, 20, 60, 80, 95, 100)  # with those of `Distribution.summary`
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
@@ -82,7 +82,7 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl. For a metric that is
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a metric that is
     not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
     few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
