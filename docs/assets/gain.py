@@ -1,4 +1,4 @@
-"""Draws gain.svg: errors of the demo's 500 test clients, sorted, for FedAvg and Delta-FL. `python docs/assets/gain.py`, half a minute."""
+"""Draws gain.svg: sorted errors of the demo's 500 test clients for FedAvg and Delta-FL (`python docs/assets/gain.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def sorted_errors(seed: int = 0, rounds: int = 1000) -> tuple[np.ndarray, np.nda
     data = label_shift(seed=seed)
     methods = (fedtail.fedavg(100, learning_rate=0.1, batch_size=None),
                fedtail.delta_fl(THETA, 100, learning_rate=0.1, batch_size=None))
-    trained = fedtail.train(fedtail.Family(methods), fedtail.Task(SoftmaxRegression(20, 10)), data.train, rounds=rounds, seed=seed)
+    task = fedtail.Task(SoftmaxRegression(20, 10))
+    trained = fedtail.train(fedtail.Family(methods), task, data.train, rounds=rounds, seed=seed)
     average, tail = (100 * np.sort(fedtail.evaluate(module, data.test).error.values.numpy()) for module in trained.modules)
     return average, tail
 
@@ -37,7 +38,8 @@ def draw(average: np.ndarray, tail: np.ndarray, path: Path) -> None:
     axes.plot(share, tail, color=TAIL, linewidth=2)
     worst = int(0.9 * len(average))
     for name, values, colour, height in (("FedAvg", average, AVERAGE, 66), (f"Delta-FL, θ = {THETA}", tail, TAIL, 59)):
-        axes.text(3, height, f"{name}: mean {values.mean():.1f}%, worst tenth {values[worst:].mean():.1f}%", color=colour, weight="bold")
+        text = f"{name}: mean {values.mean():.1f}%, worst tenth {values[worst:].mean():.1f}%"
+        axes.text(3, height, text, color=colour, weight="bold")
     axes.text(89, 4, "the worst tenth", ha="right", color="#9a5a33")
     axes.set(xlim=(0, 100), ylim=(0, 75), xlabel="clients, from best to worst served (%)", ylabel="error on unseen clients (%)")
     axes.spines[["top", "right"]].set_visible(False)
