@@ -65,9 +65,10 @@ def check_numbers(visit: Visit, family: list[RunFolder], theta: float) -> None:
     expected = numbers_of(family, theta)
     assert visit.text("#focus-label") == f"θ = {theta:g}"
     assert visit.page.get_attribute("#slider-0", "aria-valuetext") == f"θ = {theta:g}"
-    for name, value in expected.items():
-        assert visit.value(f"#focus-{name}") == approx(value, abs=1e-12)
-        assert visit.text(f"#focus-{name}") == f"{100 * value:.2f}%"
+    for place, (name, value) in enumerate(expected.items()):
+        assert visit.page.get_attribute(f"#focus-{place}", "data-statistic") == name
+        assert visit.value(f"#focus-{place}") == approx(value, abs=1e-12)
+        assert visit.text(f"#focus-{place}") == f"{100 * value:.2f}%"
         assert visit.value(f"#table tr.focus [data-statistic={name}]") == approx(value, abs=1e-12)
         assert visit.text(f"#table tr.focus [data-statistic={name}]").startswith(f"{100 * value:.2f}")
     assert visit.page.locator("#table tr.focus").count() == 1
@@ -207,7 +208,7 @@ def test_personal_models_are_a_method_of_their_own_and_participation_is_shown(br
             visit.page.click(f".chip[data-method='{k}']")
             visit.wait()
             assert visit.text("#focus-label") == ("ditto, shared", "ditto, personal")[k]
-            assert visit.value("#focus-mean") == approx(run.client_columns("test")[column].mean())
+            assert visit.value("#focus-0") == approx(run.client_columns("test")[column].mean())
         [trace] = visit.traces("took-part")                  # of the method in focus
         counts = run.client_columns("train")["asked"].astype(int)
         assert trace["x"][1:-1] == approx(np.arange(counts.max() + 1))
@@ -271,4 +272,4 @@ def test_folders_with_little_in_them(browser, family, tmp_path, kind):
         assert visit.overflow() <= 0
         assert visit.page.locator("#table tr[data-method]").count() == len(page_data(runs)["methods"])
         if kind == "regression":
-            assert visit.text("#focus-mean") == "5.583"
+            assert visit.text("#focus-0") == "5.583"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
@@ -102,9 +102,13 @@ def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     Worst first, by the mean over methods; a value is None where the metric is not defined or not finite in every seed. Error
     rates are in percent. Runs without a table over clients are left out.
     """
+    return client_rows(_runs_by_method(run for run in runs if run.has_client_table), metric)
+
+
+def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[Row]:
+    """The rows of `rows_by_client`, from the (run, model) pairs of each method; the runs have a table over clients."""
     values: dict[str, dict[str, list[float]]] = {}
     sizes: dict[str, int] = {}
-    methods = _runs_by_method(run for run in runs if run.has_client_table)
     for method, found in methods.items():
         for run, model in found:
             scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
@@ -113,7 +117,7 @@ def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
                 values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
     rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
             for name, each in values.items()]
-    sign = -1 if any(metric_direction(run, metric) == "lower" for run in runs) else 1
+    sign = -1 if any(metric_direction(run, metric) == "lower" for found in methods.values() for run, _ in found) else 1
     return sorted(rows, key=lambda row: sign * (_mean_of_finite([v for v in row["values"].values() if v is not None]) or 0.0))
 
 
