@@ -42,7 +42,8 @@ def average_precision() -> Metric:
 def f1() -> Metric:
     """The F1 score of each client: of class 1 with two classes, with more the mean over those it has or that are predicted.
 
-    With two classes it is not defined for a client without class 1, neither among its targets nor predicted.
+    With two classes it is not defined for a client without an example of class 1, so that whom it is defined for does not depend
+    on the model.
     """
     return Metric("f1", _client_f1, better="higher", per="client")
 
@@ -109,12 +110,13 @@ def _client_average_precision(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _client_f1(outputs: Tensor, targets: Tensor) -> float:
-    """The F1 score of one client; NaN where it is not defined."""
+    """The F1 score of one client; NaN with two classes and no example of class 1."""
     from sklearn.metrics import f1_score
 
     scores, labels = _class_scores(outputs, targets)
-    average = "binary" if scores.shape[1] == 2 else "macro"
-    return float(f1_score(labels, scores.argmax(1), average=average, zero_division=math.nan if average == "binary" else 0.0))
+    if scores.shape[1] > 2:
+        return float(f1_score(labels, scores.argmax(1), average="macro", zero_division=0.0))
+    return float(f1_score(labels, scores.argmax(1))) if (labels == 1).any() else math.nan
 
 
 def _client_balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:

@@ -59,5 +59,6 @@ def choose(
     show = "{:.2f}" if unit else "{:.4g}"
     cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
     better = ", higher is better" if picked["better"] == "higher" else ""
-    show_table(f"{metric[:1].upper()}{metric[1:]} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
+    named = metric.capitalize() if metric in ("loss", "error") else metric
+    show_table(f"{named} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")

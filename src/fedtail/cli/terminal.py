@@ -134,9 +134,9 @@ def show_alarms(sentences: list[str]) -> None:
         typer.secho(text, fg=typer.colors.RED, bold=True)
 
 
-def _number_text(value: float, unit: str, sign: str = "") -> str:
-    """A number of a table: two decimals in percent, else four significant digits; `sign` is "+" to write the sign of all."""
-    return f"{value:{sign}.2f}" if unit else f"{value:{sign}.4g}"
+def _number_text(value: float, unit: str) -> str:
+    """A number of a table: two decimals in percent, else four significant digits."""
+    return f"{value:.2f}" if unit else f"{value:.4g}"
 
 
 def _mean_cell(row: dict[str, Any], key: str) -> str:
@@ -164,7 +164,7 @@ def _difference_cell(row: dict[str, Any], key: str) -> str:
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"
-    mean = _number_text(cell["mean"], unit, "+")
+    mean = f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
     return mean if cell["stderr"] is None else f"{mean} +- {_spread_text(cell['stderr'], unit)}"
 
 

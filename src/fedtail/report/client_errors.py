@@ -147,9 +147,9 @@ def metric_distributions(methods: Sequence[Method], clients: PageClients | None,
 
     A dict: `edges` of the bins, and lists over methods: `shares`, the share of values in each bin; `functions`, the empirical
     distribution function as {"x", "y"}; `clients`, the number of values. The clients of all seeds are pooled. The values of a
-    deployed run are known as a histogram only: they are spread evenly within its bins.
+    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none.
     """
-    values = [_pooled_values(m, clients, metric) for m in methods]
+    values = [np.zeros(0) if m.diverged_seeds else _pooled_values(m, clients, metric) for m in methods]
     if not any(map(len, values)):
         return None
     edges = bin_edges(np.concatenate(values))
@@ -180,8 +180,11 @@ class ClientValues:
 
 def client_values_by_method(methods: Sequence[Method], baseline: int, clients: PageClients, metric: str,
                             better: str) -> ClientValues:
-    """The values of a metric of every client of the page, and their differences to those of the method at `baseline`."""
-    found = [column_by_seed(m, clients, m.model.column(metric)) for m in methods]
+    """The values of a metric of every client of the page, and their differences to those of the method at `baseline`.
+
+    There are none for a method that has diverged.
+    """
+    found = [{} if m.diverged_seeds else column_by_seed(m, clients, m.model.column(metric)) for m in methods]
     return ClientValues([mean_by_client(mine, clients) for mine in found],
                         [differences_to_baseline(mine, found[baseline], clients) for mine in found], baseline, better)
 

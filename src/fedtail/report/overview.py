@@ -22,7 +22,7 @@ from fedtail.report.statistics import (
 )
 from fedtail.runs import RunFolder
 from fedtail.runs.comparison import number_of_tested_clients
-from fedtail.runs.diverged import constant_statistics, is_diverged
+from fedtail.runs.diverged import constant_statistics
 from fedtail.runs.evaluated_models import EvaluatedModel, metric_column, personal_sentences
 
 
@@ -130,7 +130,7 @@ def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dic
     `mine` and `baseline` have, by seed, a dict of statistics by name. `statistics` has, by name, `mean`, `std` and `seeds` over
     seeds, and the `difference` to the baseline over common seeds, None for fewer than two. For the baseline's own row pass {}.
     """
-    diverged = [seed for seed, run in method.finished_runs.items() if is_diverged(run, method.model)]
+    diverged = method.diverged_seeds
     mine = {seed: dict.fromkeys(STATISTICS, math.nan) for seed in mine} if diverged else mine
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}

@@ -91,8 +91,9 @@ def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None
         return None
     each = [convert_to_shown_units(run, constant_statistics(run)[metric], metric) for run in by_seed.values()]
     first = next(iter(by_seed.values()))
+    known = {seed: count for seed, run in by_seed.items() if (count := constant_statistics(run)[metric].get("defined")) is not None}
     return {"method": "constant prediction", "metric": metric, "better": metric_direction(first, metric), "personal": False,
-            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": None,
+            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": known or None,
             **{name: _mean_and_std_over_seeds([one[name] for one in each]) for name in STATISTICS}}
 
 
