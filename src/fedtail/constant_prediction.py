@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ def _mean_targets(population: Population, shape: tuple[int, ...]) -> Tensor | No
     return (total / mass.clamp(min=1e-300)).float().reshape(shape)
 
 
-def _weighted_targets(population: Population):      # type: ignore[no-untyped-def]
+def _weighted_targets(population: Population) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields targets, (examples, ...) on the CPU, and the weight of each example, (examples,) float64, in pieces."""
     for piece in population.client_blocks(PIECE):
         owner, rows = piece.example_clients_and_rows()
