@@ -202,8 +202,8 @@ def _numbers(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Targets and outputs as arrays (examples, numbers) float64; raises ValueError where their shapes do not fit."""
     found, wanted = (one.detach().cpu().double().reshape(len(one), -1).numpy() for one in (outputs, targets))
     if found.shape != wanted.shape:
-        raise ValueError(f"the module gives {found.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. This metric "
-                         "is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
+        raise ValueError(f"the module gives {found.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. This "
+                         "metric is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
     return wanted, found
 
 
@@ -215,6 +215,6 @@ def _times_and_events(targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     if told.ndim == 1:
         return told, np.ones(len(told), bool)
     if told.ndim != 2 or told.shape[1] != 2 or not np.isin(told[:, 1], (0, 1)).all():
-        raise ValueError(f"targets are of shape {tuple(targets.shape)}; this metric needs times, (examples,), or pairs of a time and "
-                         "whether the event happened, 1 or 0, (examples, 2).")
+        raise ValueError(f"targets are of shape {tuple(targets.shape)}; this metric needs times, (examples,), or pairs of a time "
+                         "and whether the event happened, 1 or 0, (examples, 2).")
     return told[:, 0], told[:, 1] == 1

@@ -146,7 +146,8 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     if as_json:
         notes = ({"notes": limits} if limits else {}) | ({"diverged": alarms} if alarms else {})
         print_json({"rows": rows_by_method(runs, metrics[0]), "constant": constant_row(runs, metrics[0]), **(more or {}), **notes,
-                    "metrics": {name: rows_by_method(runs, name) for name in metrics[1:]}, "runs": [str(run.path) for run in runs]})
+                    "metrics": {name: rows_by_method(runs, name) for name in metrics[1:]},
+                    "runs": [str(run.path) for run in runs]})
         return
     for name in metrics:
         show_metric_tables(runs, name)

@@ -80,7 +80,8 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
     """
     columns = statistic_columns(rows[0]["better"], few)
     some = any(row["defined"] for row in rows)
-    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])] for row in rows]
+    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])]
+             for row in rows]
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
 
@@ -160,7 +161,7 @@ def _defined_cell(row: dict[str, Any]) -> str:
 
 
 def _difference_cell(row: dict[str, Any], key: str) -> str:
-    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" without a difference."""
+    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" for none."""
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"

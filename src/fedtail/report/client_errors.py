@@ -170,7 +170,7 @@ def _pooled_values(method: Method, clients: PageClients | None, metric: str) -> 
 
 @dataclass(frozen=True)
 class ClientValues:
-    """A metric of every client of a page under every method, and its difference to the baseline; each (clients,), NaN for none."""
+    """A metric of every client of a page under every method, and its difference to the baseline: (clients,), NaN for none."""
 
     means: Sequence[np.ndarray]              # over seeds, by method
     differences: Sequence[np.ndarray]        # to the baseline, over the seeds that both have

@@ -52,11 +52,12 @@ def metric_view(content: PageContent, metric: str, values: ClientValues | None, 
     clients = content.clients
     return {
         "metric": metric, "better": better, "percent": percent, "statistics": statistic_titles(better, few),
-        "table": methods_table(content.methods, content.baseline, metric, better), "constant": constant_cells(content.runs, metric),
+        "table": methods_table(content.methods, content.baseline, metric, better),
+        "constant": constant_cells(content.runs, metric),
         "distributions": metric_distributions(content.methods, clients, metric),
         "clients": client_comparison(values, kept) if values is not None and kept is not None else None,
-        "choices": [model_choice([content.methods[k] for k in family.order], clients, percent, metric, better) if clients else None
-                    for family in content.families],
+        "choices": [model_choice([content.methods[k] for k in family.order], clients, percent, metric, better)
+                    if clients else None for family in content.families],
         "by_client": _clients_by_name(content, metric) if few else [],
     }
 

@@ -100,7 +100,7 @@ def methods_table(methods: Sequence[Method], baseline: int, metric: str = "error
 
 
 def constant_cells(runs: Sequence[RunFolder], metric: str) -> dict[str, Any] | None:
-    """The statistics of the constant prediction, by name a dict of `mean`, `std` and `seeds`, over the distinct seeds of the runs.
+    """The statistics of the constant prediction, by name a dict of `mean`, `std` and `seeds`, over the seeds of the runs.
 
     None where no run knows it.
     """
@@ -192,8 +192,8 @@ def model_choice(members: Sequence[Method], clients: PageClients, percent: bool,
     """How many clients picked each model of a family, its `members`, by one half of their examples, and how it did on the other.
 
     A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the statistics of the metric for each model, and
-    `own`, those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by the metric
-    under the last model, and by size). Clients without a finite value under every model are left out. None where no client
+    `own`, those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by the
+    metric under the last model, and by size). Clients without a finite value under every model are left out. None where no client
     picked by this metric. With `percent`, classes are labelled in percent.
     """
     picks = [column_by_seed(m, clients, metric_column("picks", metric)) for m in members]   # of each member: seed -> (clients,)

@@ -123,7 +123,8 @@ def _metric_views(content: PageContent, metric: str) -> dict[str, Any]:
     return {**opened, "clients": opened["clients"] and {**shared, **opened["clients"]}, "further": views}
 
 
-def _listed_values(content: PageContent, names: Sequence[str]) -> tuple[dict[str, ClientValues], np.ndarray | None, dict[str, Any]]:
+def _listed_values(content: PageContent,
+                   names: Sequence[str]) -> tuple[dict[str, ClientValues], np.ndarray | None, dict[str, Any]]:
     """The values of all clients by metric, the positions of the clients that the page lists, and what it says of these.
 
     An empty dict, None and an empty dict without a table over clients.

@@ -67,11 +67,13 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
         return [(1, lost["parameters"], parameters_text(int(lost["parameters"]), int(lost["of"])))]
     if lost.get("clients"):
         clients = run.about.get("benign", run.about["splits"])[run.tested_split]
-        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, f"{run.tested_split.replace('_', '-')} clients"))]
+        who = f"{run.tested_split.replace('_', '-')} clients"
+        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
     loss, constant = (found.get("loss", {}).get("mean") for found in (_tested(run, model), constant_statistics(run)))
     if is_diverged(run, model):
         found = "is not finite" if loss is None else f"is {loss:.3g}, more than {DIVERGED:g} times what it was before training"
-        return [(1, 0.0, f"the mean loss over clients {found}: the model has diverged. Lower the learning rate, or clip updates.")]
+        return [(1, 0.0, f"the mean loss over clients {found}: the model has diverged. Lower the learning rate, or clip "
+                         "updates.")]
     return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
 
 
