@@ -41,9 +41,9 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
     """One row for each method but the first, the baseline: method minus baseline, paired by the seeds they share.
 
     A row has `method`, `baseline`, `metric`, `better`, `unit`, `seeds`, and for each name in STATISTICS a dict with `mean` and
-    `stderr` over seeds. Error rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
-    empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
-    without the metric.
+    `stderr` over seeds. Error rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a
+    value is not finite. An empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and
+    ValueError for one without the metric.
     """
     methods = _runs_by_method(runs)
     baseline = next(iter(methods), "")

@@ -215,8 +215,9 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
         each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
                 for metric, found in one.distributions.items()}
         summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
-        rows[split, member] |= {metric_column(f"{when}_finetuning", metric):
-                                _spread_over_clients(able, found.values.numpy(), np.nan) for (when, metric), found in each.items()}
+        for (when, metric), found in each.items():
+            column = metric_column(f"{when}_finetuning", metric)
+            rows[split, member][column] = _spread_over_clients(able, found.values.numpy(), np.nan)
     return summaries
 
 
