@@ -69,7 +69,8 @@ def test_auc_and_f1_are_those_of_their_definitions(examples):
     auc, score = metrics.roc_auc().function(outputs, targets), metrics.f1().function(outputs, targets)
     twice = metrics.roc_auc().function(torch.cat([-outputs, outputs], 1), targets)      # two outputs of the same ranking
     if len(set(labels.tolist())) < 2:
-        assert math.isnan(auc) and math.isnan(twice)
+        assert math.isnan(auc)
+        assert math.isnan(twice)
     else:
         assert auc == approx(auc_by_pairs(scores, labels == 1)) == twice
     right, found, wanted = ((scores > 0) & (labels == 1)).sum(), (scores > 0).sum(), (labels == 1).sum()
@@ -204,7 +205,7 @@ def test_models_are_chosen_by_any_metric_in_its_direction():
     for metric in ("error", "loss", "roc_auc"):
         picked = fedtail.choose([bad, good], population.client(0), task, metric)
         assert (picked.index, picked.metric) == (1, metric)
-    with pytest.raises(ValueError, match="metric must be one of the task, got 'auc'. There are loss, error, roc_auc"):
+    with pytest.raises(ValueError, match=r"metric must be one of the task, got 'auc'. There are loss, error, roc_auc"):
         fedtail.choose([good], population.client(0), task, "auc")
     x, y = population.client(0)
     with pytest.raises(ValueError, match="roc_auc is not defined for these 2 examples"):
@@ -221,7 +222,8 @@ def test_a_family_is_picked_from_by_any_metric():
     assert found.choice.tolist() == expected.tolist()
     picked = values[held][expected, np.arange(30)]
     assert found.chosen.mean() == approx(np.nanmean(picked))
-    assert "p10" in found.table() and "p90" not in found.table()
+    assert "p10" in found.table()
+    assert "p90" not in found.table()
 
 
 def test_a_spread_is_better_small_whichever_way_the_metric_points(tmp_path):
@@ -430,11 +432,13 @@ def test_the_tables_of_a_terminal(compared):
         assert f"roc_auc on {clients} test clients after 4 rounds, higher is better" in done.stdout
         assert "Error on" not in done.stdout
         assert "constant prediction" in done.stdout
-    assert "worst client" in done.stdout and "worst 10%" not in done.stdout
+    assert "worst client" in done.stdout
+    assert "worst 10%" not in done.stdout
     runs = runs_of(compared, "few")
     rows = rows_by_client(runs, "roc_auc")
     lines = [line for line in done.stdout.splitlines() if "clinic" in line]
-    assert [line.split("│")[1].strip() for line in lines] == [row["client"] for row in rows] and len(rows) == 6
+    assert [line.split("│")[1].strip() for line in lines] == [row["client"] for row in rows]
+    assert len(rows) == 6
     columns = runs[0].client_columns("test")
     by_name = dict(zip(columns["name"], columns["roc_auc"], strict=True))
     assert {row["client"]: row["values"]["mean"] for row in rows} == {n: None if np.isnan(v) else approx(v) for n, v in by_name.items()}

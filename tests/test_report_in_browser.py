@@ -273,3 +273,36 @@ def test_folders_with_little_in_them(browser, family, tmp_path, kind):
         assert visit.page.locator("#table tr[data-method]").count() == len(page_data(runs)["methods"])
         if kind == "regression":
             assert visit.text("#focus-0") == "5.583"
+
+
+def test_the_metric_in_focus_is_switched_and_its_bad_end_with_it(browser, tmp_path):
+    runs = [write_run(tmp_path / name, name, [theta], 0, settings=['task.metrics=["balanced_accuracy"]', "rounds=4"])
+            for name, theta in (("FedAvg", 1.0), ("tail", 0.4))]
+    values = [run.client_columns("test")["balanced_accuracy"] for run in runs]
+    with Visit(browser, write_page(runs, tmp_path), 400) as visit:
+        before = visit.plots()
+        assert visit.text("#methods h2") == "How the error is spread over clients"
+        assert "further left" in visit.text("#distribution")
+        visit.page.select_option("#metric", "balanced_accuracy")
+        visit.wait()
+        assert visit.text("#methods h2") == "How the balanced_accuracy is spread over clients"
+        assert "10th percentile: further right" in visit.text("#distribution")
+        assert "further left" not in visit.text("#distribution")
+        assert visit.page.locator(".of-metric:visible table.methods").count() == 1
+        for k, values_of_one in enumerate(values):
+            cell = f".of-metric:visible tr[data-method='{k}'] [data-statistic=p10]"
+            assert visit.value(cell) == approx(np.percentile(values_of_one, 10), abs=1e-12)
+        assert visit.page.get_attribute("#focus-1", "data-statistic") == "p10"
+        assert visit.page.evaluate("document.getElementById('ecdf').layout.shapes[0].y0") == 10
+        pairs = visit.traces("pairs")[0]
+        assert pairs["y"] == approx(values[1], abs=1e-4)
+        blue = visit.page.evaluate("css('--better')")
+        gained = [colour == blue for colour in pairs["marker"]["color"]]
+        assert gained == [after > before + 1e-9 for before, after in zip(pairs["x"], pairs["y"], strict=True)]
+        changed = [name for name in ("histogram", "ecdf", "size", "sorted", "pairs", "error-rounds") if visit.plots()[name] == before[name]]
+        assert changed == []
+        visit.page.select_option("#metric", "error")
+        visit.wait()
+        assert visit.plots() == before                       # and back again
+        assert visit.overflow() <= 0
+        assert visit.problems == []

@@ -147,14 +147,22 @@ def metric_distributions(methods: Sequence[Method], clients: PageClients | None,
 
     A dict: `edges` of the bins, and lists over methods: `shares`, the share of values in each bin; `functions`, the empirical
     distribution function as {"x", "y"}; `clients`, the number of values. The clients of all seeds are pooled. The values of a
-    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none.
+    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none, unless
+    all have.
     """
-    values = [np.zeros(0) if m.diverged_seeds else _pooled_values(m, clients, metric) for m in methods]
+    lost = _positions_to_leave_out(methods)
+    values = [np.zeros(0) if k in lost else _pooled_values(m, clients, metric) for k, m in enumerate(methods)]
     if not any(map(len, values)):
         return None
     edges = bin_edges(np.concatenate(values))
     return {"edges": json_numbers(edges), "shares": [json_numbers(bin_shares(v, edges)) for v in values],
             "functions": [distribution_function(v) for v in values], "clients": [len(v) for v in values]}
+
+
+def _positions_to_leave_out(methods: Sequence[Method]) -> set[int]:
+    """The positions of methods that have diverged, whose values would stretch every axis; none where all have diverged."""
+    lost = {k for k, m in enumerate(methods) if m.diverged_seeds}
+    return set() if len(lost) == len(methods) else lost
 
 
 def _pooled_values(method: Method, clients: PageClients | None, metric: str) -> np.ndarray:
@@ -182,9 +190,10 @@ def client_values_by_method(methods: Sequence[Method], baseline: int, clients: P
                             better: str) -> ClientValues:
     """The values of a metric of every client of the page, and their differences to those of the method at `baseline`.
 
-    There are none for a method that has diverged.
+    There are none for a method that has diverged, unless all have.
     """
-    found = [{} if m.diverged_seeds else column_by_seed(m, clients, m.model.column(metric)) for m in methods]
+    lost = _positions_to_leave_out(methods)
+    found = [{} if k in lost else column_by_seed(m, clients, m.model.column(metric)) for k, m in enumerate(methods)]
     return ClientValues([mean_by_client(mine, clients) for mine in found],
                         [differences_to_baseline(mine, found[baseline], clients) for mine in found], baseline, better)
 
