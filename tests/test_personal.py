@@ -22,6 +22,7 @@ from fedtail import (
     resume,
     train,
 )
+from fedtail.divisors import FixedDivisor
 from fedtail.evaluation.personal import kept_personal_rows
 from fedtail.models import LeastSquares, SoftmaxRegression
 from fedtail.parts import converse
@@ -293,6 +294,9 @@ def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_example
         fedtail.personal_module(trained, held, absent)
 
 
+PLAIN = "a mixture's steps are plain gradient steps, and local has momentum, weight_decay, a penalty, an example_risk or a divisor. Leave these out."
+
+
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: Ditto(-1.0), "strength (lambda) must be at least 0 and finite, got -1. 0 trains on a client's own data alone."),
     (lambda: Ditto(20.0, LocalSGD(0.1)), "learning_rate * strength must be below 1, got 0.1 * 20: every step would overshoot the shared model. Lower one of them."),
@@ -301,6 +305,8 @@ def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_example
     (lambda: fedtail.personal.FineTuning(LocalSGD(penalty=fedtail.AdaptiveProximal())), "personal models are trained by the client alone, and AdaptiveProximal(start=0.0, step=0.1, patience=5, loss_bound=1000.0) or FullWork() needs the server in every round. Use parts that do not: Proximal, Stragglers without exact=True."),
     (lambda: ValidatedDitto(()), "strengths (lambda) must name at least one to choose from. Write strengths=(0.1, 1.0, 2.0)."),
     (lambda: ValidatedDitto(validation=1.0), "validation must be a share in (0, 1) of a client's examples, got 1."),
+    *((lambda settings=settings: fedtail.personal.APFL(0.5, LocalSGD(0.1, **settings)), PLAIN) for settings in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"penalty": fedtail.Proximal(1.0)},
+                                                                                            {"example_risk": fedtail.Superquantile(0.5)}, {"divisor": FixedDivisor((2.0,))})),
 ])
 def test_what_does_not_fit_is_refused_in_words(make, text):
     with pytest.raises(ValueError) as refused:
