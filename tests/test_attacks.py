@@ -316,7 +316,9 @@ workers = 1
 """
 
 
-def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is_corrupted(tmp_path):
+def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is_corrupted(tmp_path, capsys):
+    from fedtail.cli.run import show_runs
+    from fedtail.reading import Unreadable
     from fedtail.report import write_page
     from fedtail.runs import RunFolder, run
 
@@ -342,7 +344,15 @@ def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is
     again = read_experiment(tmp_path / "run" / "experiment.toml")
     assert again.attack == experiment.attack
     write_page([found], tmp_path / "page.html")
-    assert "every statistic is over the benign ones" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert "every statistic is over the benign ones" in text
+    assert "20 train (15 benign), 20 test (15 benign)" in text
+    show_runs([found], tmp_path, as_json=False)
+    assert "Error on 15 benign of 20 test clients after" in capsys.readouterr().out
+    for wrong, says in (({"train": 15}, "it has benign clients of other splits than its own"), ({"train": 15, "test": -1}, "benign cannot be")):
+        (tmp_path / "run" / "run.json").write_text(json.dumps({**found.about, "benign": wrong}))
+        with pytest.raises(Unreadable, match=says):
+            RunFolder.open(tmp_path / "run")
 
 
 def test_an_attack_is_refused_on_a_deployment(tmp_path):

@@ -118,8 +118,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
         notes = {"notes": limits} if limits else {}
         print_json({"rows": table, **(more or {}), **notes, "runs": [str(run.path) for run in runs]})
         return
-    about = runs[0].about
-    clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
+    clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))
     unit = f", {metric_unit(runs[0])}" if metric_unit(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
@@ -129,6 +128,13 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
         typer.echo(line)
     if more is None:
         show_saved_folder(folder)
+
+
+def evaluated_clients(run: RunFolder) -> str:
+    """Which clients a run's statistics are over: "40 test clients" or, under an attack, "28 benign of 40 test clients"."""
+    split, benign = run.tested_split, run.about.get("benign")
+    some = "" if benign is None else f"{benign[split]} benign of "
+    return f"{some}{run.about['splits'][split]} {split.replace('_', '-')} clients"
 
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:
