@@ -439,3 +439,7 @@ def test_the_page_in_a_browser_filters_sorts_and_fits_a_phone(done):
             assert visit.text("#legend").split() == ["none", "mislabelled"]
         with Visit(browser, page, width=390, scheme="dark") as visit:
             assert (visit.problems, visit.overflow()) == ([], 0)
+            in_sight = "[...document.querySelectorAll('#cells tbody td')].every(one => one.getBoundingClientRect().right <= innerWidth)"
+            assert visit.page.evaluate(in_sight)              # numbers too, without a hidden scroll
+            visit.page.uncheck("#refused")
+            assert visit.page.evaluate("[...document.querySelectorAll('#cells tbody tr')].filter(row => row.offsetParent).length") == 24
