@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.devices import to_device
 from fedtail.local.penalties import NoPenalty
-from fedtail.local.pulled_steps import check_no_server_half
+from fedtail.local.pulled_steps import check_no_server_half, check_sgd
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
 from fedtail.personal.own_examples import mean_losses
@@ -106,8 +106,9 @@ def check_mix(mix: float) -> None:
 def check_plain_steps(local: LocalSGD) -> None:
     """Raise ValueError where `local` has more than gradient steps: a mixture's steps have nothing else.
 
-    That is momentum, weight decay, a penalty, an example risk or a divisor.
+    That is momentum, weight decay, a penalty, an example risk or a divisor. Raises TypeError where it is not a `LocalSGD`.
     """
+    check_sgd(local)
     check_no_server_half(local)
     more = (local.momentum, local.weight_decay, local.example_risk is not None, local.divisor.divides,
             not isinstance(local.penalty, NoPenalty))
