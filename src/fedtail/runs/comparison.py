@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
@@ -86,7 +86,7 @@ def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict
                          "run cannot be compared.") from None
 
 
-def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
+def convert_to_shown_units(run: RunFolder, found: Mapping[str, float | None], metric: str) -> dict[str, float]:
     """A copy of `found`, the statistics of a run's metric by name, in the unit they are shown in, with NaN in place of None.
 
     Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep their

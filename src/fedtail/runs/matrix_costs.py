@@ -53,7 +53,7 @@ def statistics_of_both(first: CellResult, second: CellResult, model: str, runs: 
     pairs = list(zip(*(runs.get(tuple(cell["values"].values()), ()) for cell in (first, second)), strict=True))
     if not any("benign" in run.about for pair in pairs for run in pair):
         return first[models[0]], second[models[1]]
-    common = [np.intersect1d(*(_benign_clients(run) for run in pair)) for pair in pairs]
+    common = [np.intersect1d(_benign_clients(one), _benign_clients(other)) for one, other in pairs]
     return tuple(over_seeds([_error_statistics(pair[k], models[k], who) for pair, who in zip(pairs, common, strict=True)])
                  for k in (0, 1))
 
