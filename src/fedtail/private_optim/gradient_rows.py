@@ -87,7 +87,8 @@ class OuterRows:
         if preconditioning.divisor is None and preconditioning.shift is None:
             return preconditioning.factor * _row_norms(signals) * _row_norms(inputs)
         shape = signals.shape[1], inputs.shape[1]
-        inverse = signals.new_ones(shape) if preconditioning.divisor is None else preconditioning.divisor.double().view(shape) ** -2
+        divisor = preconditioning.divisor
+        inverse = signals.new_ones(shape) if divisor is None else divisor.double().view(shape) ** -2
         squares = preconditioning.factor**2 * ((signals.square() @ inverse) * inputs.square()).sum(1)
         if preconditioning.shift is not None:
             shift = preconditioning.shift.double().view(shape)

@@ -209,9 +209,9 @@ class PrivateOptimizer:
         """Raise a ValueError for parameters in half precision, in which clipped gradients may be longer than their clip norm."""
         halves = {parameter.dtype for parameter in self._parameters} - {torch.float32, torch.float64}
         if halves:
-            raise ValueError(f"parameters are {', '.join(map(str, halves))}, in which a clipped gradient may be one percent longer "
-                             "than its clip norm, and the noise too small. Write module.float(), with torch.autocast inside it "
-                             "for speed.")
+            raise ValueError(f"parameters are {', '.join(map(str, halves))}, in which a clipped gradient may be one percent "
+                             "longer than its clip norm, and the noise too small. Write module.float(), with torch.autocast "
+                             "inside it for speed.")
 
 
 def _refuse_ledger(method: PrivateMethod, ledger: Ledger) -> None:

@@ -73,11 +73,11 @@ def refuse_larger_batch(count: int, batch_size: float, sampling: Sampling) -> No
     sampling of fixed size one of more than its `cohort`. Without sampling any batch will do.
     """
     if isinstance(sampling, FixedSampling) and count > sampling.cohort:
-        raise ValueError(f"a batch of {count} examples is none of {sampling.cohort} drawn of {sampling.population}, which is what "
-                         f"{sampling} is amplified for. Write NoSampling(), or draw batches as stated.")
+        raise ValueError(f"a batch of {count} examples is none of {sampling.cohort} drawn of {sampling.population}, which is "
+                         f"what {sampling} is amplified for. Write NoSampling(), or draw batches as stated.")
     if isinstance(sampling, PoissonSampling) and sampling.rate < 1 and count > batch_size and (
             count - batch_size - count * math.log(count / batch_size) < HARDLY):
-        raise ValueError(f"a batch of {count} examples is not drawn by Poisson sampling that gives {batch_size:g} on average: its "
-                         f"probability is below 1e-12, and amplification at rate {sampling.rate:g} would be claimed wrongly. "
-                         "Give the expected batch_size and the rate at which batches are drawn (PoissonBatches has both), or "
-                         "write sampling=NoSampling().")
+        raise ValueError(f"a batch of {count} examples is not drawn by Poisson sampling that gives {batch_size:g} on average: "
+                         f"its probability is below 1e-12, and amplification at rate {sampling.rate:g} would be claimed "
+                         "wrongly. Give the expected batch_size and the rate at which batches are drawn (PoissonBatches has "
+                         "both), or write sampling=NoSampling().")
