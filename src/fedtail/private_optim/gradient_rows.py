@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.private_optim.clipping import ClippingRule, NoClip
 from fedtail.private_optim.queries import Preconditioning
 
+BLOCK = 2**17       # numbers that are cast to float64 at once
 LONGEST = 1e30      # a norm up to which the factor that clips it is an accurate number in float32
 
 
@@ -80,21 +81,22 @@ class OuterRows:
         r"""The L2 norms of the preconditioned products, (records,) float64.
 
         Without divisor and shift |s| |x|. With divisor A, shift c and factor a, the square is  a^2 sum_ij s_i^2 x_j^2 / A_ij^2
-        + 2 a sum_ij s_i x_j c_ij / A_ij^2 + sum_ij c_ij^2 / A_ij^2,  products of a matrix with s or its square. All in float64:
+        + 2 a sum_ij s_i x_j c_ij / A_ij^2 + sum_ij c_ij^2 / A_ij^2,  products of a matrix with x or its square. All in float64:
         in float32 the three terms may cancel to zero, and squares may be too small, for gradients that are to be clipped.
         """
-        signals, inputs = self.signals.double(), self.inputs.double()
         if preconditioning.divisor is None and preconditioning.shift is None:
-            return preconditioning.factor * _row_norms(signals) * _row_norms(inputs)
-        shape = signals.shape[1], inputs.shape[1]
-        divisor = preconditioning.divisor
-        inverse = signals.new_ones(shape) if divisor is None else divisor.double().view(shape) ** -2
-        squares = preconditioning.factor**2 * ((signals.square() @ inverse) * inputs.square()).sum(1)
-        if preconditioning.shift is not None:
-            shift = preconditioning.shift.double().view(shape)
-            crossed = ((signals @ (shift * inverse)) * inputs).sum(1)
-            squares = squares + 2 * preconditioning.factor * crossed + (shift.square() * inverse).sum()
-        return squares.clamp(min=0.0).sqrt()
+            return preconditioning.factor * _row_norms(self.signals) * _row_norms(self.inputs)
+        shape, divisor, shift = (self.signals.shape[1], self.inputs.shape[1]), preconditioning.divisor, preconditioning.shift
+        inverse = self.signals.new_ones(shape).double() if divisor is None else divisor.double().view(shape) ** -2
+        crossing = None if shift is None else shift.double().view(shape) * inverse
+        size, found = max(1, BLOCK // sum(shape)), []
+        for signals, inputs in zip(self.signals.split(size), self.inputs.split(size), strict=True):
+            signals, inputs = signals.double(), inputs.double()
+            squares = preconditioning.factor**2 * ((inputs.square() @ inverse.T) * signals.square()).sum(1)
+            if crossing is not None and shift is not None:
+                squares += 2 * preconditioning.factor * ((inputs @ crossing.T) * signals).sum(1) + shift.double() @ crossing.view(-1)
+            found.append(squares.clamp(min=0.0).sqrt())
+        return torch.cat(found)
 
     def weighted_sum(self, weights: Tensor, preconditioning: Preconditioning) -> Tensor:
         """The sum of preconditioned products times `weights`, (outputs * features,): one product of two matrices."""
@@ -168,5 +170,5 @@ class GivenGradients:
 
 
 def _row_norms(values: Tensor) -> Tensor:
-    """The L2 norm of each row of `values`, (rows, columns): (rows,)."""
-    return torch.linalg.vector_norm(values, dim=1)
+    """The L2 norm of each row of `values`, (rows, columns): (rows,) float64."""
+    return torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
