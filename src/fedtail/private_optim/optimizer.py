@@ -84,6 +84,7 @@ class PrivateOptimizer:
         for a module or loss that mixes examples.
         """
         refuse_larger_batch(len(targets), self.batch_size, self.sampling)
+        self._refuse_opacus_hooks()
         inputs = cast_inputs(inputs, self._parameters[0].dtype)
         self.step_on(self._gradients(inputs, targets))
 
@@ -204,6 +205,13 @@ class PrivateOptimizer:
             raise ValueError(f"batch_size={self.batch_size:g} is no whole number of micro-batches of "
                              f"{self.method.microbatch_size} examples.")
 
+
+    def _refuse_opacus_hooks(self) -> None:
+        """Raise a ValueError for a module in Opacus's `GradSampleModule`, whose hooks would run where gradients are computed."""
+        if any(hasattr(parameter, "grad_sample") for parameter in self._parameters):
+            raise ValueError("the module is in Opacus's GradSampleModule, which computes gradients of examples itself. Call "
+                             "step_on(GivenGradients.from_grad_samples(module.parameters())) after the backward pass, or give "
+                             "the optimiser the bare module.")
 
     def _refuse_half_precision(self) -> None:
         """Raise a ValueError for parameters in half precision, in which clipped gradients may be longer than their clip norm."""
