@@ -320,6 +320,8 @@ def test_what_does_not_fit_is_refused_when_parts_are_composed():
             (METHOD, IntegerChannel(), "CorrelatedMean adds correlated noise on the server, to the exact sum, which IntegerChannel is there to hide. Use PrivateMean with DiscreteNoise"),
             (METHOD, SecureChannel(threshold=5), "which SecureChannel is there to hide"),
             (wide, PlainChannel(), "is planned for clients that participate at most once in 6 rounds, which CyclicCohorts"),
+            (replace(METHOD, sample=CyclicCohorts(8), aggregate=replace(METHOD.aggregate, total=7.5)), PlainChannel(),
+             "cohorts take turns of 8 rounds, and the noise of CorrelatedMean is planned for turns of 4"),
             (replace(METHOD, local=replace(METHOD.local, penalty=Dane(0.1))), PlainChannel(), "asks for updates more than once in a round"),
             (replace(METHOD, sample=CyclicCohorts(4, 61)), PlainChannel(), "cohorts of 15.25 clients are planned for a population of 61")):
         with pytest.raises(ValueError, match=text):
