@@ -40,7 +40,8 @@ class PrivateOptimizer:
 
     The unit of privacy is one example. A step charges the ledger before it releases anything, and is one round there. Sums of
     gradients are divided by the expected `batch_size`, whatever the size of the batch; an empty batch is a step of pure noise.
-    Noise follows from `seed` (a simulated guarantee), or comes from the operating system where the ledger's budget says so.
+    Noise follows from `seed` and the number of the step (a simulated guarantee; two optimisers on the same examples need two
+    seeds), or comes from the operating system where the ledger's budget says so.
     """
 
     def __init__(self, module: nn.Module, method: PrivateMethod, *, batch_size: float, sampling: Sampling,
