@@ -94,7 +94,8 @@ class OuterRows:
             signals, inputs = signals.double(), inputs.double()
             squares = preconditioning.factor**2 * ((inputs.square() @ inverse.T) * signals.square()).sum(1)
             if crossing is not None and shift is not None:
-                squares += 2 * preconditioning.factor * ((inputs @ crossing.T) * signals).sum(1) + shift.double() @ crossing.view(-1)
+                squares += 2 * preconditioning.factor * ((inputs @ crossing.T) * signals).sum(1)
+                squares += shift.double() @ crossing.view(-1)
             found.append(squares.clamp(min=0.0).sqrt())
         return torch.cat(found)
 
