@@ -22,6 +22,7 @@ FORMAT, VERSION = "fedtail matrix", 1
 SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
 MODELS = ("shared", "personal")
 TABLE = "matrix.csv"
+NO_PRIVACY: dict[str, Any] = {"epsilon": None, "delta": None, "privacy_unit": None}
 
 
 def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders: Callable[[MatrixCell], Path]) -> dict[str, Any]:
@@ -47,10 +48,10 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
 
     `state` is "done", or "refused", "failed" or "diverged", with the reason in `text`; a diverged combination has no numbers.
     `shared` and `personal` have, for the mean, worst10 and std over clients, the `mean` and `std` over seeds; `personal` is None
-    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, None without
-    one.
+    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, and
+    `privacy_unit` whom it protects, "client" or "example"; None without one.
     """
-    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, "epsilon": None, "delta": None}
+    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, **NO_PRIVACY}
     if cell.refused:
         return {**empty, "state": "refused", "text": cell.refused}
     failures = [f"seed {one.seed}: {one.failure}" for one in runs if one.failure]
@@ -99,7 +100,7 @@ def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
 
 
 def csv_text(result: dict[str, Any]) -> str:
-    """The combinations of a matrix as CSV, with a header: a column for each axis, state, statistics, epsilon, and text.
+    """The combinations of a matrix as CSV, with a header: columns for each axis, state, statistics, epsilon, its unit, and text.
 
     Columns of statistics are "mean", "mean_std" (over seeds) and so on, those of personal models "personal_mean". Numbers that
     are missing are empty.
@@ -109,17 +110,20 @@ def csv_text(result: dict[str, Any]) -> str:
     heads = [("" if model == "shared" else f"{model}_") + name + ("" if part == "mean" else "_std")
              for model, name, part in names]
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow([*axes, "state", *heads, "epsilon", "text"])
+    rows.writerow([*axes, "state", *heads, "epsilon", "privacy_unit", "text"])
     for cell in result["cells"]:
         numbers = [(cell[model] or {}).get(name, {}).get(part) for model, name, part in names]
-        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["text"]])
+        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["privacy_unit"], cell["text"]])
     return written.getvalue()
 
 
-def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, float | None]:
-    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one."""
+def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, Any]:
+    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one.
+
+    `privacy_unit` is whom it protects. Runs of before it was recorded protect clients.
+    """
     stated = [one.run.privacy for one in runs if one.run is not None and one.run.privacy.get("private")]
     if not stated:
-        return {"epsilon": None, "delta": None}
+        return NO_PRIVACY
     largest = max(stated, key=lambda found: found["epsilon"])
-    return {"epsilon": largest["epsilon"], "delta": largest["delta"]}
+    return {"epsilon": largest["epsilon"], "delta": largest["delta"], "privacy_unit": largest.get("unit", "client")}
