@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         UntilInexact,
     )
     from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
-    from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
+    from fedtail.privacy import BufferedNoise, CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
@@ -161,7 +161,7 @@ _HOME = {
     "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "ExamplePrivateSGD", "LocalSGD", "MAML",
               "Participants", "Proximal", "StepDecay", "Stragglers", "UntilInexact"),
     "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
-    "privacy": ("CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
+    "privacy": ("BufferedNoise", "CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "dp_ftrl", "fed_adadps", "fed_dp2",
                 "fedavg", "fedavg_sub", "feddane", "fedprox", "l2sgd", "mean_regularised", "per_fedavg", "q_ffl",
