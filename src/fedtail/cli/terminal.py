@@ -204,7 +204,9 @@ class Watcher:
             if self._quiet:
                 yield self
                 return
-            with _progress_bars() as self._bars:
+            from fedtail.progress_bar import progress_bars
+
+            with progress_bars() as self._bars:
                 yield self
         finally:
             self._bars = None
@@ -217,14 +219,3 @@ class Watcher:
             raise KeyboardInterrupt
         self.stop = True
         os.write(2, b"\nfinishing this round, then saving; once more to stop at once\n")      # safe within a signal
-
-
-def _progress_bars() -> Any:
-    """A `rich.progress.Progress` on stderr, not started, that is erased at its end; its tasks need fields `speed` and `now`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
-               TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
-               TextColumn("{task.fields[now]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

@@ -11,10 +11,11 @@ from fedtail.evaluation.federated import FederatedEvaluation, MetricRange
 from fedtail.evaluation.finetune import FineTuned, finetune
 from fedtail.evaluation.inexactness import FederatedInexactness, inexactness
 from fedtail.evaluation.personal import PersonalEvaluation, evaluate_personal, personal_module
+from fedtail.evaluation.validation import Validation
 
 __all__ = ["Choice", "ClientHistogram", "Dissimilarity", "Distribution", "EarlyStopping", "Evaluation",
            "FamilyEvaluation", "FederatedEvaluation", "FederatedInexactness", "FineTuned", "GradientDissimilarity", "MetricRange",
-           "PersonalEvaluation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
+           "PersonalEvaluation", "Validation", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
            "gradient_dissimilarity", "inexactness", "personal_module", "text_table"]
 
 __getattr__ = old_names(__name__)

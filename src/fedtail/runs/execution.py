@@ -87,7 +87,7 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
     its privacy budget was spent is finished: its results are written.
     """
     trained = train_on(start, rounds=experiment.rounds - start.rounds, channel=experiment.channel, fleet=fleet,
-                       on_round=recorder.record_round, privacy=recorder.ledger)
+                       on_round=recorder.record_round, privacy=recorder.ledger, progress=False)
     if trained.rounds < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, trained.rounds, experiment.rounds)
     recorder.write_results(trained)

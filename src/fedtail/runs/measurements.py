@@ -16,6 +16,7 @@ from fedtail.data import Population
 from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, evaluate_personal, finetune
 from fedtail.fleet import RoundView
+from fedtail.history import tail_threshold
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.evaluated_models import personal_column
@@ -92,7 +93,7 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     the numbers of local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
     states, size = member_states(trained.state), view.cohort_size
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk.for_cohort(size), state),
+    members = [{"counted": _contributor_positions(view, k), "threshold": tail_threshold(member.risk.for_cohort(size), state),
                 "tail_fraction": tail_fraction_used(member.risk, size), **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
@@ -112,12 +113,6 @@ def _local_numbers(local: Any, state: State) -> dict[str, dict[str, float | None
     """{"local": numbers by name} of local training in this state, None for one that is not finite; empty where it gives none."""
     numbers = local.round_numbers(state.part_state("local"))
     return {"local": {name: one if math.isfinite(one) else None for name, one in numbers.items()}} if numbers else {}
-
-
-def _tail_threshold(risk: Any, state: State) -> float | None:
-    """The loss at which the tail of the risk begins in this state; None where the risk has no tail or the loss is not finite."""
-    start = None if state.dual is None else risk.tail_start(state.dual)
-    return start if start is not None and math.isfinite(start) else None
 
 
 def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
