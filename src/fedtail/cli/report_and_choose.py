@@ -27,7 +27,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:

@@ -21,7 +21,7 @@ from fedtail.evaluation.client_histogram import ClientHistogram
 from fedtail.evaluation.evaluate import Evaluation, client_values
 from fedtail.fleet import Broadcast
 from fedtail.personal.base import PersonalModels
-from fedtail.privacy.events import Release
+from fedtail.privacy.events import Release, Unit
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
@@ -312,10 +312,24 @@ class EvaluatedRound:
     only: bool = False
     personal: Mapping[int, Any] = field(default_factory=dict)      # client halves, by the position of the method's member
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError where the evaluation's noise is for clients and the method's is for examples.
+
+        One example more may move its client from one bin of a histogram to another, which is more than one client more does.
+        """
+        if self.unit == "example" and self.evaluation.mechanism.private:
+            raise ValueError("the method hides single examples, and the noise of its evaluation hides clients: no one epsilon is "
+                             "about both. Evaluate without noise, or train with LocalSGD.")
+
     @property
     def sample(self) -> Sampler:
         """The method's sampler, which draws the cohort."""
         return self.method.sample
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy of the round, which is the method's."""
+        return self.method.unit
 
     @property
     def minimum_cohort(self) -> int:
