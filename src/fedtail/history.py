@@ -43,9 +43,10 @@ class History(Sequence[Row]):
         This history stays as it is.
         """
         made, shared = History.__new__(History), self._rows
-        last = {_place(row): k for k, row in enumerate(shared[max(0, self._end - len(rows)):self._end], max(0, self._end - len(rows)))}
+        near = range(max(0, self._end - len(rows)), self._end)
+        last = {_place(shared[k]): k for k in near}
         joined = any(_place(row) in last for row in rows)
-        if joined or len(shared) != self._end:      # another history has grown from this one, or will not be this one's rows
+        if joined or len(shared) != self._end:      # the rows of another history are left alone
             shared = shared[:self._end]
         for row in rows:
             if _place(row) in last:

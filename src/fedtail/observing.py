@@ -184,7 +184,7 @@ def cohort_rows(trained: Trained) -> list[Row]:
 
     known = evaluations if all(isinstance(one, Evaluation) for one in evaluations) else ()
     return [{"round": trained.rounds, **({"model": k} if len(known) > 1 else {}),
-             **{f"cohort.{metric}.{name}": found.statistic(name) for metric, found in one.distributions.items() for name in SHOWN}}
+             **{f"cohort.{metric}.{name}": one[metric].statistic(name) for metric in one.distributions for name in SHOWN}}
             for k, one in enumerate(known)]
 
 

@@ -1,4 +1,4 @@
-"""What a run measures: lines of metrics.jsonl and rounds.jsonl, the table over clients, TensorBoard's event files."""
+"""What a run measures: lines of metrics.jsonl and rounds.jsonl, and the table over clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtail.history import tail_threshold
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.evaluated_models import personal_column
-from fedtail.runs.files import RunError, write_atomically
+from fedtail.runs.files import write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
@@ -33,7 +33,6 @@ FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
 MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
-SHOWN = ("mean", "p50", "p90", "worst10")
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
@@ -238,40 +237,3 @@ def _arrow_array(part: ClientColumns, column: str) -> Any:
     if column not in part:
         return arrow.nulls(len(part["client"]), kind)
     return arrow.array(part[column], kind)
-
-
-class TensorBoard:
-    """Writes TensorBoard event files in the run's folder, for a family one subfolder per model."""
-
-    def __init__(self, folder: Path, members: list[str], following: int):
-        """Open the event files below `folder`; what an earlier process wrote for round `following` or later is purged.
-
-        `members` are the names of the models. Raises RunError where TensorBoard is not installed.
-        """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RunError("[evaluate] tensorboard = true needs TensorBoard. Install it with pip install "
-                           "'fedtail[tensorboard]', or write tensorboard = false.") from None
-        places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
-        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
-
-    def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
-
-        `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
-        """
-        for writer, member in zip(self._writers, evaluations, strict=True):
-            for split, evaluation in member.items():
-                own = {} if evaluation.personal is None else evaluation.personal.distributions
-                for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
-                    summary = found.summary()
-                    for name in SHOWN:
-                        writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
-                    writer.add_histogram(f"{metric}/{split}", found.values, round)
-            writer.flush()
-
-    def close(self) -> None:
-        """Close the event files; nothing can be written afterwards."""
-        for writer in self._writers:
-            writer.close()
