@@ -64,7 +64,7 @@ class EvaluationPlan:
     on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
-        """Raise FieldError for an unknown statistic as `keep_best`, `every` or `patience` below 1, and patience without keep_best."""
+        """Raise FieldError for an unknown `keep_best`, `every` or `patience` below 1, and patience without keep_best."""
         if self.keep_best is not None:
             BestBy.named(self.keep_best, self.patience)
         elif self.patience is not None:
