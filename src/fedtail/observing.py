@@ -120,7 +120,7 @@ class RoundObserver:
             rows = [{**row, **found} for row, found in zip(rows, self.validation.numbers(trained), strict=True)]
         trained = replace(trained, history=self.history_with(before, cohort_rows(before)).with_rows(rows))
         if due and self.validation is not None:
-            trained = with_best(trained, self.validation)
+            trained = with_best(trained, self.validation, last=done == rounds)
         self._tell(done, rows, due)
         asked = self.on_round is not None and self.on_round(Progress(done, rounds, trained, view, before))
         if self.interruption.requested and done < rounds:
@@ -143,16 +143,16 @@ class RoundObserver:
         self.bar.advance(done, {column: rows[-1][column]} if evaluated else None)
 
 
-def with_best(trained: Trained, validation: RunValidation) -> Trained:
+def with_best(trained: Trained, validation: RunValidation, last: bool = False) -> Trained:
     """The run with its `best` as its history now has it, and `stopped` where it has waited long enough for a better one.
 
-    The clients of `validation` are added to those that the run was selected on.
+    A run whose `last` round this was did not stop early. The clients of `validation` are added to those that it was selected on.
     """
     by, better, count = validation.best_by, validation.better(trained), len(trained.algorithm.members)
     values = [trained.history.of_model(k)[validation.column] for k in range(count)]
     newest = [by.evaluations_since_best(one, better) == 0 for one in values]
     best = _joined_best(trained, newest) if any(newest) else trained.best
-    stopped = by.reason if by.is_over(values, better) else ""
+    stopped = by.reason if not last and by.is_over(values, better) else ""
     return replace(trained, best=best, stopped=stopped, selected_on=_joined_keys(trained.selected_on, validation.population.key))
 
 

@@ -99,7 +99,8 @@ def _data(run: RunFolder) -> str:
 def _training(run: RunFolder) -> str:
     """The parts of the method that the experiment names, as a list."""
     table = run.about["experiment"]
-    parts = [f"- {name}: `{_in_words(table[name])}`" for name in METHOD if isinstance(table.get(name), dict) and table[name]]
+    parts = [f"- {name}: `{_in_words(table[name])}`" for name in METHOD
+             if isinstance(table.get(name), dict) and not str(table[name].get("part", "No")).startswith("No")]
     family = run.about.get("family")
     several = [f"- one of {len(run.members)} models of a family over `{family['field']}`: {family['values']}"] if family else []
     why = run.result.get("stopped")
@@ -153,7 +154,7 @@ def _limits(run: RunFolder, best: bool) -> str:
     if run.result.get("failed"):
         limits.append(f"{run.result['failed']} answers of clients were left out in training, because a loss or an update was not "
                       "finite.")
-    limits.append("Statistics are of observed errors, which spread more than the model's true ones where clients have few examples.")
+    limits.append("Statistics are of observed errors, which spread more than the true ones where clients have few examples.")
     return "\n".join(f"- {text}" for text in limits)
 
 

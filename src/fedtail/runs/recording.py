@@ -231,6 +231,7 @@ class Recorder:
         files = {path.name: bytes_digest(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark, stopped = self._best_entries(), self.ledger.file_mark(safely=True), trained.stopped or self.stopped
+        stopped = stopped if trained.rounds < self.experiment.rounds else ""
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
         write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": stopped,
                                                  "channel": list(self.ledger.channels), "files": files, **ledger})
