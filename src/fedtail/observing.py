@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.algorithm import member_states
+from fedtail.directions import bad_percentile_name
 from fedtail.history import History, Row, round_rows
 from fedtail.interruption import Interruption, watch_for_interrupt
 from fedtail.progress_bar import ProgressBar
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fedtail.loggers.base import LoggedRun, Logger, RunLog
 
 OnRound = Callable[[Progress], bool | None]
-SHOWN = ("mean", "p90", "worst10")          # of what a cohort evaluates
 
 
 class RunValidation(Protocol):
@@ -184,7 +184,8 @@ def cohort_rows(trained: Trained) -> list[Row]:
 
     known = evaluations if all(isinstance(one, Evaluation) for one in evaluations) else ()
     return [{"round": trained.rounds, **({"model": k} if len(known) > 1 else {}),
-             **{f"cohort.{metric}.{name}": one[metric].statistic(name) for metric in one.distributions for name in SHOWN}}
+             **{f"cohort.{metric}.{name}": found.statistic(name) for metric, found in one.distributions.items()
+                for name in ("mean", bad_percentile_name(found.better), "worst10")}}
             for k, one in enumerate(known)]
 
 

@@ -34,6 +34,7 @@ class Trained:
     stopped: str = ""                   # why it ended before its rounds were done: a spent budget, no better value on validation
     ledger: Ledger = field(default_factory=Ledger)      # all that was released; .guarantee(delta) prices it
     evaluation: tuple[Any, ...] | None = None           # of the models, by the clients of the fleet
+    constant: Tensor | None = None      # outputs that ignore the inputs, fitted to the training clients
     interrupted: bool = False           # whether Ctrl-C ended it before its rounds were done
     history: History = field(default_factory=History, compare=False)     # numbers by round
     best: Trained | None = field(default=None, compare=False)            # the run at its best by `train(validation=...)`

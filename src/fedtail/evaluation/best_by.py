@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from fedtail.directions import better_statistic_values, is_better
 from fedtail.errors import FieldError
 from fedtail.evaluation.distribution import parse_keep_best
 
@@ -50,7 +51,7 @@ class BestBy:
 
         `better`, "lower" or "higher", says which values of the metric are better.
         """
-        return math.isfinite(value) and (than is None or (value < than if better == "lower" else value > than))
+        return math.isfinite(value) and (than is None or is_better(value, than, better_statistic_values(self.statistic, better)))
 
     def evaluations_since_best(self, values: Iterable[float], better: str) -> int:
         """How many evaluations, given their values in order, followed the best one; all of them where none was finite."""

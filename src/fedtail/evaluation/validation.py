@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedtail.data.population import Population
+from fedtail.directions import bad_percentile_name
+from fedtail.divergence import DivergedWarning
 from fedtail.engine.engine import Engine
 from fedtail.evaluation.best_by import BestBy, check_whole_number
 from fedtail.evaluation.evaluate import evaluate
@@ -13,7 +16,6 @@ from fedtail.evaluation.evaluate import evaluate
 if TYPE_CHECKING:
     from fedtail.trained import Trained
 
-SHOWN = ("mean", "p90", "worst10")
 CALLED = "validation"
 
 
@@ -51,14 +53,16 @@ class Validation:
     def numbers(self, trained: Trained) -> list[dict[str, Any]]:
         """The statistics of every model of a run on the validation clients, called "validation.error.mean" and so on.
 
-        They are the mean, 90th percentile and worst tenth of every metric, and the statistic by which the best is chosen. Raises
+        They are the mean, 90th percentile (10th where higher is better) and worst tenth of every metric, and the statistic by which the best is chosen. Raises
         KeyError where that is of a metric which is not evaluated.
         """
         by, found = self.best_by, []
         for module in trained.modules:
-            evaluation = evaluate(module, self.population, trained.task, engine=self.engine)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DivergedWarning)      # training says it once, at its end
+                evaluation = evaluate(module, self.population, trained.task, engine=self.engine)
             shown = {f"{CALLED}.{metric}.{name}": one.statistic(name) for metric, one in evaluation.distributions.items()
-                     for name in SHOWN}
+                     for name in ("mean", bad_percentile_name(one.better), "worst10")}
             found.append({**shown, f"{CALLED}.{by.name}": by.value(evaluation)})
         return found
 

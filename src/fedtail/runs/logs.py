@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtail.directions import bad_percentile_name
 from fedtail.evaluation.distribution import Distribution
 from fedtail.experiment.experiment import Experiment
 from fedtail.loggers.base import LoggedRun, RunLog
@@ -17,7 +18,6 @@ from fedtail.runs.files import RunError, write_json
 from fedtail.runs.measurements import SplitEvaluations
 
 IDS = "log.json"                             # of the logs of a run, by logger, so that a resumed run finds them again
-SHOWN = ("mean", "p50", "p90", "worst10")
 
 
 def open_logs(experiment: Experiment, seed: int, folder: Path, table: dict[str, Any], first_round: int) -> list[RunLog]:
@@ -47,13 +47,15 @@ def logged_numbers(member: SplitEvaluations) -> tuple[dict[str, float], dict[str
     """What is logged of an evaluation of one model, by tag: statistics over clients, and the values of single clients.
 
     `member` has its evaluations by split. Tags are "error/test/mean" and "error/test"; those of personal models begin with
-    "personal_error". Where only sums over clients are known, there are no values.
+    "personal_error". Of a metric where higher is better there is p10 in place of p90. Where only sums over clients are known, there
+    are no values.
     """
     numbers: dict[str, float] = {}
     values: dict[str, Tensor] = {}
     for split, evaluation in member.items():
         own = {} if evaluation.personal is None else evaluation.personal.distributions
         for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
-            numbers |= {f"{metric}/{split}/{name}": found.statistic(name) for name in SHOWN}
-            values |= {f"{metric}/{split}": found.values} if isinstance(found, Distribution) else {}
+            shown = ("mean", "p50", bad_percentile_name(found.better), "worst10")
+            numbers |= {f"{metric}/{split}/{name}": found.statistic(name) for name in shown}
+            values |= {f"{metric}/{split}": found.values[~found.values.isnan()]} if isinstance(found, Distribution) else {}
     return numbers, values
