@@ -117,16 +117,10 @@ class Evaluation:
                 row["constant"] = self.constant[name].mean()
         return text_table(rows, columns, digits=4, title=f"{clients} clients")
 
-
-def defined_note(found: Any) -> str:
-    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
-    few = isinstance(found, Distribution) and found.num_defined < len(found)
-    return f", defined for {found.num_defined} of {len(found)}" if few else ""
-
     def worst_clients(self, count: int = 5, metric: str = "error") -> ClientProfiles:
         """The clients that do worst by a metric, the worst first, and what is special about each: size, labels, features.
 
-        Clients whose value is NaN come first. Raises ValueError where only sums over clients are known.
+        Clients whose value is NaN come first; those for whom the metric is not defined are left out. Raises ValueError where only sums over clients are known.
         """
         return worst_profiles(self, count, metric)
 
@@ -145,6 +139,12 @@ def defined_note(found: Any) -> str:
     def _repr_html_(self) -> str:
         """The statistics over clients as a table, for notebooks."""
         return evaluation_html(self)
+
+
+def defined_note(found: Any) -> str:
+    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
+    few = isinstance(found, Distribution) and found.num_defined < len(found)
+    return f", defined for {found.num_defined} of {len(found)}" if few else ""
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,

@@ -53,8 +53,8 @@ class Validation:
     def numbers(self, trained: Trained) -> list[dict[str, Any]]:
         """The statistics of every model of a run on the validation clients, called "validation.error.mean" and so on.
 
-        They are the mean, 90th percentile (10th where higher is better) and worst tenth of every metric, and the statistic by which the best is chosen. Raises
-        KeyError where that is of a metric which is not evaluated.
+        They are the mean, 90th percentile (10th where higher is better) and worst tenth of every metric, and the statistic by
+        which the best is chosen. Raises KeyError where that is of a metric which is not evaluated.
         """
         by, found = self.best_by, []
         for module in trained.modules:

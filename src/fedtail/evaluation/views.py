@@ -50,11 +50,12 @@ def evaluation_frame(evaluation: Evaluation) -> pandas.DataFrame:
 def worst_profiles(evaluation: Evaluation, count: int, metric: str) -> ClientProfiles:
     """The `count` clients that do worst by a metric, the worst first, those whose value is NaN before all, with their profiles.
 
-    Raises ValueError where only sums over clients are known, KeyError for an unknown metric.
+    Clients for whom the metric is not defined are left out. Raises ValueError where only sums over clients are known, KeyError for an unknown metric.
     """
     found, population = evaluation[metric], _known_clients(evaluation)
     badness = (found.values if found.better == "lower" else -found.values).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    order = badness.argsort(descending=True, stable=True)[:count]
+    order = badness.argsort(descending=True, stable=True)
+    order = order[:count] if found.defined is None else order[found.defined[order]][:count]
     first = {metric: found.values, **{name: one for name, one in _values(evaluation).items() if name != metric}}
     return client_profiles(population, order, first, f"the {len(order)} worst of {len(population)} clients by {metric}")
 

@@ -47,8 +47,8 @@ def logged_numbers(member: SplitEvaluations) -> tuple[dict[str, float], dict[str
     """What is logged of an evaluation of one model, by tag: statistics over clients, and the values of single clients.
 
     `member` has its evaluations by split. Tags are "error/test/mean" and "error/test"; those of personal models begin with
-    "personal_error". Of a metric where higher is better there is p10 in place of p90. Where only sums over clients are known, there
-    are no values.
+    "personal_error". Of a metric where higher is better there is p10 in place of p90. Where only sums over clients are known,
+    there are no values.
     """
     numbers: dict[str, float] = {}
     values: dict[str, Tensor] = {}

@@ -99,7 +99,7 @@ def predictions(outputs: Tensor, classes: bool) -> dict[str, Any]:
     """What outputs predict, as columns by name: `prediction` and, for `classes`, the `probability` of the predicted class.
 
     Classes are the largest of several outputs, whose probability is the softmax, or the sign of a single one, whose probability
-    is the logistic function. Otherwise the prediction is the number itself; several numbers are `prediction_0`, `prediction_1`, ...
+    is the logistic function. Otherwise the prediction is the number itself; several are `prediction_0`, `prediction_1`, ...
     """
     from fedtail.losses import has_one_logit
 
