@@ -29,7 +29,7 @@ from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_w
 from fedtail.runs.run_folder import LEDGER, RunFolder
 from fedtail.runs.simulation_records import SimulationRecords, load_initial_module
 from fedtail.task import Task
-from fedtail.training import Trained, check_run
+from fedtail.training import InterruptedWarning, Trained, check_run
 from fedtail.training import resume as train_on
 
 
@@ -89,8 +89,10 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
     early because its privacy budget was spent, or because its models got no better, is finished: its results are written.
     """
     rounds = 0 if recorder.stopped else experiment.rounds - start.rounds
-    trained = train_on(start, rounds=rounds, channel=experiment.channel, fleet=fleet,
-                       on_round=recorder.record_round, privacy=recorder.ledger, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InterruptedWarning)      # Interrupted says so
+        trained = train_on(start, rounds=rounds, channel=experiment.channel, fleet=fleet, on_round=recorder.record_round,
+                           privacy=recorder.ledger, progress=False)
     if trained.interrupted:
         recorder.save_interrupted(trained)
     if trained.rounds < experiment.rounds and not (trained.stopped or recorder.stopped):
