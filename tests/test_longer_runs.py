@@ -56,7 +56,7 @@ def test_a_run_that_is_not_told_how_often_is_evaluated_as_often_as_before(tmp_pa
     short, long = (experiment("delta_fl", f"rounds={rounds}", "evaluate={}") for rounds in (30, 60))
     assert (short.evaluate_every, long.evaluate_every) == (1, 3)
     run(short, 3, tmp_path / "parts", Onlooker())
-    assert folder_holds_run(long, 3, tmp_path / "parts")
+    assert folder_holds_run(long, 3, tmp_path / "parts", shorter=True)
     parts = run(long, 3, tmp_path / "parts", Onlooker(), resume=True)
     assert [line["round"] for line in parts.metrics] == list(range(61))
 
@@ -170,6 +170,7 @@ def test_a_run_is_logged_to_tensorboard_where_the_file_says(tmp_path):
     assert run(elsewhere, 3, tmp_path / "run", Onlooker(), resume=True).result["round"] == 10      # where it is logged may change
 
 
+@pytest.mark.filterwarnings("ignore")      # of MLflow's own packages
 def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -188,3 +189,14 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path):
 def test_an_unknown_logger_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="MLflow"):
         experiment("delta_fl", 'log.part="MLFlow"')
+
+
+# one line for each run
+
+def test_commands_write_a_line_for_each_run_where_output_is_piped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.toml").write_text(BASE + METHODS["delta_fl"])
+    done = CliRunner().invoke(app, ["run", "one.toml", "--seeds", "0,1"])
+    lines = [line for line in done.stderr.splitlines() if "seed" in line]
+    assert [line.rpartition(",")[0] for line in lines] == ["1/2 one, seed 0: 6 rounds", "2/2 one, seed 1: 6 rounds"]
+    assert "rounds" not in CliRunner().invoke(app, ["run", "one.toml", "--seeds", "0,1", "--json"]).stderr.replace("round;", "")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -192,7 +193,7 @@ def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
 
 
 class Watcher:
-    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
+    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere a line for each run, and notes."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
         """Begin without a bar; `show_progress` draws it. `jobs` is the number of runs to follow; with `quiet` no bar is drawn.
@@ -200,15 +201,17 @@ class Watcher:
         The caller sets `job` to the number of the run, from 1. `stop` is False until a signal asks to stop.
         """
         self.jobs, self.job, self.stop = jobs, 1, False
-        self._quiet = quiet or not sys.stderr.isatty()
+        self._quiet, self._piped = quiet or not sys.stderr.isatty(), not quiet and not sys.stderr.isatty()
+        self._began = time.monotonic()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
         """Replace the bar by one for a run that has done `round` of `rounds` rounds, labelled with its name and seed.
 
-        Does nothing where no bar is shown.
+        Draws nothing where no bar is shown.
         """
+        self._began = time.monotonic()
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -222,6 +225,13 @@ class Watcher:
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
+
+    def ended(self, run: RunFolder) -> None:
+        """Print one line about a finished run where stderr is a pipe or a file, unless it is to be quiet."""
+        if self._piped:
+            place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
+            seconds = time.monotonic() - self._began
+            self.note(f"{place}{run.name}, seed {run.seed}: {run.result['round']} rounds, {seconds:.1f} s")
 
     def advance(self, progress: Any) -> bool:
         """A callback for `train(on_round=...)`: advance the bar to the round of `progress`, and return True after a Ctrl-C.

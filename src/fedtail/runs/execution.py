@@ -136,17 +136,17 @@ def use_deterministic_algorithms(device: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
+def folder_holds_run(experiment: Experiment, seed: int, folder: Path, shorter: bool = False) -> bool:
     """Whether `folder` holds a run, finished or not, of this experiment with this seed.
 
-    Paths of data files, the number and address of worker processes, and where it is logged may differ, and the experiment may
-    have more rounds. Raises ValueError where `run.json` is damaged.
+    Paths of data files, the number and address of worker processes, and where it is logged may differ. With `shorter`, the run
+    may have fewer rounds than the experiment, with which it can go on. Raises ValueError where `run.json` is damaged.
     """
     if not (folder / "run.json").is_file():
         return False
     old = RunFolder.open(folder).about["experiment"]
     new = to_json_values(evaluated_as_before(experiment, folder).as_table(seed))
-    return not list(_changes_of_experiment(old, new))
+    return (shorter or old["rounds"] == new["rounds"]) and not list(_changes_of_experiment(old, new))
 
 
 def evaluated_as_before(experiment: Experiment, folder: Path) -> Experiment:
