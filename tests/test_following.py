@@ -389,7 +389,7 @@ class Kept:
     def __init__(self):
         self.rows, self.closed, self.id = [], 0, None
 
-    def open(self, run: LoggedRun):
+    def open_log(self, run: LoggedRun):
         self.run = run
         return self
 

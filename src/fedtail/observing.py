@@ -74,7 +74,7 @@ class Followed:
     @contextmanager
     def open(self, first: Trained, rounds: int) -> Iterator[RoundObserver]:
         """A context with the observer of a run of `rounds` rounds after `first`: log and bar are open, Ctrl-C is caught."""
-        log = None if self.logger is None else self.logger.open(_logged_run(first, rounds))
+        log = None if self.logger is None else self.logger.open_log(_logged_run(first, rounds))
         bar, ended = ProgressBar(rounds, self.progress), "failed"
         try:
             with watch_for_interrupt() as interruption:

@@ -50,7 +50,7 @@ class RunLog(Protocol):
 class Logger(Protocol):
     """A place where runs are logged, for `train(logger=...)` and `[log]` in an experiment file."""
 
-    def open(self, run: LoggedRun) -> RunLog:
+    def open_log(self, run: LoggedRun) -> RunLog:
         """Begin or continue the log of a run. Raises ImportError, with what to install, where its client is missing."""
         ...
 

@@ -27,7 +27,7 @@ class MLflow:
     experiment: str = "fedtail"
     tracking_uri: str | None = None
 
-    def open(self, run: LoggedRun) -> MLflowLog:
+    def open_log(self, run: LoggedRun) -> MLflowLog:
         """Begin an MLflow run, or go on with that of an earlier part. Raises ImportError where MLflow is not installed."""
         return MLflowLog(self, run)
 

@@ -22,7 +22,7 @@ class TensorBoard:
 
     folder: str | None = None
 
-    def open(self, run: LoggedRun) -> TensorBoardLog:
+    def open_log(self, run: LoggedRun) -> TensorBoardLog:
         """Open the event files of a run. Raises ImportError where TensorBoard is not installed."""
         return TensorBoardLog(Path(self.folder) if self.folder else (run.folder or Path()) / "tensorboard", run)
 

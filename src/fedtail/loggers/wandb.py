@@ -25,7 +25,7 @@ class WandB:
     folder: str | None = None
     entity: str | None = None
 
-    def open(self, run: LoggedRun) -> WandBLog:
+    def open_log(self, run: LoggedRun) -> WandBLog:
         """Begin a W&B run, or go on with that of an earlier part. Raises ImportError where wandb is not installed."""
         return WandBLog(self, run)
 

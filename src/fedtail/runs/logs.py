@@ -34,7 +34,7 @@ def open_logs(experiment: Experiment, seed: int, folder: Path, table: dict[str, 
         name = type(logger).__name__
         run = LoggedRun(f"{experiment.name}, seed {seed}", tuple(experiment.members), table, folder, first_round, ids.get(name))
         try:
-            logs.append(logger.open(run))
+            logs.append(logger.open_log(run))
         except ImportError as reason:
             raise RunError(f"[log] part = \"{name}\": {reason}") from reason
         if logs[-1].id is not None:
