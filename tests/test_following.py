@@ -122,7 +122,7 @@ def test_a_metric_where_higher_is_better_stops_at_its_highest():
     values = result.history["validation.accuracy.mean"]
     assert result.best.rounds == 1 + values.index(max(values))
     assert "validation.accuracy.p10" in result.history.columns      # the bad end
-    with pytest.raises(ValueError, match="statistic is about auc, which is not evaluated. There are loss, error, accuracy"):
+    with pytest.raises(ValueError, match=r"statistic is about auc, which is not evaluated. There are loss, error, accuracy"):
         train(MEAN, judged, own, rounds=1, validation=Validation(held, 1, "auc.mean"), **QUIET)
 
 

@@ -92,7 +92,7 @@ def test_a_model_of_a_family_is_named(family):
     assert not torch.equal(torch.nn.utils.parameters_to_vector(first.parameters()), torch.nn.utils.parameters_to_vector(last.parameters()))
     with pytest.raises(ValueError, match=r"holds 3 models. Name one of them: tail_fraction 1.0, tail_fraction 0.5, tail_fraction 0.2"):
         family.module()
-    with pytest.raises(ValueError, match="has no model 'tail_fraction 0.3'"):
+    with pytest.raises(ValueError, match=r"has no model 'tail_fraction 0.3'"):
         family.module("tail_fraction 0.3")
     with pytest.raises(ValueError, match="kept no best models"):
         family.module(0, best=True)
@@ -192,7 +192,7 @@ def test_what_cannot_be_exported_is_left_out_or_refused_with_the_reason(finished
     assert done["left_out"] == {"onnx": "torch's exporter needs onnx and onnxscript. Write pip install 'fedtail[onnx]'"}
     with pytest.raises(ValueError, match="onnx cannot be written: torch's exporter needs onnx and onnxscript"):
         export_run(finished, tmp_path / "one", ["onnx"])
-    with pytest.raises(ValueError, match="there is no format 'onx'. Did you mean onnx"):
+    with pytest.raises(ValueError, match=r"there is no format 'onx'. Did you mean onnx"):
         export_run(finished, tmp_path / "two", ["onx"])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

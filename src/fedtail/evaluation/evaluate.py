@@ -120,7 +120,8 @@ class Evaluation:
     def worst_clients(self, count: int = 5, metric: str = "error") -> ClientProfiles:
         """The clients that do worst by a metric, the worst first, and what is special about each: size, labels, features.
 
-        Clients whose value is NaN come first; those for whom the metric is not defined are left out. Raises ValueError where only sums over clients are known.
+        Clients whose value is NaN come first; those for whom the metric is not defined are left out. Raises ValueError where only
+        sums over clients are known.
         """
         return worst_profiles(self, count, metric)
 

@@ -50,7 +50,8 @@ def evaluation_frame(evaluation: Evaluation) -> pandas.DataFrame:
 def worst_profiles(evaluation: Evaluation, count: int, metric: str) -> ClientProfiles:
     """The `count` clients that do worst by a metric, the worst first, those whose value is NaN before all, with their profiles.
 
-    Clients for whom the metric is not defined are left out. Raises ValueError where only sums over clients are known, KeyError for an unknown metric.
+    Clients for whom the metric is not defined are left out. Raises ValueError where only sums over clients are known, KeyError
+    for an unknown metric.
     """
     found, population = evaluation[metric], _known_clients(evaluation)
     badness = (found.values if found.better == "lower" else -found.values).nan_to_num(nan=torch.inf, posinf=torch.inf)

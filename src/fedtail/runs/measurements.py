@@ -82,8 +82,8 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a metric that is
-    not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a
+    metric that is not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
     few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES),
@@ -209,8 +209,9 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
         each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
                 for metric, found in one.distributions.items()}
         summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
-        rows[split, member] |= {metric_column(f"{when}_finetuning", metric): _spread_over_clients(able, found.values.numpy(), np.nan)
-                                for (when, metric), found in each.items()}
+        for (when, metric), found in each.items():
+            column = metric_column(f"{when}_finetuning", metric)
+            rows[split, member][column] = _spread_over_clients(able, found.values.numpy(), np.nan)
     return summaries
 
 

@@ -237,8 +237,8 @@ class Recorder:
         stopped = stopped if trained.rounds < self.experiment.rounds else ""
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
         write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": stopped,
-                                                 "not_finite": lost,
-                                                 "channel": list(self.ledger.channels), "files": files, **ledger})
+                                                 "not_finite": lost, "channel": list(self.ledger.channels), "files": files,
+                                                 **ledger})
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds ({stopped})" if stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
