@@ -78,6 +78,7 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
         for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.loader_for(wanted, seed)))
+                watcher.ended(runs[-1])
             except Interrupted as stopped:
                 exit_with_message(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
@@ -223,15 +224,16 @@ def folder_name(name: str) -> str:
 def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The folder for a command's runs: the first of `place`, `place-2`, `place-3`, ... that does not exist yet.
 
-    With `resume`, the last of those that exist and hold a run of one of the jobs, if any. `jobs` gives the jobs in a folder.
-    Nothing is created.
+    With `resume`, the last of those that exist and hold a run of one of the jobs, if any, or else one with fewer rounds. `jobs`
+    gives the jobs in a folder. Nothing is created.
     """
     from fedtail.runs.execution import folder_holds_run
 
     taken = existing_numbered_folders(place)
-    if resume:
-        ours = [folder for folder in taken if any(folder_holds_run(*job) for job in jobs(folder))]
-        return ours[-1] if ours else first_unused_folder(place)
+    for shorter in (False, True) if resume else ():
+        ours = [folder for folder in taken if any(folder_holds_run(*job, shorter) for job in jobs(folder))]
+        if ours:
+            return ours[-1]
     return first_unused_folder(place)
 
 
