@@ -221,6 +221,21 @@ def test_a_newcomers_mistakes_are_refused_in_words(make, text):
         make()
 
 
+def test_parameters_that_are_unfrozen_or_replaced_need_a_new_optimiser():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    module[0].requires_grad_(False)
+    optimizer = optimizer_of(module)
+    optimizer.step(X, Y)
+    module[0].requires_grad_(True)
+    with pytest.raises(ValueError, match="the module has other trainable parameters than when the optimiser was made"):
+        optimizer.step(X, Y)
+    module[0].requires_grad_(False)
+    module[1] = nn.Linear(4, 3)                             # of equal shape, but another one
+    with pytest.raises(ValueError, match="Make a new optimiser, with the same ledger"):
+        optimizer.step(X, Y)
+    assert optimizer.steps == sum(times for _, times in optimizer.ledger.rounds) == 1
+
+
 # Batches that were not sampled as stated
 
 def test_a_batch_that_the_stated_sampling_hardly_gives_is_refused():
