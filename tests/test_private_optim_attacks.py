@@ -214,6 +214,7 @@ def test_batches_of_one_example_are_the_same_bits_after_a_checkpoint():
     (lambda: optimizer_of(nn.Linear(4, 3), loss=nn.functional.cross_entropy).step(X, Y), r"loss must return one number per example, shape \(6,\), got \(\)"),
     (lambda: optimizer_of(nn.Linear(4, 2)).step(X, Y), "targets hold labels 0 to 2, but Linear has 2 outputs"),
     (lambda: optimizer_of(nn.Linear(5, 3)).step(X, Y), "Linear cannot take examples of shape"),
+    (lambda: optimizer_of(nn.Linear(4, 3)).guarantee(), "at which delta.*below one over the number of examples"),
     (lambda: optimizer_of(nn.Linear(4, 3).bfloat16()), "parameters are torch.bfloat16, in which a clipped gradient may be one percent longer"),
 ])
 def test_a_newcomers_mistakes_are_refused_in_words(make, text):
