@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
+    from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, WorseThanConstantWarning
     from fedtail.divisors import FixedDivisor, NoDivisor
     from fedtail.engine import Engine
     from fedtail.evaluation import (
@@ -150,6 +151,7 @@ _HOME = {
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
+    "divergence": ("AnswersLeftOutWarning", "DivergedWarning", "WorseThanConstantWarning"),
     "divisors": ("FixedDivisor", "NoDivisor"),
     "engine": ("Engine",),
     "evaluation": ("Distribution", "EarlyStopping", "Evaluation", "FederatedEvaluation", "FederatedInexactness",

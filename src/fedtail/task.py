@@ -50,7 +50,7 @@ class Metric:
     """
 
     name: str
-    function: PerExample
+    function: Callable[[Tensor, Tensor], Tensor | float]
     better: Literal["lower", "higher"] = "lower"
     per: Literal["example", "client"] = "example"
 

@@ -88,7 +88,7 @@ class Trained:
     stopped: str = ""                   # why it ended before its rounds were done, where a budget was spent
     ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that was released; .guarantee(delta) prices it
     evaluation: tuple[Any, ...] | None = field(default=None, repr=False)      # of the models, by the clients of the fleet
-    constant: Tensor | None = field(default=None, repr=False)      # outputs that ignore the inputs, fitted to the training clients
+    constant: Tensor | None = field(default=None, repr=False)      # outputs that ignore the inputs, fitted to training clients
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -317,7 +317,7 @@ def _warn_of_divergence(trained: Trained, failed: int, asked: int) -> None:
 
     No more than one warning: `DivergedWarning` for the former, `AnswersLeftOutWarning` for the latter.
     """
-    lost, total = max(((int((~p.isfinite()).sum()), p.numel()) for p in result_params(trained.algorithm, trained.state)))
+    lost, total = max((int((~p.isfinite()).sum()), p.numel()) for p in result_params(trained.algorithm, trained.state))
     if lost:
         warnings.warn(parameters_text(lost, total), DivergedWarning, stacklevel=4)
     elif 0 < failed < asked:

@@ -80,7 +80,8 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
     """
     columns = statistic_columns(rows[0]["better"], few)
     some = any(row["defined"] for row in rows)
-    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])] for row in rows]
+    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])]
+             for row in rows]
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
 
@@ -134,9 +135,9 @@ def show_alarms(sentences: list[str]) -> None:
         typer.secho(text, fg=typer.colors.RED, bold=True)
 
 
-def _number_text(value: float, unit: str, sign: str = "") -> str:
-    """A number of a table: two decimals in percent, else four significant digits; `sign` is "+" to write the sign of all."""
-    return f"{value:{sign}.2f}" if unit else f"{value:{sign}.4g}"
+def _number_text(value: float, unit: str) -> str:
+    """A number of a table: two decimals in percent, else four significant digits."""
+    return f"{value:.2f}" if unit else f"{value:.4g}"
 
 
 def _mean_cell(row: dict[str, Any], key: str) -> str:
@@ -160,11 +161,11 @@ def _defined_cell(row: dict[str, Any]) -> str:
 
 
 def _difference_cell(row: dict[str, Any], key: str) -> str:
-    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" without a difference."""
+    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" for none."""
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"
-    mean = _number_text(cell["mean"], unit, "+")
+    mean = f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
     return mean if cell["stderr"] is None else f"{mean} +- {_spread_text(cell['stderr'], unit)}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
 from fedtail.runs.comparison import final_statistics, metric_unit
+from fedtail.runs.diverged import DIVERGED
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
@@ -21,7 +22,6 @@ FORMAT, VERSION = "fedtail matrix", 1
 SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
 MODELS = ("shared", "personal")
 TABLE = "matrix.csv"
-DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
 NO_PRIVACY: dict[str, Any] = {"epsilon": None, "delta": None, "privacy_unit": None}
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
-from fedtail.engine import Engine
 from fedtail.directions import bad_percentile_name
 from fedtail.divergence import DivergedWarning
+from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_personal, finetune
 from fedtail.evaluation.family import evaluate_family_by_metric
 from fedtail.fleet import RoundView
@@ -82,8 +82,8 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a metric that is
-    not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a
+    metric that is not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
     few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES),
@@ -215,8 +215,9 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
         each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
                 for metric, found in one.distributions.items()}
         summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
-        rows[split, member] |= {metric_column(f"{when}_finetuning", metric): _spread_over_clients(able, found.values.numpy(), np.nan)
-                                for (when, metric), found in each.items()}
+        for (when, metric), found in each.items():
+            column = metric_column(f"{when}_finetuning", metric)
+            rows[split, member][column] = _spread_over_clients(able, found.values.numpy(), np.nan)
     return summaries
 
 
@@ -287,7 +288,8 @@ class TensorBoard:
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
         """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
 
-        Of a metric where higher is better, p10 is written in place of p90. `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
+        Of a metric where higher is better, p10 is written in place of p90. `evaluations` has the evaluations by split for each
+        model. Those of personal models are under "personal_loss" and so on.
         """
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():

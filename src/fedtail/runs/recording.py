@@ -215,8 +215,9 @@ class Recorder:
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
-        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped, "not_finite": lost,
-                                                 "channel": list(self.ledger.channels), "files": files, **ledger})
+        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
+                                                 "not_finite": lost, "channel": list(self.ledger.channels), "files": files,
+                                                 **ledger})
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
