@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtail.experiment.source import nearest_hint
 from fedtail_studies.ditto.femnist import DITTO_FEMNIST
+from fedtail_studies.ditto.mnist import DITTO_MNIST
 from fedtail_studies.ditto.optimal_strength import DITTO_THEORY
 from fedtail_studies.ditto.personal_pages import DITTO_PERSONAL
 from fedtail_studies.ditto.solver_pages import DITTO_SOLVERS
@@ -109,6 +110,7 @@ STUDIES: tuple[Study, ...] = (
     DITTO_THEORY,
     DITTO_VEHICLE,
     DITTO_FEMNIST,
+    DITTO_MNIST,
     DITTO_SOLVERS,
     DITTO_PERSONAL,
     INTERVAL_COVERAGE,
