@@ -29,7 +29,8 @@ from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study
 from fedtail_studies.tables import Row, Table
 
-RANGES: Ranges = replace(COUNTS, plain_rates=(0.03, 0.1, 0.3), phases=(10, 25, 50), delayed_epsilons=(1e-5,))
+RANGES: Ranges = replace(COUNTS, plain_rates=(0.03, 0.1), divided_rates=(0.1, 0.3, 1.0, 3.0), free_plain_rates=(1e-4, 1e-3),
+                         phases=(10, 25), delayed_epsilons=(1e-5,))
 DELAYED, PUBLIC, PROJECTED = "DP2-RMSProp", "AdaDPS, public data", "projected AdaGrad"
 EXTRA, FIRST = "DP2, extra query", "DP2, noise first"
 MAIN = ("DP-SGD", "DP-RMSProp", "DP-AdaGrad", "PDA-DPMD", PUBLIC, DELAYED, "DP2-AdaGrad", EXTRA, FIRST)
@@ -45,15 +46,15 @@ class DelayedPlan:
     seeds: int = 3
     scale: float = 1.0
     batch: int = 256
-    steps: int = 600
+    steps: int = 800
     epsilon: float = 3.0
     epsilons: tuple[float, ...] = (1.0, 8.0)           # beside `epsilon`
     delta: float = 1e-5
-    phases: tuple[int, ...] = (2, 5, 10, 25, 50, 100, 300)
+    phases: tuple[int, ...] = (2, 5, 10, 25, 50, 200)
     ratio_phases: tuple[int, ...] = (5, 10, 25, 50, 100)
     more: int = 4                                      # times the batch, in figure 6.15
-    trials: int = 10
-    evaluations: int = 12
+    trials: int = 8
+    evaluations: int = 10
 
 
 def at_epsilon(name: str, epsilon: float) -> str:
@@ -72,7 +73,9 @@ def every_method() -> dict[str, Method]:
     """Those of `optimisers`, and the projected AdaGrad, which has two releases a step."""
     rates = (1e-3, 1e-2, 1e-1, 1.0)
     projected = Method(PROJECTED, projected_adagrad, {"rate": rates, "clip": (1.0,), "epsilon": (1e-3, 1e-1)}, releases=2)
-    return {**methods(RANGES), PROJECTED: projected}
+    found = {**methods(RANGES), PROJECTED: projected}
+    two = {"delayed_rate": RANGES.divided_rates[1:3]}      # with two of everything else, eight settings
+    return found | {name: replace(found[name], choices={**found[name].choices, **two}) for name in (DELAYED, "DP2-AdaGrad", EXTRA)}
 
 
 def cases(plan: DelayedPlan) -> list[Case]:
@@ -249,6 +252,7 @@ def notes(results: Results) -> Sequence[str]:
         "The projected AdaGrad's subspace has 50 directions, of the public gradients at the first model, and stays.",
         "Delays, h(s) and larger batches have the settings found for DP2 and the others; only what the row says is changed.",
         "h(s) is without d epsilon, which does not depend on s.",
+        words.AVERAGED_NOTE,
         search_note(results, cases(DelayedPlan(**{name: tuple(value) if isinstance(value, list) else value
                                                   for name, value in plan.items()}))),
     ]

@@ -26,9 +26,9 @@ from fedtail_studies.tables import Row, Table
 from fedtail_studies.tilted.classes_data import file_at, generator
 
 ADVICE = "Write --data DIR, a folder with movielens.npz (x the item, y the rating, client the user)."
-RANGES = Ranges(rates=(0.3, 1.0, 3.0, 10.0, 30.0), clips=(1.0,), adaptive_rates=(0.001, 0.003, 0.01, 0.03, 0.1),
-                divided_rates=(0.03, 0.1, 0.3, 1.0, 3.0), divided_clips=(5.0,), epsilons=(1e-4, 1e-3, 1e-2),
-                free_rates=(0.3, 1.0, 3.0, 10.0), plain_rates=(0.3, 1.0, 3.0, 10.0), phases=(50, 150, 300), delayed_epsilons=(1e-5, 1e-3))
+RANGES = Ranges(rates=(4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0), clips=(1.0,), adaptive_rates=(0.01, 0.03, 0.1, 0.3),
+                divided_rates=(1.0, 3.0, 10.0, 30.0), divided_clips=(5.0,), epsilons=(1e-4, 1e-2), plain_rates=(8.0, 32.0),
+                free_plain_rates=(10.0, 30.0), phases=(50,), delayed_epsilons=(1e-3,))
 DELAYED, PUBLIC, EXTRA, FIRST = "DP2-RMSProp", "AdaDPS, public data", "DP2, extra query", "DP2, noise first"
 MAIN = ("DP-SGD", "DP-RMSProp", "PDA-DPMD", PUBLIC, DELAYED, EXTRA, FIRST)
 FREE = ("RMSProp", "delayed RMSProp")
@@ -44,10 +44,10 @@ class RatingsPlan:
     seeds: int = 3
     rank: int = 8
     batch: int = 512
-    steps: int = 1200
+    steps: int = 600
     epsilon: float = 11.03
     delta: float = 1e-6
-    phases: tuple[int, ...] = (10, 50, 150, 600)
+    phases: tuple[int, ...] = (10, 25, 50, 150)
     trials: int = 8
     evaluations: int = 12
 
@@ -80,7 +80,7 @@ def problem(cell: Cell) -> Problem:
     users, items = (SPREAD / rank**0.25 * torch.randn(int(count), rank, generator=random) for count in counts)
     public = train.rows(slice(max(2, len(train.y) // 100))).public(256, cell.seed)
     return Problem(train, validation, test, lambda: Factorisation(users, items), mean_squared_error, squared_error, public,
-                   lambda module, ratings: RatingGradients(module, ratings))      # type: ignore[arg-type]
+                   gradients=lambda module, ratings: RatingGradients(module, ratings))      # type: ignore[arg-type]
 
 
 def with_phase(phase: int) -> str:

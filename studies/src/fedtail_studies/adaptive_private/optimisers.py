@@ -49,6 +49,7 @@ class Ranges:
     divided_clips: Sequence[float]
     epsilons: Sequence[float]                          # in divisors, sqrt(v) + epsilon
     free_rates: Sequence[float] = (0.1,)               # of gradient descent without privacy
+    free_plain_rates: Sequence[float] = (0.1,)         # of delayed RMSProp's phases without preconditioner
     plain_rates: Sequence[float] = (0.1,)              # of DP2's phases without preconditioner
     phases: Sequence[int] = (50,)                      # steps of a phase of DP2
     delayed_epsilons: Sequence[float] = (1e-5,)        # in DP2's divisors
@@ -158,12 +159,12 @@ def methods(ranges: Ranges) -> dict[str, Method]:
         Method("DP-R-Pub", _divide_after, {**r.adaptive, "rate": r.divided_rates}),
         Method("DP-Adam-Pub", _public_adam, r.adaptive),
         Method("PDA-DPMD", _mixed, r.raw),
-        Method("DP-SGD, warm start", _sgd, {**r.raw, "warm_rate": (1e-3, 1e-2)}, start=_warm),
+        Method("DP-SGD, warm start", _sgd, {**r.raw, "rate": r.rates[1::2], "warm_rate": (1e-3, 1e-2)}, start=_warm),
         Method("DP2-RMSProp", _delayed, r.delayed),
         Method("DP2-AdaGrad", partial(_delayed, moment=AdaGradMoment()), r.delayed),
         Method("DP2, extra query", _extra_query, r.delayed, releases=2),
-        Method("DP2, noise first", partial(_delayed, noise_first=True), {**r.delayed, "delayed_clip": r.clips[-1:],
-                                                                          "delayed_rate": r.adaptive_rates}),
+        Method("DP2, noise first", partial(_delayed, noise_first=True),
+               {**r.delayed, "rate": r.plain_rates[-1:], "delayed_clip": r.clips[-1:], "delayed_rate": r.adaptive_rates}),
     ]
     free = [
         Method("SGD", _free(_sgd), {"rate": r.free_rates, "clip": (1.0,)}),
@@ -171,7 +172,7 @@ def methods(ranges: Ranges) -> dict[str, Method]:
         Method("RMSProp", _free(_rmsprop), {"rate": r.adaptive_rates, "clip": (1.0,), "epsilon": r.epsilons}),
         Method("AdaS, public data", _free(_public), {**r.divided, "rate": r.adaptive_rates, "clip": (1.0,)}),
         Method("AdaS, frequencies", _free(_frequencies), {**r.divided, "rate": r.adaptive_rates, "clip": (1.0,)}),
-        Method("delayed RMSProp", _free(_delayed), {**r.delayed, "rate": r.free_rates, "delayed_rate": r.adaptive_rates,
+        Method("delayed RMSProp", _free(_delayed), {**r.delayed, "rate": r.free_plain_rates, "delayed_rate": r.adaptive_rates[1:3],
                                                     "clip": (1.0,), "delayed_clip": (1.0,)}),
     ]
     return {method.name: method for method in (*one, *free)}

@@ -24,11 +24,11 @@ from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Measure, Numbers, Study
 from fedtail_studies.tables import Row, Table
 
-COUNTS = Ranges(rates=(0.03, 0.1, 0.3, 1.0, 3.0), clips=(0.1, 1.0), adaptive_rates=(0.001, 0.003, 0.01, 0.03, 0.1),
-                divided_rates=(0.03, 0.1, 0.3, 1.0), divided_clips=(5.0,), epsilons=(1e-3, 1e-2, 1e-1),
+COUNTS = Ranges(rates=(0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4), clips=(1.0,), adaptive_rates=(0.003, 0.01, 0.03, 0.1),
+                divided_rates=(0.03, 0.1, 0.3, 1.0), divided_clips=(5.0,), epsilons=(1e-2, 1e-1),
                 free_rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2))
-TFIDF = replace(COUNTS, rates=(1.0, 3.0, 10.0, 30.0, 100.0), adaptive_rates=(0.003, 0.01, 0.03, 0.1, 0.3),
-                epsilons=(1e-4, 1e-3, 1e-2))
+TFIDF = replace(COUNTS, rates=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), adaptive_rates=(0.01, 0.03, 0.1, 0.3),
+                epsilons=(1e-3, 1e-2))
 PUBLIC, FOREIGN, FREQUENT, RARE = "AdaDPS, public data", "AdaDPS, other public data", "AdaDPS, frequencies", "AdaDPS, TF-IDF"
 MAIN = ("DP-SGD", "DP-Adam", "DP-RMSProp", PUBLIC, "AdaDPS (Adam), public data", FREQUENT, RARE, "ideal", "DP-R-Pub", "DP-Adam-Pub",
         "PDA-DPMD", "DP-SGD, warm start")
@@ -46,11 +46,11 @@ class WordsPlan:
     seeds: int = 3
     scale: float = 1.0
     batch: int = 256
-    steps: int = 600
+    steps: int = 800
     epsilon: float = 2.8
     delta: float = 5e-5
-    trials: int = 10
-    evaluations: int = 12
+    trials: int = 8
+    evaluations: int = 10
 
 
 def on_tfidf(name: str) -> str:
@@ -139,9 +139,9 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     share = f"{plan['epsilon']:g} at delta {plan['delta']:g}"
-    where = ("The documents are tweets as counts of the 2,000 most frequent words" if results.data else
+    where = (f"The documents are tweets as their {words.WORDS:,} most frequent words, zeros and ones" if results.data else
              f"Documents are generated: counts of {words.WORDS:,} words with Zipf's frequencies, {words.TOKENS:g} words long on "
-             f"average and of unequal length, so that about 6% of the counts are not zero; the {words.STOP_WORDS} most frequent "
+             f"average and of unequal length, so that 8% of the counts are not zero; the {words.STOP_WORDS} most frequent "
              f"words say nothing of the label, the others have weights N(0, {words.SPREAD:g}^2) in a logistic model")
     other = ("other tweets: there is no other kind" if results.data else
              "documents whose frequencies differ by factors e^N(0, 1), with weights of correlation 0.7")
@@ -154,6 +154,7 @@ def notes(results: Results) -> Sequence[str]:
         "method without.",
         "Micro-batches: one example can turn an average round, so that noise is twice as large here. Rows 'as accounted' have the "
         "noise by which [Li23] and older libraries count; the table has their true epsilon.",
+        words.AVERAGED_NOTE,
         search_note(results, cases(WordsPlan(**plan))),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,6 +36,7 @@ class Samples:
         return PublicData(self.x.float(), self.y, batch, seed)
 
 
+TENTHS = 10
 Score = Callable[[nn.Module, Samples], float]                       # the lower, the better
 Gradients = Callable[[nn.Module, Samples], RecordGradients]
 
@@ -50,6 +52,7 @@ class Problem:
     score: Score
     loss: PerExample = default_loss
     public: PublicData | None = None
+    averaged: int = 1                            # scores of so many models, the last among ten equidistant ones, are averaged
     gradients: Gradients | None = None           # of single records, where a study computes its own
     frequencies: Tensor | None = None            # mean of each feature, (features,), over examples that are open to everybody
     rarities: Tensor | None = None               # inverse document frequency of each feature, (features,), from those examples
@@ -107,24 +110,40 @@ def finite(score: float) -> float:
 
 def validated(cell: Cell, problem: Problem, method: PrivateMethod, length: Length,
               start: Callable[[nn.Module], object] = lambda module: None) -> float:
-    """The score on validation examples after a whole run."""
-    module, _ = trained_module(cell, problem, method, length, start=start)
-    return finite(problem.score(module, problem.validation))
+    """The score on validation examples at the end of a run."""
+    found = _scores(cell, problem, method, length, equidistant(length.steps, TENTHS)[-problem.averaged :], problem.validation, start)
+    return statistics.fmean(found)
 
 
 def course(cell: Cell, problem: Problem, method: PrivateMethod, length: Length, evaluations: int,
            start: Callable[[nn.Module], object] = lambda module: None) -> Numbers:
-    """A run with its test score at `evaluations` equidistant steps; "test" is that after the last."""
-    steps, scores = [], []
-    every = max(1, length.steps // evaluations)
+    """A run with its test score at `evaluations` equidistant steps; "test" is that at the end."""
+    last = equidistant(length.steps, TENTHS)[-problem.averaged :]
+    steps = sorted({*equidistant(length.steps, evaluations), *last})
+    scores = _scores(cell, problem, method, length, steps, problem.test, start)
+    return {"step": steps, "course": scores, "test": statistics.fmean(scores[steps.index(one)] for one in last)}
+
+
+def equidistant(steps: int, count: int) -> list[int]:
+    """So many steps out of 1, ..., steps, equally far apart, the last among them.
+
+    >>> equidistant(40, 4)
+    [10, 20, 30, 40]
+    """
+    return sorted({max(1, round(steps * k / count)) for k in range(1, count + 1)})
+
+
+def _scores(cell: Cell, problem: Problem, method: PrivateMethod, length: Length, steps: list[int], samples: Samples,
+            start: Callable[[nn.Module], object]) -> list[float]:
+    """The scores of the models after these steps of a run."""
+    scores: list[float] = []
 
     def look(step: int, module: nn.Module, optimizer: PrivateOptimizer) -> None:
-        if step % every == 0 or step == length.steps:
-            steps.append(step)
-            scores.append(finite(problem.score(module, problem.test)))
+        if step in steps:
+            scores.append(finite(problem.score(module, samples)))
 
     trained_module(cell, problem, method, length, look, start)
-    return {"step": steps, "course": scores, "test": scores[-1]}
+    return scores
 
 
 def error_percent(module: nn.Module, samples: Samples) -> float:

@@ -119,7 +119,8 @@ def settings_table(results: Results, cases: Sequence[Case]) -> Table:
         if not case.settings_of:
             found = results.numbers(search_name(case.name), 0)
             rows.append(Row(case.name, {**{name: [value] for name, value in found["chosen"].items()},
-                                        "tried": [len(found["tried"])], "validation score": [found["score"]]}))
+                                        "tried": [len(found["tried"])],
+                                        "validation score": [math.nan if found["score"] is None else found["score"]]}))
     return Table("Settings chosen", (*names, "tried", "validation score"), tuple(rows), digits=4)
 
 
