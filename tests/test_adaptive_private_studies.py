@@ -1,4 +1,4 @@
-"""Studies of chapter 6 of the thesis: each small; what they train against oracles, epsilon on the ledger, and how claims are judged."""
+"""Studies of chapter 6 of the thesis: each small; what they train against oracles, epsilon on the ledger, how claims are judged."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from fedtail_studies.running import Silent
 def generated_ratings() -> Data:
     random = np.random.default_rng(0)
     user, item = random.integers(6, size=300), random.integers(9, size=300)
-    people = Population.from_arrays(torch.as_tensor(item), torch.as_tensor(random.integers(1, 6, size=300).astype(np.float32)), user)
+    ratings = random.integers(1, 6, size=300).astype(np.float32)
+    people = Population.from_arrays(torch.as_tensor(item), torch.as_tensor(ratings), user)
     return Data("generated, 6 users", people, False, "They are generated.")
 
 
 def generated_images() -> Data:
     random = np.random.default_rng(0)
     owner = np.repeat(np.arange(20), 30)
-    people = Population.from_arrays(torch.as_tensor(random.integers(256, size=(600, 28, 28)).astype(np.uint8)),
-                                    torch.as_tensor(random.integers(10, size=600)), owner, group=(np.arange(20) % 4 == 0).astype(int))
+    x, y = random.integers(256, size=(600, 28, 28)).astype(np.uint8), random.integers(10, size=600)
+    people = Population.from_arrays(torch.as_tensor(x), torch.as_tensor(y), owner, group=(np.arange(20) % 4 == 0).astype(int))
     return Data("generated, 20 writers", people, False, "They are generated.")
 
 
@@ -56,7 +57,8 @@ TINY = {
     "adadps_mnist": ({**SHORT, "train": 200, "hidden": 6, "code": 3}, generated_images),
     "dp2_words": ({**SHORT, "scale": 0.01, "epsilons": (8.0,), "phases": (1, 2, 3), "ratio_phases": (1, 2)}, None),
     "dp2_movielens": ({**SHORT, "rank": 2, "phases": (1, 2)}, generated_ratings),
-    "adadps_federated": ({"seeds": 1, "devices": 20, "sentences": 10, "cohort": 5, "rounds": 2, "trials": 1, "evaluations": 2}, None),
+    "adadps_federated": ({"seeds": 1, "devices": 20, "sentences": 10, "cohort": 5, "rounds": 2, "trials": 1, "evaluations": 2},
+                         None),
     "ftrl_amplified": ({"seeds": 1, "clients": 20, "pool": 6000, "cohort": 5, "rounds": 4, "epsilons": (8.0, 64.0),
                         "server_rates": (1.0,)}, None),
 }
@@ -64,7 +66,7 @@ TINY = {
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_study_runs_small_and_writes_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtail.engine.workers.usable_cores", lambda: 1)                  # small work is not worth a second process
+    monkeypatch.setattr("fedtail.engine.workers.usable_cores", lambda: 1)      # small work is not worth a second process
     monkeypatch.setattr(tuning, "noise_multiplier", lambda epsilon, *given: 0.0 if math.isinf(epsilon) else 1.0)
     monkeypatch.setattr("fedtail_studies.adaptive_private.side_information.noise_multiplier", lambda *given: 1.0)
     monkeypatch.setattr("fedtail_studies.adaptive_private.without_sampling.noise", lambda *given: 1.0)
@@ -92,7 +94,8 @@ def test_gradients_of_ratings_are_those_of_automatic_differentiation():
     for plain, inside in ((True, Preconditioning()), (False, Preconditioning(divisor))):
         for one, other, piece in zip(ours, theirs, inside.split([12, 15]), strict=True):
             assert one.norms(piece).tolist() == approx(other.norms(piece).tolist(), rel=1e-5), plain
-            assert one.weighted_sum(weights, piece).tolist() == approx(other.weighted_sum(weights, piece).tolist(), rel=1e-4, abs=1e-5)
+            sums = [rows.weighted_sum(weights, piece).tolist() for rows in (one, other)]
+            assert sums[0] == approx(sums[1], rel=1e-4, abs=1e-5)
 
 
 def test_gradients_of_ratings_refuse_what_they_have_no_closed_form_for():
@@ -144,7 +147,8 @@ def test_every_private_method_spends_what_is_promised(name):
     method = optimisers.methods(delayed_words.RANGES)[name]
     case, problem = tuning.Case(name, method, lambda cell: small_problem(), Length(8, 20), epsilon=2.0), small_problem()
     plan = replace(delayed_words.QUICK, delta=1e-2)
-    made = tuning.made(Cell("x", 0, plan, None, "cpu", Silent()), case, {**tuning.tried_settings(method, 1)[0], "phase": 20}, problem)
+    settings = {**tuning.tried_settings(name, method.choices, 1)[0], "phase": 20}
+    made = tuning.made(Cell("x", 0, plan, None, "cpu", Silent()), case, settings, problem)
     optimizer = optimizer_for(problem, made, problem.module(), case.length, 0)
     for _ in range(case.length.steps):
         optimizer.step_on(GivenGradients((torch.ones(3, 1, 6), torch.ones(3, 1))))

@@ -14,17 +14,18 @@ import torch
 from torch import nn
 
 from fedtail.private_optim import PrivateOptimizer
+from fedtail.private_optim.per_example import mean_gradient
 from fedtail.private_optim.transforms import DelayedGradient
 from fedtail.task import Task
-from fedtail.private_optim.per_example import mean_gradient
 from fedtail_studies.adaptive_private import words
 from fedtail_studies.adaptive_private.optimisers import Ranges, methods
 from fedtail_studies.adaptive_private.pages import below, claim, draw_courses, draw_lines, errors, missing, near, scores_table
 from fedtail_studies.adaptive_private.projected import projected_adagrad
 from fedtail_studies.adaptive_private.side_information import COUNTS, ERROR
 from fedtail_studies.adaptive_private.training import Length, trained_module
-from fedtail_studies.adaptive_private.tuning import Case, Method, cells_of, made, search_name, search_note, settings_table
+from fedtail_studies.adaptive_private.tuning import Case, Method, cells_of, made, search_name, search_note, settings_note
 from fedtail_studies.judging import difference, lower
+from fedtail_studies.plans import with_fields
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study
 from fedtail_studies.tables import Row, Table
@@ -75,7 +76,8 @@ def every_method() -> dict[str, Method]:
     projected = Method(PROJECTED, projected_adagrad, {"rate": rates, "clip": (1.0,), "epsilon": (1e-3, 1e-1)}, releases=2)
     found = {**methods(RANGES), PROJECTED: projected}
     two = {"delayed_rate": RANGES.divided_rates[1:3]}      # with two of everything else, eight settings
-    return found | {name: replace(found[name], choices={**found[name].choices, **two}) for name in (DELAYED, "DP2-AdaGrad", EXTRA)}
+    return found | {name: replace(found[name], choices={**found[name].choices, **two})
+                    for name in (DELAYED, "DP2-AdaGrad", EXTRA)}
 
 
 def cases(plan: DelayedPlan) -> list[Case]:
@@ -137,7 +139,7 @@ IMDB = errors({"DP-SGD": 0.687, "DP-RMSProp": 0.713, "PDA-DPMD": 0.703, PUBLIC: 
 
 def tables(results: Results) -> list[Table]:
     """Errors beside those of IMDB; by epsilon; with more computation; by the delay; h(s)."""
-    plan = DelayedPlan(**{name: tuple(value) if isinstance(value, list) else value for name, value in results.plan.items()})
+    plan = plan_of(results)
     by_budget = [Row(name, {f"epsilon {epsilon:g}": results.values(cell_at(name, epsilon, plan.epsilon), "test")
                             for epsilon in sorted((*plan.epsilons, plan.epsilon))} | {f"{plan.more}x batch": results.values(
                                 with_more(name, plan.more), "test")}) for name in COMPARED]
@@ -151,8 +153,12 @@ def tables(results: Results) -> list[Table]:
         Table("Error in percent by epsilon (figures 6.11, 6.15)", tuple(by_budget[0].ours), tuple(by_budget)),
         Table("Error in percent by delay (figure 6.12)", tuple(delays.ours), (delays,)),
         Table("Ratio of gradient norms, h(s) (figure 6.9)", tuple(ratios[0].ours), tuple(ratios), head="over steps"),
-        settings_table(results, cases(plan)),
     ]
+
+
+def plan_of(results: Results) -> DelayedPlan:
+    """The plan that results were made by."""
+    return with_fields(DelayedPlan(), results.plan)
 
 
 def cell_at(name: str, epsilon: float, main: float) -> str:
@@ -171,7 +177,8 @@ def figures(results: Results, folder: Path) -> list[Figure]:
                      "DP2, its ablations and the projected AdaGrad, mean over seeds; as figures 6.13 and 6.18."),
         draw_courses(results, folder, "without_privacy.png", FREE, "test error, %", "Without privacy, mean over seeds; as "
                      "figure 6.8, which has training loss."),
-        draw_lines(results, folder, "epsilon.png", by_budget, ("epsilon", "test error, %"), "By epsilon; as figures 6.11 and 6.15."),
+        draw_lines(results, folder, "epsilon.png", by_budget, ("epsilon", "test error, %"),
+                   "By epsilon; as figures 6.11 and 6.15."),
         draw_lines(results, folder, "delay.png", {DELAYED: {phase: with_phase(phase) for phase in plan["phases"]}},
                    ("steps of a phase, s", "test error, %"), "By the delay; as figure 6.12."),
         draw_lines(results, folder, "ratio.png", {"h(s)": {phase: ratio_name(phase) for phase in plan["ratio_phases"]}},
@@ -189,7 +196,8 @@ def best_in_the_middle(results: Results) -> Finding:
     best = min(phases, key=lambda phase: results.mean(with_phase(phase), "test"))
     if best in (phases[0], phases[-1]):
         ends = difference(results.values(with_phase(best), "test"), results.values(with_phase(phases[1]), "test"))
-        return lower(replace(ends, mean=-ends.mean), False, what=f"the best delay is the end s = {best}; s = {phases[1]} less it:")
+        what = f"the best delay is the end s = {best}; s = {phases[1]} less it:"
+        return lower(replace(ends, mean=-ends.mean), False, what=what)
     return below(results, tuple((with_phase(best), with_phase(end)) for end in (phases[0], phases[-1])))
 
 
@@ -233,7 +241,8 @@ CLAIMS: tuple[Claim, ...] = (
     claim("h(s) grows with the delay.", "figure 6.9", ratio_grows),
     claim("The first ablation, two releases a step, has the larger error at the same epsilon.", "table 6.14", below,
           ((DELAYED, EXTRA),)),
-    claim("The second ablation, noise before the preconditioner, has the larger error.", "table 6.14", below, ((DELAYED, FIRST),)),
+    claim("The second ablation, noise before the preconditioner, has the larger error.", "table 6.14", below,
+          ((DELAYED, FIRST),)),
     claim("An AdaGrad whose gradients and preconditioner are made private separately has the larger error.", "figure 6.18", below,
           ((DELAYED, PROJECTED),)),
     claim("Batches four times as large, at the same epsilon and number of steps, lower every error.", "figure 6.15", more_helps),
@@ -253,8 +262,8 @@ def notes(results: Results) -> Sequence[str]:
         "Delays, h(s) and larger batches have the settings found for DP2 and the others; only what the row says is changed.",
         "h(s) is without d epsilon, which does not depend on s.",
         words.AVERAGED_NOTE,
-        search_note(results, cases(DelayedPlan(**{name: tuple(value) if isinstance(value, list) else value
-                                                  for name, value in plan.items()}))),
+        search_note(results, cases(plan_of(results))),
+        settings_note(results, cases(plan_of(results))),
     ]
 
 

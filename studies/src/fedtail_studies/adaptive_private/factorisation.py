@@ -30,7 +30,7 @@ class Factorisation(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class RowGradients:
-    """Gradients by a matrix of which each record reads one row: `values` (records, rank) at `index` (records,) of `count` rows."""
+    """Gradients by a matrix of `count` rows, of which each record reads one: `values` (records, rank) at `index` (records,)."""
 
     index: Tensor
     values: Tensor

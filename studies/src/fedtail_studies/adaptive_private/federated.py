@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +18,15 @@ from fedtail.private_optim import frequency_divisor
 from fedtail.server import SGD, Adam
 from fedtail_studies.adaptive_private.pages import below, claim, draw_courses, missing, scores_table
 from fedtail_studies.adaptive_private.training import Samples, error_percent, finite
-from fedtail_studies.adaptive_private.tuning import search_name
+from fedtail_studies.adaptive_private.tuning import Settings, chosen_note, lowest, search_name, tried_settings
 from fedtail_studies.adaptive_private.words import zipf
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Measure, Numbers, Study
 from fedtail_studies.tables import Row, Table
 from fedtail_studies.tilted.classes_data import generator
 
-WORDS, TOKENS, CLASSES, TOPICAL, OFTEN = 500, 12.0, 20, 12, 0.15      # topical words of each class, and how often they occur in it
+WORDS, TOKENS, CLASSES = 500, 12.0, 20
+TOPICAL, OFTEN = 12, 0.15                              # words of each class, and how often they occur in its sentences
 MOMENTUM = 0.9                                         # of the server, without privacy
 LOCAL, SERVER, DELAYED = "AdaDPS, in clients", "AdaDPS, at the server", "DP2 for clients"
 
@@ -88,12 +88,11 @@ def task() -> fedtail.Task:
     return fedtail.Task(SoftmaxRegression(WORDS, CLASSES))
 
 
-Settings = Mapping[str, float]
 Make = Callable[[Settings, DevicesPlan, Tensor], fedtail.FederatedAlgorithm]
 RATES = {"rate": (0.3, 1.0, 3.0), "clip": (0.5, 2.0)}
 
 
-def _local(s: Settings, plan: DevicesPlan) -> dict[str, object]:
+def _local(s: Settings, plan: DevicesPlan) -> dict[str, Any]:
     return {"learning_rate": s["rate"], "batch_size": plan.local_batch, "epochs": 1}
 
 
@@ -119,7 +118,8 @@ def delayed(s: Settings, plan: DevicesPlan, divisor: Tensor) -> fedtail.Federate
                            delayed_rate=s["delayed_rate"], epsilon=1e-4, **_local(s, plan))
 
 
-def free(s: Settings, plan: DevicesPlan, divisor: Tensor, divided: bool = False, adam: bool = False) -> fedtail.FederatedAlgorithm:
+def free(s: Settings, plan: DevicesPlan, divisor: Tensor, divided: bool = False,
+         adam: bool = False) -> fedtail.FederatedAlgorithm:
     """Without clipping and noise; the server has momentum, or Adam."""
     more = {"divisor": fedtail.FixedDivisor(divisor)} if divided else {}
     made = fedtail.fedavg(plan.cohort, **_local(s, plan), **more)
@@ -131,7 +131,8 @@ PRIVATE: dict[str, tuple[Make, Mapping[str, Sequence[float]]]] = {
     "DP-FedAdam": (adaptive_server, {"rate": (0.3, 1.0), "clip": (0.5,), "server_rate": (0.003, 0.01, 0.03)}),
     LOCAL: (in_clients, {"rate": (0.03, 0.1, 0.3), "clip": (1.0, 4.0)}),
     SERVER: (at_server, {"rate": (0.1, 0.3, 1.0), "clip": (1.0, 4.0)}),
-    DELAYED: (delayed, {"rate": (1.0,), "clip": (2.0,), "phase": (3, 6), "delayed_clip": (2.0,), "delayed_rate": (0.3, 1.0, 3.0)}),
+    DELAYED: (delayed, {"rate": (1.0,), "clip": (2.0,), "phase": (3, 6), "delayed_clip": (2.0,),
+                        "delayed_rate": (0.3, 1.0, 3.0)}),
 }
 FREE: dict[str, tuple[Make, Mapping[str, Sequence[float]]]] = {
     "FedAvg": (free, {"rate": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}),
@@ -142,13 +143,6 @@ EVERY = {**PRIVATE, **FREE}
 
 
 # cells
-
-
-def tried(name: str, count: int) -> list[dict[str, float]]:
-    """All combinations of a method's settings, or `count` of them drawn at random."""
-    choices = EVERY[name][1]
-    every = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    return every if len(every) <= count else random.Random(name).sample(every, count)
 
 
 def run(cell: Cell, name: str, settings: Settings, part: str) -> Numbers:
@@ -171,10 +165,8 @@ def run(cell: Cell, name: str, settings: Settings, part: str) -> Numbers:
 
 def searched(cell: Cell, name: str) -> Numbers:
     """The settings with the lowest error on validation sentences."""
-    every = tried(name, cell.plan.trials)
-    scores = [run(cell, name, one, "validation")["test"] for one in every]
-    best = min(range(len(every)), key=scores.__getitem__)
-    return {"chosen": every[best], "score": scores[best], "tried": [[*one.values(), score] for one, score in zip(every, scores, strict=True)]}
+    tried = tried_settings(name, EVERY[name][1], cell.plan.trials)
+    return lowest(tried, [run(cell, name, one, "validation")["test"] for one in tried])
 
 
 def measured(cell: Cell, name: str) -> Numbers:
@@ -195,38 +187,34 @@ def cells(plan: DevicesPlan, seed: int) -> dict[str, Measure]:
 
 
 def tables(results: Results) -> list[Table]:
-    """Errors, epsilon and settings."""
-    settings = [results.numbers(search_name(name), 0) for name in EVERY]
-    columns = list(dict.fromkeys(key for one in settings for key in one["chosen"]))
-    rows = [Row(name, {**{key: [value] for key, value in one["chosen"].items()}, "tried": [len(one["tried"])]})
-            for name, one in zip(EVERY, settings, strict=True)]
+    """Errors and epsilon."""
     spent = [Row(name, {"epsilon": results.values(name, "spent")}) for name in PRIVATE]
     return [scores_table(results, "With privacy for clients", list(PRIVATE), "error, %", {}),
             scores_table(results, "Without privacy", list(FREE), "error, %", {}),
-            Table(f"Epsilon at delta {results.plan['delta']:g}", ("epsilon",), tuple(spent)),
-            Table("Settings chosen", (*columns, "tried"), tuple(rows), digits=4)]
+            Table(f"Epsilon at delta {results.plan['delta']:g}", ("epsilon",), tuple(spent))]
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
-    return [draw_courses(results, folder, "private.png", list(PRIVATE), "test error, %", "With privacy, by round, mean over seeds; "
-                         "as the right part of figure 6.7."),
-            draw_courses(results, folder, "without_privacy.png", list(FREE), "test error, %", "Without privacy, by round, mean over "
-                         "seeds; as the left part of figure 6.7.")]
+    return [draw_courses(results, folder, "private.png", list(PRIVATE), "test error, %",
+                         "With privacy, by round, mean over seeds; as the right part of figure 6.7."),
+            draw_courses(results, folder, "without_privacy.png", list(FREE), "test error, %",
+                         "Without privacy, by round, mean over seeds; as the left part of figure 6.7.")]
 
 
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
-        f"{plan['devices']} devices with {plan['sentences']} sentences of {TOKENS:g} Zipf words out of {WORDS} and words of their "
-        f"class: {CLASSES} classes, each with {TOPICAL} rare words that occur {OFTEN:g} times in a sentence. StackOverflow has 500 "
-        "classes and 10,000 words.",
-        f"{plan['cohort']} devices a round by Poisson sampling, noise multiplier {plan['noise']}, {plan['rounds']} rounds, one local "
-        f"epoch in batches of {plan['local_batch']}, server learning rate 1. Noise is added once, to the sum (Algorithm 10 prints it on "
-        "every device). 41 rounds are what the printed epsilon of 34 implies, by a rough count.",
-        "AdaDPS divides by the frequencies of words in sentences of other devices, plus 0.01: every local step, or the whole update "
-        f"before it is clipped. Without privacy the server has momentum {MOMENTUM}.",
-        f"Settings by search in the first seed, {plan['trials']} for every method (all, or drawn at random), by the error on sentences of "
-        "devices that are in no other part.",
+        f"{plan['devices']} devices with {plan['sentences']} sentences of {TOKENS:g} words with Zipf's frequencies, out of "
+        f"{WORDS}, and of words of their class: {CLASSES} classes, each with {TOPICAL} rare words that occur {OFTEN:g} times in "
+        "a sentence. StackOverflow has 500 classes and 10,000 words.",
+        f"{plan['cohort']} devices a round by Poisson sampling, noise multiplier {plan['noise']}, {plan['rounds']} rounds, one "
+        f"local epoch in batches of {plan['local_batch']}, server learning rate 1. Noise is added once, to the sum (Algorithm 10 "
+        "prints it on every device). The thesis does not print its rounds; epsilon, printed as 34, is in the table.",
+        "AdaDPS divides by the frequencies of words in sentences of other devices, plus 0.01: every local step, or the whole "
+        f"update before it is clipped. Without privacy the server has momentum {MOMENTUM}.",
+        f"Settings by search in the first seed, {plan['trials']} for every method (all, or drawn at random), by the error on "
+        "sentences of devices that are in no other part.",
+        chosen_note(results, list(EVERY)),
     ]
 
 
@@ -236,12 +224,13 @@ CLAIMS: tuple[Claim, ...] = (
     claim("Dividing every local step is better than dividing updates.", "section 6.4.2", below, ((LOCAL, SERVER),)),
     claim("Without privacy, dividing by frequencies in clients has a lower error than FedAvg.", "figure 6.7", below,
           (("AdaS, in clients", "FedAvg"),)),
-    Claim("DP2, over rounds and without side information, has a lower error than DP-FedAvg.", "[ours; Li23, section 6.10.3, names it "
-          "as future work]", partial(below, pairs=((DELAYED, "DP-FedAvg"),))),
+    Claim("DP2, over rounds and without side information, has a lower error than DP-FedAvg.",
+          "[ours; future work in Li23, section 6.10.3]", partial(below, pairs=((DELAYED, "DP-FedAvg"),))),
     missing("Accuracies on StackOverflow are as drawn, and AdaDPS gains 5 points.", "figure 6.7", "StackOverflow is not at hand; "
             "generated sentences stand in"),
 )
 ADADPS_FEDERATED = Study(
     name="adadps_federated", paper="Li23", item="figure 6.7 (a stand-in for StackOverflow)", title="AdaDPS for clients",
-    cost=Cost(41, 5), full=DevicesPlan(), quick=DevicesPlan(devices=100, sentences=30, cohort=10, rounds=12, trials=3, evaluations=4),
+    cost=Cost(41, 5), full=DevicesPlan(),
+    quick=DevicesPlan(devices=100, sentences=30, cohort=10, rounds=12, trials=3, evaluations=4),
     cells=cells, tables=tables, figures=figures, notes=notes, claims=CLAIMS)

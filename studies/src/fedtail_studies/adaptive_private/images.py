@@ -1,4 +1,4 @@
-"""AdaDPS on MNIST: an autoencoder and a classifier, table 6.1 and rows of tables 6.2, 6.6 to 6.9 of [Li23], with small networks."""
+"""AdaDPS on MNIST, a small autoencoder and a small classifier: table 6.1 and rows of tables 6.2, 6.6 to 6.9 of [Li23]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail_studies.adaptive_private.optimisers import Ranges, methods
 from fedtail_studies.adaptive_private.pages import below, claim, draw_courses, errors, scores_table
 from fedtail_studies.adaptive_private.training import Length, Problem, Samples, error_percent
-from fedtail_studies.adaptive_private.tuning import Case, cells_of, search_note, settings_table
+from fedtail_studies.adaptive_private.tuning import Case, cells_of, search_note, settings_note
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Measure, Study
 from fedtail_studies.tables import Table
@@ -137,15 +137,16 @@ LOSS = "loss x 100"
 def tables(results: Results) -> list[Table]:
     """Reconstruction losses and errors beside those printed for larger networks, and the settings."""
     return [
-        scores_table(results, "Autoencoder with privacy (tables 6.1, 6.2, 6.6 to 6.8)", list(LOSSES), LOSS, {"printed": LOSSES}, 3),
+        scores_table(results, "Autoencoder with privacy (tables 6.1, 6.2, 6.6 to 6.8)", list(LOSSES), LOSS,
+                     {"printed": LOSSES}, 3),
         scores_table(results, "Autoencoder without privacy (table 6.9)", FREE, LOSS, {"printed": FREE_LOSSES}, 3),
         scores_table(results, "Classes (table 6.6)", list(ERRORS), "error, %", {"printed": ERRORS}),
-        settings_table(results, cases(ImagesPlan(**results.plan))),
     ]
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
-    return [draw_courses(results, folder, "autoencoder.png", CODED, LOSS, "The autoencoder's loss on test images, mean over seeds."),
+    return [draw_courses(results, folder, "autoencoder.png", CODED, LOSS,
+                         "The autoencoder's loss on test images, mean over seeds."),
             draw_courses(results, folder, "classes.png", [classes(name) for name in CLASSIFIED], "test error, %",
                          "The classifier, mean over seeds.")]
 
@@ -153,15 +154,16 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
-        f"The autoencoder has {PIXELS}, {plan['hidden']}, {plan['code']}, {plan['hidden']} and {PIXELS} units, where the thesis has "
-        f"more than two million weights; the classifier one hidden layer of {plan['hidden']}. Batch {plan['batch']}, "
+        f"The autoencoder has {PIXELS}, {plan['hidden']}, {plan['code']}, {plan['hidden']} and {PIXELS} units, where the thesis "
+        f"has more than two million weights; the classifier one hidden layer of {plan['hidden']}. Batch {plan['batch']}, "
         f"{plan['steps']} steps, {plan['steps'] * plan['batch'] / plan['train']:.1f} epochs; the thesis's epsilons would be 80 "
         "epochs of batch 64. Values are not comparable, orderings are.",
-        f"Epsilon {plan['epsilon']:g} and {plan['weaker']:g} for the autoencoder, {plan['classified']:g} for the classifier, at delta "
-        f"{plan['delta']:g}. The larger epsilon has the settings of the smaller.",
+        f"Epsilon {plan['epsilon']:g} and {plan['weaker']:g} for the autoencoder, {plan['classified']:g} for the classifier, at "
+        f"delta {plan['delta']:g}. The larger epsilon has the settings of the smaller.",
         "Printed losses of tables 6.2, 6.7 and 6.8 are rounded there to three digits. The printed loss of SGD without privacy is "
         "that of DP-SGD to the last digit, which is taken to be a slip of the thesis.",
         search_note(results, cases(ImagesPlan(**plan))),
+        settings_note(results, cases(ImagesPlan(**plan))),
     ]
 
 
@@ -184,5 +186,5 @@ CLAIMS: tuple[Claim, ...] = (
 )
 ADADPS_MNIST = Study(
     name="adadps_mnist", paper="Li23", item="tables 6.1, 6.2, 6.6 to 6.9 (MNIST)", title="AdaDPS", cost=Cost(0, 15),
-    full=ImagesPlan(), quick=ImagesPlan(train=10_000, batch=128, steps=60, trials=3, hidden=32, code=8, evaluations=4), data=MNIST,
-    cells=cells, tables=tables, figures=figures, notes=notes, claims=CLAIMS)
+    full=ImagesPlan(), quick=ImagesPlan(train=10_000, batch=128, steps=60, trials=3, evaluations=4),
+    data=MNIST, cells=cells, tables=tables, figures=figures, notes=notes, claims=CLAIMS)

@@ -1,6 +1,7 @@
 """DP2 and AdaDPS on MovieLens: rows of tables 6.11 and 6.14, and panels of figures 6.8, 6.10 to 6.12 of [Li23].
 
-The ratings are those of ml-latest-small, 610 users and 9,724 films; the thesis has ml-100k, 943 and 1,682. Orderings are compared.
+The ratings are those of ml-latest-small, of 610 users and 9,724 films; the thesis has ml-100k, with 943 and 1,682. Orderings are
+compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fedtail_studies.adaptive_private.factorisation import Factorisation, Rating
 from fedtail_studies.adaptive_private.optimisers import Ranges, methods
 from fedtail_studies.adaptive_private.pages import below, claim, draw_courses, draw_lines, near, scores_table
 from fedtail_studies.adaptive_private.training import Length, Problem, Samples
-from fedtail_studies.adaptive_private.tuning import Case, cells_of, search_note, settings_table
+from fedtail_studies.adaptive_private.tuning import Case, cells_of, search_note, settings_note
+from fedtail_studies.plans import with_fields
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Data, Figure, Measure, Needs, Study
 from fedtail_studies.tables import Row, Table
@@ -32,7 +34,8 @@ RANGES = Ranges(rates=(4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0), clips=(
 DELAYED, PUBLIC, EXTRA, FIRST = "DP2-RMSProp", "AdaDPS, public data", "DP2, extra query", "DP2, noise first"
 MAIN = ("DP-SGD", "DP-RMSProp", "PDA-DPMD", PUBLIC, DELAYED, EXTRA, FIRST)
 FREE = ("RMSProp", "delayed RMSProp")
-PRINTED = {"DP-SGD": 3.02, "DP-RMSProp": 2.96, "PDA-DPMD": 3.74, PUBLIC: 2.86, DELAYED: 2.78, EXTRA: 3.32, FIRST: 3.18, "RMSProp": 0.88}
+PRINTED = {"DP-SGD": 3.02, "DP-RMSProp": 2.96, "PDA-DPMD": 3.74, PUBLIC: 2.86, DELAYED: 2.78, EXTRA: 3.32, FIRST: 3.18,
+           "RMSProp": 0.88}
 SPREAD = 0.5                                           # of the first vectors' entries, over the fourth root of the rank
 SAME = 0.1                                             # of the mean squared error
 
@@ -98,7 +101,8 @@ def cases(plan: RatingsPlan) -> list[Case]:
 
 
 def plan_of(results: Results) -> RatingsPlan:
-    return RatingsPlan(**{name: tuple(value) if isinstance(value, list) else value for name, value in results.plan.items()})
+    """The plan that results were made by."""
+    return with_fields(RatingsPlan(), results.plan)
 
 
 def cells(plan: RatingsPlan, seed: int) -> dict[str, Measure]:
@@ -109,9 +113,10 @@ def tables(results: Results) -> list[Table]:
     """Mean squared errors beside those of ml-100k, and the settings."""
     plan = plan_of(results)
     delays = Row(DELAYED, {f"s = {phase}": results.values(with_phase(phase), "test") for phase in plan.phases})
-    return [scores_table(results, f"Test MSE, epsilon {plan.epsilon:g} (tables 6.11, 6.14)", MAIN, "MSE", {"ml-100k, printed": PRINTED}),
+    return [scores_table(results, f"Test MSE, epsilon {plan.epsilon:g} (tables 6.11, 6.14)", MAIN, "MSE",
+                         {"ml-100k, printed": PRINTED}),
             scores_table(results, "Test MSE without privacy (figure 6.8)", FREE, "MSE", {"ml-100k, printed": PRINTED}),
-            Table("Test MSE by delay (figure 6.12)", tuple(delays.ours), (delays,)), settings_table(results, cases(plan))]
+            Table("Test MSE by delay (figure 6.12)", tuple(delays.ours), (delays,))]
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
@@ -124,13 +129,15 @@ def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
         f"Rank {plan['rank']} (thesis: 100), ratings as they are, without biases or a mean; first entries N(0, "
-        f"{SPREAD / plan['rank'] ** 0.25:.2f}^2), so that products have mean 0 and deviation {SPREAD ** 2:g}. A rating is a record.",
-        f"80% of the ratings are to train on. Batch {plan['batch']}, {plan['steps']} steps (thesis: 64 and 62,500), noise for the "
-        f"same epsilon {plan['epsilon']:g} at delta {plan['delta']:g}. That the thesis's noise 0.5 gives 11.03 for 80,000 "
+        f"{SPREAD / plan['rank'] ** 0.25:.2f}^2), so that products have mean 0 and deviation {SPREAD ** 2:g}. A rating is a "
+        "record.",
+        f"80% of the ratings are to train on. Batch {plan['batch']}, {plan['steps']} steps (thesis: 64 and 62,500), noise for "
+        f"the same epsilon {plan['epsilon']:g} at delta {plan['delta']:g}. That the thesis's noise 0.5 gives 11.03 for 80,000 "
         "ratings is checked in `tests/test_accountant_targets.py`.",
         "The ablation with an extra query has two releases a step, with the root of two times the noise: the same epsilon.",
-        "There are six times as many films as in ml-100k, with a sixth of the ratings each: most films are hard to learn privately.",
+        "There are six times as many films as in ml-100k, with a sixth of the ratings each: most are hard to learn privately.",
         search_note(results, cases(plan_of(results))),
+        settings_note(results, cases(plan_of(results))),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -132,10 +132,10 @@ def _extra_query(s: Settings, noise: float, problem: Problem) -> PrivateMethod:
                            epsilon=s["epsilon"])
 
 
-def _warm(module: nn.Module, settings: Settings, problem: Problem) -> None:
+def _warm(settings: Settings, problem: Problem) -> Callable[[nn.Module], None]:
     """Ten epochs of RMSProp on the public examples, at `warm_rate`."""
     assert problem.public is not None
-    warm_start(module, problem.public, WARM_EPOCHS, settings["warm_rate"], problem.loss)
+    return partial(warm_start, public=problem.public, epochs=WARM_EPOCHS, learning_rate=settings["warm_rate"], loss=problem.loss)
 
 
 def _free(make: Any) -> Any:
@@ -172,7 +172,7 @@ def methods(ranges: Ranges) -> dict[str, Method]:
         Method("RMSProp", _free(_rmsprop), {"rate": r.adaptive_rates, "clip": (1.0,), "epsilon": r.epsilons}),
         Method("AdaS, public data", _free(_public), {**r.divided, "rate": r.adaptive_rates, "clip": (1.0,)}),
         Method("AdaS, frequencies", _free(_frequencies), {**r.divided, "rate": r.adaptive_rates, "clip": (1.0,)}),
-        Method("delayed RMSProp", _free(_delayed), {**r.delayed, "rate": r.free_plain_rates, "delayed_rate": r.adaptive_rates[1:3],
-                                                    "clip": (1.0,), "delayed_clip": (1.0,)}),
+        Method("delayed RMSProp", _free(_delayed), {**r.delayed, "rate": r.free_plain_rates, "clip": (1.0,),
+                                                    "delayed_clip": (1.0,), "delayed_rate": r.adaptive_rates[1:3]}),
     ]
     return {method.name: method for method in (*one, *free)}

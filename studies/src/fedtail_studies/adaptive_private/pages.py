@@ -16,7 +16,10 @@ from fedtail_studies.tables import Row, Table
 
 def scores_table(results: Results, title: str, names: Sequence[str], column: str, printed: Mapping[str, Mapping[str, float]],
                  digits: int = 2, path: str = "test") -> Table:
-    """Our scores, and columns of printed ones that are of other data: shown, and not compared. `printed`: column -> name -> number."""
+    """Our scores, and columns of printed ones that are of other data: shown, and not compared.
+
+    `printed` has for each column a number for some of the names.
+    """
     rows = [Row(name, {column: results.values(name, path), **{of: [numbers[name]] for of, numbers in printed.items()
                                                               if name in numbers}}) for name in names]
     return Table(title, (column, *printed), tuple(rows), digits=digits)

@@ -21,7 +21,7 @@ from fedtail.privacy.events import PoissonSampling
 from fedtail.private_optim import adadps, adas, dp2, dp_adam, dp_sgd, without_privacy
 from fedtail_studies.adaptive_private.pages import below, claim, draw_courses, scores_table
 from fedtail_studies.adaptive_private.training import Length, Problem, Samples
-from fedtail_studies.adaptive_private.tuning import Case, Method, cells_of, search_note, settings_table
+from fedtail_studies.adaptive_private.tuning import Case, Method, cells_of, search_note, settings_note
 from fedtail_studies.judging import at_most
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Cost, Figure, Finding, Measure, Numbers, Study
@@ -127,10 +127,10 @@ def cells(plan: ToyPlan, seed: int) -> dict[str, Measure]:
 def tables(results: Results) -> list[Table]:
     """Training loss after the last step; epsilon; settings."""
     every = cases(ToyPlan(**results.plan))
-    spent = Row("the whole run", {name: results.values("epsilon", name)[:1] for name in ("rdp", "pld")} | {"printed": [PRINTED_EPSILON]})
+    spent = Row("the whole run", {**{name: results.values("epsilon", name)[:1] for name in ("rdp", "pld")},
+                                  "printed": [PRINTED_EPSILON]})
     return [scores_table(results, "Training loss at the end", [case.name for case in every], "loss", {}, digits=4),
-            Table("Epsilon at delta = 0.001", ("rdp", "pld", "printed"), (spent,), digits=3, head="accounted"),
-            settings_table(results, every)]
+            Table("Epsilon at delta = 0.001", ("rdp", "pld", "printed"), (spent,), digits=3, head="accounted")]
 
 
 def figures(results: Results, folder: Path) -> list[Figure]:
@@ -156,6 +156,7 @@ def notes(results: Results) -> Sequence[str]:
         "DP-Adam and DP2 are not in the figure. The rows of the loss that is not halved have the settings of the halved one: "
         "gradients are twice as long, and more of them are clipped.",
         search_note(results, cases(ToyPlan(**results.plan))),
+        settings_note(results, cases(ToyPlan(**results.plan))),
     ]
 
 
@@ -164,7 +165,8 @@ ADADPS_TOY = Study(
     name="adadps_toy", paper="Li23", item="figure 6.4", title="AdaDPS on a linear regression with rare features",
     cost=Cost(0, 4), full=ToyPlan(), quick=QUICK, cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
-        claim("With privacy the training loss of AdaDPS is below that of DP-SGD.", "figure 6.4", below, (("AdaDPS", "DP-SGD"),), True),
+        claim("With privacy the training loss of AdaDPS is below that of DP-SGD.", "figure 6.4", below,
+              (("AdaDPS", "DP-SGD"),), True),
         claim("Without privacy the training loss of AdaS is below that of SGD.", "figure 6.4", below, (("AdaS", "SGD"),), True),
         claim("The private runs are (4.13, 0.001)-private.", "figure 6.4", epsilon_agrees),
         claim("DP2, which has no side information, is below DP-SGD here too.", "section 6.10.1, for other data", below,

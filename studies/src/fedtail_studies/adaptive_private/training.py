@@ -111,8 +111,8 @@ def finite(score: float) -> float:
 def validated(cell: Cell, problem: Problem, method: PrivateMethod, length: Length,
               start: Callable[[nn.Module], object] = lambda module: None) -> float:
     """The score on validation examples at the end of a run."""
-    found = _scores(cell, problem, method, length, equidistant(length.steps, TENTHS)[-problem.averaged :], problem.validation, start)
-    return statistics.fmean(found)
+    last = equidistant(length.steps, TENTHS)[-problem.averaged :]
+    return statistics.fmean(_scores(cell, problem, method, length, last, problem.validation, start))
 
 
 def course(cell: Cell, problem: Problem, method: PrivateMethod, length: Length, evaluations: int,

@@ -19,13 +19,13 @@ from fedtail.private_optim import PrivateMethod
 from fedtail_studies.adaptive_private.training import Length, Problem, course, noise_multiplier, validated
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Measure, Numbers
-from fedtail_studies.tables import Row, Table
 
 Settings = Mapping[str, float]
 
 
-def leave(module: nn.Module, settings: Settings, problem: Problem) -> None:
+def leave(settings: Settings, problem: Problem) -> Callable[[nn.Module], None]:
     """Start from the first model as it is."""
+    return lambda module: None
 
 
 def unchanged(method: PrivateMethod) -> PrivateMethod:
@@ -40,7 +40,7 @@ class Method:
     make: Callable[[Settings, float, Problem], PrivateMethod]      # settings, noise multiplier, problem
     choices: Mapping[str, Sequence[float]]
     releases: int = 1                                  # in a step: noise grows by the root, at the same epsilon
-    start: Callable[[nn.Module, Settings, Problem], None] = leave
+    start: Callable[[Settings, Problem], Callable[[nn.Module], None]] = leave
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,21 @@ def search_name(case: str) -> str:
     return f"settings: {case}"
 
 
-def tried_settings(method: Method, count: int) -> list[dict[str, float]]:
-    """All combinations of the method's choices, or `count` of them drawn at random, the same for every study of that name.
+def tried_settings(name: str, choices: Mapping[str, Sequence[float]], count: int) -> list[dict[str, float]]:
+    """All combinations of the choices, or `count` of them drawn at random, always the same for that name.
 
-    >>> len(tried_settings(Method("m", None, {"rate": (1.0, 2.0), "clip": (1.0, 2.0, 3.0)}), 4))
-    4
+    >>> tried_settings("m", {"rate": (1.0, 2.0), "clip": (0.5,)}, 4)
+    [{'rate': 1.0, 'clip': 0.5}, {'rate': 2.0, 'clip': 0.5}]
     """
-    every = [dict(zip(method.choices, values, strict=True)) for values in itertools.product(*method.choices.values())]
-    return every if len(every) <= count else random.Random(method.name).sample(every, count)
+    every = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    return every if len(every) <= count else random.Random(name).sample(every, count)
+
+
+def lowest(tried: Sequence[Settings], scores: Sequence[float]) -> Numbers:
+    """The settings with the lowest score, and all that were tried with theirs."""
+    best = min(range(len(tried)), key=scores.__getitem__)
+    return {"chosen": dict(tried[best]), "score": scores[best],
+            "tried": [[*one.values(), score] for one, score in zip(tried, scores, strict=True)]}
 
 
 def made(cell: Cell, case: Case, settings: Settings, problem: Problem) -> PrivateMethod:
@@ -82,12 +89,9 @@ def made(cell: Cell, case: Case, settings: Settings, problem: Problem) -> Privat
 
 def searched(cell: Cell, case: Case) -> Numbers:
     """The settings that were tried with their validation scores, and those with the lowest."""
-    problem, tried = case.problem(cell), tried_settings(case.method, cell.plan.trials)
-    scores = [validated(cell, problem, made(cell, case, one, problem), case.length,
-                        partial(case.method.start, settings=one, problem=problem)) for one in tried]
-    best = min(range(len(tried)), key=scores.__getitem__)
-    return {"chosen": tried[best], "score": scores[best], "tried": [[*one.values(), score]
-                                                                   for one, score in zip(tried, scores, strict=True)]}
+    problem, tried = case.problem(cell), tried_settings(case.method.name, case.method.choices, cell.plan.trials)
+    return lowest(tried, [validated(cell, problem, made(cell, case, one, problem), case.length, case.method.start(one, problem))
+                          for one in tried])
 
 
 def measured(cell: Cell, case: Case) -> Numbers:
@@ -95,7 +99,7 @@ def measured(cell: Cell, case: Case) -> Numbers:
     found = cell.numbers(search_name(case.settings_of or case.name), seed=0)["chosen"]
     settings, problem = {**found, **case.fixed}, case.problem(cell)
     return course(cell, problem, made(cell, case, settings, problem), case.length, cell.plan.evaluations,
-                  partial(case.method.start, settings=settings, problem=problem))
+                  case.method.start(settings, problem))
 
 
 def cells_of(cases: Sequence[Case], seed: int) -> dict[str, Measure]:
@@ -111,17 +115,16 @@ def cells_of(cases: Sequence[Case], seed: int) -> dict[str, Measure]:
 # for pages
 
 
-def settings_table(results: Results, cases: Sequence[Case]) -> Table:
-    """What was chosen for each case, and how many settings were tried."""
-    names = list(dict.fromkeys(name for case in cases if not case.settings_of for name in case.method.choices))
-    rows = []
-    for case in cases:
-        if not case.settings_of:
-            found = results.numbers(search_name(case.name), 0)
-            rows.append(Row(case.name, {**{name: [value] for name, value in found["chosen"].items()},
-                                        "tried": [len(found["tried"])],
-                                        "validation score": [math.nan if found["score"] is None else found["score"]]}))
-    return Table("Settings chosen", (*names, "tried", "validation score"), tuple(rows), digits=4)
+def settings_note(results: Results, cases: Sequence[Case]) -> str:
+    """What was chosen for each case, for the notes of a page."""
+    return chosen_note(results, [case.name for case in cases if not case.settings_of])
+
+
+def chosen_note(results: Results, names: Sequence[str]) -> str:
+    """What the searches of these names chose, in one sentence."""
+    said = [f"{name} ({', '.join(f'{key} {value:g}' for key, value in results.numbers(search_name(name), 0)['chosen'].items())})"
+            for name in names]
+    return f"Settings chosen: {'; '.join(said)}."
 
 
 def on_the_edge(results: Results, cases: Sequence[Case]) -> list[str]:

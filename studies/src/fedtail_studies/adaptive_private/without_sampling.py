@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import fedtail
 from fedtail.data import Splits, label_shift
@@ -54,7 +55,7 @@ def noise(method: str, epsilon: float, plan: TurnsPlan) -> float:
 
 def algorithm(method: str, epsilon: float, plan: TurnsPlan, server_rate: float) -> fedtail.FederatedAlgorithm:
     """FedAvg with clipped updates and the noise of the method; a band of one round is independent noise."""
-    local = {"learning_rate": RATE, "batch_size": None}
+    local: dict[str, Any] = {"learning_rate": RATE, "batch_size": None}
     found = noise(method, epsilon, plan)
     if method == AMPLIFIED:
         made = fedtail.dp_fedavg(plan.clients, CLIP, found, plan.cohort, **local)
@@ -140,20 +141,20 @@ def correlation_helps(results: Results) -> Finding:
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     return [
-        f"{plan['clients']} clients of [PLMH23, appendix D.2], a linear model, one full-gradient step of {RATE:g}, updates clipped to {CLIP:g}, "
-        f"{plan['rounds']} rounds of {plan['cohort']} clients; delta {plan['delta']:g}, for a whole client.",
+        f"{plan['clients']} clients of [PLMH23, appendix D.2], a linear model, one full-gradient step of {RATE:g}, updates "
+        f"clipped to {CLIP:g}, {plan['rounds']} rounds of {plan['cohort']} clients; delta {plan['delta']:g}, for a whole client.",
         "Amplified: Poisson sampling, whose cohorts must stay secret. The other two: clients take turns, each in every "
-        f"{plan['clients'] // plan['cohort']}th round, and nothing is secret; noise is correlated over rounds by banded matrix factorisation, "
-        "or independent. The server adds the noise in all three.",
-        f"The server's learning rate is the best of {', '.join(f'{one:g}' for one in plan['server_rates'])} for clients to validate of the "
-        "first seed, for each method and epsilon.",
+        f"{plan['clients'] // plan['cohort']}th round, and nothing is secret; noise is correlated over rounds by banded matrix "
+        "factorisation, or independent. The server adds the noise in all three.",
+        f"The server's learning rate is the best of {', '.join(f'{one:g}' for one in plan['server_rates'])} for clients to "
+        "validate of the first seed, for each method and epsilon.",
     ]
 
 
 FTRL_AMPLIFIED = Study(
-    name="ftrl_amplified", paper="", item="DP-FTRL and amplification", title="DP-FTRL against amplified DP-FedAvg", cost=Cost(60, 5),
-    full=TurnsPlan(), quick=TurnsPlan(clients=300, pool=60_000, cohort=30, rounds=30, epsilons=(4.0, 64.0)), cells=cells, tables=tables,
-    figures=figures, notes=notes,
+    name="ftrl_amplified", paper="", item="DP-FTRL and amplification", title="DP-FTRL against amplified DP-FedAvg",
+    cost=Cost(60, 5), full=TurnsPlan(), quick=TurnsPlan(clients=300, pool=60_000, cohort=30, rounds=30, epsilons=(4.0, 64.0)),
+    cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
         Claim("At the smallest epsilon amplified DP-FedAvg has a lower error than DP-FTRL.", "[ours]", amplified_at_the_smallest),
         Claim("At the largest epsilon DP-FTRL has a lower error than amplified DP-FedAvg.", "[ours]", correlated_at_the_largest),

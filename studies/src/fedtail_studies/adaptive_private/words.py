@@ -21,11 +21,12 @@ from fedtail_studies.study import Cell, Data, Needs
 from fedtail_studies.tilted.classes_data import generator
 
 TRAIN, VALIDATION, TEST, OPEN = 20_000, 2_000, 5_000, 3_000      # documents; open ones are where frequencies are known from
-WORDS, STOP_WORDS, TOKENS, SPREAD = 1_000, 40, 150.0, 0.45       # vocabulary, of which say nothing; a document's length; of weights
+WORDS, STOP_WORDS = 1_000, 40                                    # the vocabulary, and how many of it say nothing of the label
+TOKENS, SPREAD = 150.0, 0.45                                     # words in a document; deviation of the others' weights
 PUBLIC_BATCH = 64
 AVERAGED = 3                                                     # models whose errors are averaged
-AVERAGED_NOTE = ("An error is the mean of those after 80%, 90% and all of the steps: with frequent words in it, a model sways from one "
-                 "label to the other, and its last error is a matter of chance.")
+AVERAGED_NOTE = ("An error is the mean of those after 80%, 90% and all of the steps: with frequent words in it, a model sways "
+                 "from one label to the other, and its last error is a matter of chance.")
 SPECIAL = 4                                                      # tokens of Sent140 that are no words: pad, unknown, user, url
 ADVICE = "Write --data DIR, a folder with sent140.npz (x tokens, length, y, client)."
 
