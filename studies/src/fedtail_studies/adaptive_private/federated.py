@@ -35,7 +35,7 @@ LOCAL, SERVER, DELAYED = "AdaDPS, in clients", "AdaDPS, at the server", "DP2 for
 class DevicesPlan:
     """400 devices of which 20 are sampled, with noise 0.3, as in section 6.4.2."""
 
-    seeds: int = 3
+    seeds: int = 5
     devices: int = 400
     sentences: int = 100
     cohort: int = 20
@@ -43,7 +43,7 @@ class DevicesPlan:
     delta: float = 0.0025
     rounds: int = 41
     local_batch: int = 25
-    trials: int = 6
+    trials: int = 12
     evaluations: int = 8
 
 
@@ -89,7 +89,7 @@ def task() -> fedtail.Task:
 
 
 Make = Callable[[Settings, DevicesPlan, Tensor], fedtail.FederatedAlgorithm]
-RATES = {"rate": (0.3, 1.0, 3.0), "clip": (0.5, 2.0)}
+RATES = {"rate": (0.3, 1.0, 3.0, 10.0), "clip": (0.5, 1.0, 2.0)}
 
 
 def _local(s: Settings, plan: DevicesPlan) -> dict[str, Any]:
@@ -128,16 +128,17 @@ def free(s: Settings, plan: DevicesPlan, divisor: Tensor, divided: bool = False,
 
 PRIVATE: dict[str, tuple[Make, Mapping[str, Sequence[float]]]] = {
     "DP-FedAvg": (averaging, RATES),
-    "DP-FedAdam": (adaptive_server, {"rate": (0.3, 1.0), "clip": (0.5,), "server_rate": (0.003, 0.01, 0.03)}),
-    LOCAL: (in_clients, {"rate": (0.03, 0.1, 0.3), "clip": (1.0, 4.0)}),
-    SERVER: (at_server, {"rate": (0.1, 0.3, 1.0), "clip": (1.0, 4.0)}),
-    DELAYED: (delayed, {"rate": (1.0,), "clip": (2.0,), "phase": (3, 6), "delayed_clip": (2.0,),
-                        "delayed_rate": (0.3, 1.0, 3.0)}),
+    "DP-FedAdam": (adaptive_server, {"rate": (0.3, 1.0, 3.0), "clip": (0.5,), "server_rate": (0.003, 0.01, 0.03, 0.1)}),
+    LOCAL: (in_clients, {"rate": (0.01, 0.03, 0.1, 0.3), "clip": (0.5, 1.0, 4.0)}),
+    SERVER: (at_server, {"rate": (0.1, 0.3, 1.0, 3.0), "clip": (0.5, 1.0, 4.0)}),
+    DELAYED: (delayed, {"rate": (1.0, 3.0), "clip": (2.0,), "phase": (3, 6), "delayed_clip": (2.0,),
+                        "delayed_rate": (0.03, 0.1, 0.3)}),
 }
 FREE: dict[str, tuple[Make, Mapping[str, Sequence[float]]]] = {
-    "FedAvg": (free, {"rate": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}),
-    "FedAdam": (partial(free, adam=True), {"rate": (0.1, 0.3), "server_rate": (0.01, 0.03, 0.1)}),
-    "AdaS, in clients": (partial(free, divided=True), {"rate": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)}),
+    "FedAvg": (free, {"rate": (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)}),
+    "FedAdam": (partial(free, adam=True), {"rate": (0.1, 0.3, 1.0), "server_rate": (0.01, 0.03, 0.1, 0.3)}),
+    "AdaS, in clients": (partial(free, divided=True),
+                         {"rate": (0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)}),
 }
 EVERY = {**PRIVATE, **FREE}
 
@@ -232,5 +233,5 @@ CLAIMS: tuple[Claim, ...] = (
 ADADPS_FEDERATED = Study(
     name="adadps_federated", paper="Li23", item="figure 6.7 (a stand-in for StackOverflow)", title="AdaDPS for clients",
     cost=Cost(41, 5), full=DevicesPlan(),
-    quick=DevicesPlan(devices=100, sentences=30, cohort=10, rounds=12, trials=3, evaluations=4),
+    quick=DevicesPlan(seeds=3, devices=100, sentences=30, cohort=10, rounds=12, trials=3, evaluations=4),
     cells=cells, tables=tables, figures=figures, notes=notes, claims=CLAIMS)

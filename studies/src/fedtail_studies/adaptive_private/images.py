@@ -19,11 +19,11 @@ from fedtail_studies.tables import Table
 from fedtail_studies.tilted.classes_data import MNIST, generator, mnist_sides
 
 PIXELS, VALIDATED, TESTED = 28 * 28, 2_000, 5_000
-AUTOENCODER = Ranges(rates=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0), clips=(0.05,), adaptive_rates=(0.002, 0.006, 0.02),
-                     divided_rates=(0.1, 0.3, 1.0), divided_clips=(3.0,), epsilons=(1e-4, 1e-3),
-                     free_rates=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0))
-CLASSIFIER = Ranges(rates=(0.05, 0.1, 0.2, 0.4, 0.8, 1.6), clips=(1.0,), adaptive_rates=(0.001, 0.003, 0.01),
-                    divided_rates=(0.03, 0.1, 0.3), divided_clips=(2.0,), epsilons=(1e-3, 1e-2))
+AUTOENCODER = Ranges(rates=(16.0, 32.0, 64.0, 128.0), clips=(0.05,), adaptive_rates=(0.006, 0.02),
+                     divided_rates=(0.3, 1.0), divided_clips=(3.0,), epsilons=(1e-4, 1e-3),
+                     free_rates=(10.0, 30.0, 100.0, 300.0))
+CLASSIFIER = Ranges(rates=(0.1, 0.2, 0.4, 0.8), clips=(1.0,), adaptive_rates=(0.003, 0.01),
+                    divided_rates=(0.1, 0.3), divided_clips=(2.0,), epsilons=(1e-3, 1e-2))
 PUBLIC, ADAM = "AdaDPS, public data", "AdaDPS (Adam), public data"
 CODED = ("DP-SGD", "DP-Adam", "DP-RMSProp", PUBLIC, ADAM, "DP-Adam-Pub", "PDA-DPMD", "DP-SGD, warm start")
 WEAKER = ("DP-SGD", "DP-Adam", PUBLIC)                 # at the larger epsilon
@@ -38,14 +38,14 @@ class ImagesPlan:
     seeds: int = 3
     train: int = 50_000
     batch: int = 256
-    steps: int = 500
+    steps: int = 300
     hidden: int = 32
     code: int = 8
     epsilon: float = 1.6
     weaker: float = 3.0
     classified: float = 1.25
     delta: float = 2e-5
-    trials: int = 6
+    trials: int = 4
     evaluations: int = 8
 
 

@@ -38,7 +38,7 @@ def draw_courses(results: Results, folder: Path, file: str, names: Sequence[str]
             steps, courses = results.lists(name, "step")[0], results.lists(name, "course")
             means = [statistics.fmean(float("nan") if one is None else one for one in column)
                      for column in zip(*courses, strict=True)]
-            axis.plot(steps, means, color=colour, label=name, linestyle="-" if len(names) <= len(COLOURS) else None)
+            axis.plot(steps, means, color=colour, label=name)
         axis.set(xlabel="steps", ylabel=axis_title, **({"yscale": "log"} if log else {}))
         axis.legend(fontsize=8)
     return Figure(file, caption)
@@ -54,6 +54,9 @@ def draw_lines(results: Results, folder: Path, file: str, lines: Mapping[str, Ma
             axis.errorbar(list(cells), [statistics.fmean(one) for one in found], spread, color=colour, label=label, capsize=2,
                           marker="o", markersize=3)
         axis.set(xlabel=titles[0], ylabel=titles[1], **({"xscale": "log"} if log else {}))
+        values = sorted({value for cells in lines.values() for value in cells})
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
         axis.legend(fontsize=8)
     return Figure(file, caption)
 

@@ -154,7 +154,7 @@ def notes(results: Results) -> Sequence[str]:
         "the released code, where the text has none. Label noise has deviation 0.01; the text reads as variance 0.01.",
         "The score is the training loss, as in the figure, and settings are chosen by it too: there is no validation part.",
         "DP-Adam and DP2 are not in the figure. The rows of the loss that is not halved have the settings of the halved one: "
-        "gradients are twice as long, and more of them are clipped.",
+        "gradients are twice as long, but nearly all are clipped either way.",
         search_note(results, cases(ToyPlan(**results.plan))),
         settings_note(results, cases(ToyPlan(**results.plan))),
     ]

@@ -29,14 +29,14 @@ CLIP, RATE = 0.1, 0.1                                  # of updates, which are o
 class TurnsPlan:
     """A thousand clients, a hundred a round; with turns each takes part in every tenth round."""
 
-    seeds: int = 3
+    seeds: int = 5
     clients: int = 1000
-    pool: int = 150_000
+    pool: int = 200_000
     cohort: int = 100
-    rounds: int = 60
-    epsilons: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0)
+    rounds: int = 200
+    epsilons: tuple[float, ...] = (0.5, 2.0, 8.0, 32.0)
     delta: float = 1e-4
-    server_rates: tuple[float, ...] = (0.5, 1.5, 5.0)
+    server_rates: tuple[float, ...] = (0.5, 1.5, 5.0, 15.0)
 
 
 @lru_cache(maxsize=1)
@@ -153,8 +153,9 @@ def notes(results: Results) -> Sequence[str]:
 
 FTRL_AMPLIFIED = Study(
     name="ftrl_amplified", paper="", item="DP-FTRL and amplification", title="DP-FTRL against amplified DP-FedAvg",
-    cost=Cost(60, 5), full=TurnsPlan(), quick=TurnsPlan(clients=300, pool=60_000, cohort=30, rounds=30, epsilons=(4.0, 64.0)),
-    cells=cells, tables=tables, figures=figures, notes=notes,
+    cost=Cost(200, 4), full=TurnsPlan(),
+    quick=TurnsPlan(seeds=3, clients=300, pool=60_000, cohort=30, rounds=60, epsilons=(2.0, 32.0)), cells=cells,
+    tables=tables, figures=figures, notes=notes,
     claims=(
         Claim("At the smallest epsilon amplified DP-FedAvg has a lower error than DP-FTRL.", "[ours]", amplified_at_the_smallest),
         Claim("At the largest epsilon DP-FTRL has a lower error than amplified DP-FedAvg.", "[ours]", correlated_at_the_largest),
