@@ -42,17 +42,17 @@ class RowGradients:
         return self.count * self.values.shape[1]
 
     def norms(self, preconditioning: Preconditioning) -> Tensor:
-        """The L2 norms of preconditioned gradients, (records,); a ValueError with a shift, which would fill all rows."""
+        """The L2 norms of preconditioned gradients, (records,) float64; a ValueError with a shift, which would fill all rows."""
         if preconditioning.shift is not None:
             raise ValueError("gradients of single rows have no closed form with a first moment mixed in.")
         values = self.values
         if preconditioning.divisor is not None:
             values = values / preconditioning.divisor.view(self.count, -1)[self.index]
-        return preconditioning.factor * values.norm(dim=1)
+        return preconditioning.factor * values.double().norm(dim=1)
 
     def weighted_sum(self, weights: Tensor, preconditioning: Preconditioning) -> Tensor:
         """The sum of preconditioned gradients times `weights`, (size,)."""
-        total = self.values.new_zeros(self.count, self.values.shape[1])
+        weights, total = weights.to(self.values), self.values.new_zeros(self.count, self.values.shape[1])
         total.index_add_(0, self.index, weights[:, None] * self.values)
         return preconditioning.of_weighted_sum(total.view(-1), weights.sum())
 

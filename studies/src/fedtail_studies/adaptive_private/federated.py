@@ -197,9 +197,9 @@ def tables(results: Results) -> list[Table]:
 
 def figures(results: Results, folder: Path) -> list[Figure]:
     return [draw_courses(results, folder, "private.png", list(PRIVATE), "test error, %",
-                         "With privacy, by round, mean over seeds; as the right part of figure 6.7."),
+                         "With privacy, by round, mean over seeds; as the right part of figure 6.7.", along="rounds"),
             draw_courses(results, folder, "without_privacy.png", list(FREE), "test error, %",
-                         "Without privacy, by round, mean over seeds; as the left part of figure 6.7.")]
+                         "Without privacy, by round, mean over seeds; as the left part of figure 6.7.", along="rounds")]
 
 
 def notes(results: Results) -> Sequence[str]:

@@ -31,15 +31,15 @@ def errors(accuracies: Mapping[str, float]) -> dict[str, float]:
 
 
 def draw_courses(results: Results, folder: Path, file: str, names: Sequence[str], axis_title: str, caption: str,
-                 log: bool = False) -> Figure:
-    """The score by step, mean over seeds, of several cases."""
+                 log: bool = False, along: str = "steps") -> Figure:
+    """The score by step, or round, mean over seeds, of several cases."""
     with drawn(folder / file, width=6.4) as axis:
         for name, colour in zip(names, COLOURS * 2, strict=False):
             steps, courses = results.lists(name, "step")[0], results.lists(name, "course")
             means = [statistics.fmean(float("nan") if one is None else one for one in column)
                      for column in zip(*courses, strict=True)]
             axis.plot(steps, means, color=colour, label=name)
-        axis.set(xlabel="steps", ylabel=axis_title, **({"yscale": "log"} if log else {}))
+        axis.set(xlabel=along, ylabel=axis_title, **({"yscale": "log"} if log else {}))
         axis.legend(fontsize=8)
     return Figure(file, caption)
 

@@ -150,7 +150,8 @@ def notes(results: Results) -> Sequence[str]:
     return [
         f"{where}. {words.TRAIN:,} to train on, drawn anew for every seed; epsilon is {share}; batch {plan['batch']}, "
         f"{plan['steps']} steps (IMDB: 25,000 reviews, batch 64; the thesis does not print how many epochs).",
-        f"Public are 1% of the training documents (200), or of another kind: {other}. Frequencies and TF-IDF are from "
+        f"Public are 1% of the training documents (200), or of another kind: {other}. Those of "
+        "the first kind are trained on as well, as in the thesis, and no guarantee covers them. Frequencies and TF-IDF are from "
         f"{words.OPEN:,} documents that are not trained on.",
         "Where a method is shown with other public data or fewer of them, it has the settings found with the first.",
         "Micro-batches: one example can turn an average round, so that noise is twice as large here. Rows 'as accounted' have "
