@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
+    from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, WorseThanConstantWarning
     from fedtail.divisors import FixedDivisor, NoDivisor
     from fedtail.engine import Engine
     from fedtail.evaluation import (
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
         UntilInexact,
     )
     from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
-    from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
+    from fedtail.privacy import BufferedNoise, CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
@@ -150,6 +151,7 @@ _HOME = {
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
+    "divergence": ("AnswersLeftOutWarning", "DivergedWarning", "WorseThanConstantWarning"),
     "divisors": ("FixedDivisor", "NoDivisor"),
     "engine": ("Engine",),
     "evaluation": ("Distribution", "EarlyStopping", "Evaluation", "FederatedEvaluation", "FederatedInexactness",
@@ -159,7 +161,7 @@ _HOME = {
     "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "ExamplePrivateSGD", "LocalSGD", "MAML",
               "Participants", "Proximal", "StepDecay", "Stragglers", "UntilInexact"),
     "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
-    "privacy": ("CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
+    "privacy": ("BufferedNoise", "CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "dp_ftrl", "fed_adadps", "fed_dp2",
                 "fedavg", "fedavg_sub", "feddane", "fedprox", "l2sgd", "mean_regularised", "per_fedavg", "q_ffl",

@@ -19,6 +19,7 @@ def report(
     baseline: str | None = typer.Option(None, "--baseline", metavar="NAME", show_default=False,
                                         help="The method to compare with; by default the first."),
     title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="The metric that the page opens with."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     as_json: bool = options.JSON,
 ) -> None:
@@ -27,7 +28,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline, metric)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:
@@ -44,16 +45,20 @@ def choose(
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
     trust: list[str] = options.TRUST,
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="What to choose by: error, loss, or one of the file's."),
     as_json: bool = options.JSON,
 ) -> None:
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
     from fedtail.runs.choosing import choose_model
 
-    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust)
+    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust, metric)
     if as_json:
         print_json(picked)
         return
     unit = " (%)" if picked["unit"] else ""
-    cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
-    show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
+    show = "{:.2f}" if unit else "{:.4g}"
+    cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
+    better = ", higher is better" if picked["better"] == "higher" else ""
+    named = metric.capitalize() if metric in ("loss", "error") else metric
+    show_table(f"{named} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")

@@ -142,7 +142,8 @@ def notes(results: Results) -> Sequence[str]:
         f"80% of the ratings are to train on. Batch {plan['batch']}, {plan['steps']} steps (thesis: 64 and 62,500), noise for "
         f"the same epsilon {plan['epsilon']:g} at delta {plan['delta']:g}. That the thesis's noise 0.5 gives 11.03 for 80,000 "
         "ratings is checked in `tests/test_accountant_targets.py`.",
-        "Public ratings are 1% of those trained on, as in the thesis: no guarantee covers them. The ablation with an extra query has two releases a step, with the root of two times the noise: the same epsilon.",
+        "Public ratings are 1% of those trained on, as in the thesis: no guarantee covers them.",
+        "The ablation with an extra query has two releases a step, with the root of two times the noise: the same epsilon.",
         "There are six times as many films as in ml-100k, with a sixth of the ratings each: most are hard to learn privately.",
         search_note(results, cases(plan_of(results))),
         settings_note(results, cases(plan_of(results))),
