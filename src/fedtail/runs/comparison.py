@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
 from fedtail.runs.run_folder import RunFolder
@@ -114,7 +116,8 @@ def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[
     for method, found in methods.items():
         for run, model in found:
             scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
-            for name, size, value in zip(columns["name"], columns["size"], columns[model.column(metric)], strict=True):
+            values_here = columns.get(model.column(metric), np.full(len(columns["name"]), math.nan))      # or of other metrics
+            for name, size, value in zip(columns["name"], columns["size"], values_here, strict=True):
                 sizes[str(name)] = int(size)
                 values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
     rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
