@@ -439,6 +439,10 @@ def test_the_tables_of_a_terminal(compared):
     lines = [line for line in done.stdout.splitlines() if "clinic" in line]
     assert [line.split("│")[1].strip() for line in lines] == [row["client"] for row in rows]
     assert len(rows) == 6
+    means = [np.mean(list(row["values"].values())) for row in rows if None not in row["values"].values()]
+    assert means == sorted(means)                            # worst first
+    assert all(None in row["values"].values() for row in rows[len(means):])      # and those without an AUC last
+    assert len(means) < len(rows)
     columns = runs[0].client_columns("test")
     by_name = dict(zip(columns["name"], columns["roc_auc"], strict=True))
     assert {row["client"]: row["values"]["mean"] for row in rows} == {n: None if np.isnan(v) else approx(v) for n, v in by_name.items()}
