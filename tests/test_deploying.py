@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import ssl
 import stat
 import struct
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -206,6 +209,21 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
     assert "epsilon is infinity after 4 rounds" in told.output
     with pytest.raises(ValueError, match="is a run on a deployment"):
         find_runs([tmp_path])
+
+
+def test_ctrl_c_saves_a_run_on_nodes_and_does_not_finish_it(tmp_path, file):
+    experiment = deployed_experiment(file)
+    whole = DeployedRun(experiment, 0, tmp_path / "whole").run(Sites().fleet())
+
+    def interrupt():
+        if "round 2 of 4" in (tmp_path / "run" / "log.txt").read_text():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings(action="ignore"):
+        DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet(), interrupt)
+    assert not (tmp_path / "run" / "result.json").exists()
+    result = DeployedRun(experiment, 0, tmp_path / "run", resume=True).run(Sites().fleet())
+    assert torch.equal(params_of(result), params_of(whole))
 
 
 def test_a_round_that_was_killed_stays_charged(tmp_path, file):
