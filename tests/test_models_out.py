@@ -80,6 +80,7 @@ def by_hand(folder: RunFolder, name: str, x: np.ndarray) -> np.ndarray:
 # modules
 
 def test_a_run_gives_its_module_and_its_best_one(finished):
+    assert repr(finished) == f"RunFolder('{finished.path}': delta_fl, seed 3, finished)"
     x = torch.randn(5, 60)
     for best, name in ((False, "model.safetensors"), (True, "best.safetensors")):
         module = finished.module(best=best)

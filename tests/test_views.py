@@ -39,6 +39,11 @@ def test_reprs_are_one_short_line():
     assert re.fullmatch(r"Evaluation\(9 clients; loss [\d.]+ \(worst 10%: [\d.]+\), error [\d.]+ \(worst 10%: [\d.]+\)\)", repr(found))
     trained = fedtail.train(fedtail.fedavg(4), fedtail.Task(SoftmaxRegression(4, 2)), population, rounds=2, progress=False)
     assert repr(trained) == "Trained(model SoftmaxRegression of 10 parameters, rounds 2, seed 0)"
+    assert repr(found.error).startswith("Distribution(9 clients; mean ")
+    both = fedtail.train(fedtail.Family((fedtail.fedavg(4), fedtail.delta_fl(0.5, 4))), fedtail.Task(SoftmaxRegression(4, 2)), population, rounds=2, progress=False)
+    family = fedtail.evaluate_family(both, population, names=("all", "<tail>"))
+    assert repr(family).startswith("FamilyEvaluation(2 models, error of each client's own pick: Distribution(9 clients;")
+    assert f"<td>each client&#x27;s own pick</td><td>{family.chosen.mean():.4g}</td>" in family._repr_html_()
     assert repr(trained.history).startswith("History(2 rounds; last: round 2, cohort_size 4")
 
 

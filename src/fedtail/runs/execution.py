@@ -59,7 +59,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     experiment = evaluated_as_before(experiment, folder) if resume else experiment
     with hold_folder_lock(folder):
         table, checkpoints = experiment.as_table(seed), Checkpoints(folder)
-        checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume)
+        checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume, longer=True)
         if is_run_finished_and_intact(folder) and RunFolder.open(folder).about["rounds"] >= experiment.rounds:
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
@@ -146,7 +146,7 @@ def folder_holds_run(experiment: Experiment, seed: int, folder: Path, shorter: b
         return False
     old = RunFolder.open(folder).about["experiment"]
     new = to_json_values(evaluated_as_before(experiment, folder).as_table(seed))
-    return (shorter or old["rounds"] == new["rounds"]) and not list(_changes_of_experiment(old, new))
+    return not list(_changes_of_experiment(old, new, shorter))
 
 
 def evaluated_as_before(experiment: Experiment, folder: Path) -> Experiment:
@@ -249,20 +249,20 @@ def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
-                         elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
+                         elsewhere: str = "--out", longer: bool = False) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, and sentences to show about damaged checkpoints or changed package versions.
 
     The checkpoint is None where the folder has no run, or a run without checkpoints and without trained rounds. `table` is
     the experiment now. Raises RunRefused where the folder holds a run and `resume` is False, or where its experiment differs
-    from `table`. Raises RunError where checkpoints are missing though rounds are recorded, or where none can be read. `go_on`
-    and `elsewhere` are the command-line options that the error texts name.
+    from `table`, unless it has more rounds and `longer` is True. Raises RunError where checkpoints are missing though rounds are
+    recorded, or where none can be read. `go_on` and `elsewhere` are the command-line options that the error texts name.
     """
     folder = checkpoints.folder
     if not (folder / "run.json").is_file():
         return None, []
     run = RunFolder.open(folder, also_deployed=True)
     about = run.about
-    changed = list(_changes_of_experiment(about["experiment"], to_json_values(table)))
+    changed = list(_changes_of_experiment(about["experiment"], to_json_values(table), longer))
     checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0
@@ -278,12 +278,12 @@ def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume
     return checkpoint, problems
 
 
-def _changes_of_experiment(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+def _changes_of_experiment(old: dict[str, Any], new: dict[str, Any], longer: bool) -> Iterator[str]:
     """Yield a phrase for every setting of the table `old` that a run cannot go on with as it is in `new`.
 
-    It can with more rounds.
+    It can with more rounds where `longer` is True.
     """
-    rounds = {"rounds": old["rounds"]} if new["rounds"] > old.get("rounds", new["rounds"]) else {}
+    rounds = {"rounds": old["rounds"]} if longer and new["rounds"] > old.get("rounds", new["rounds"]) else {}
     return _changed_settings(_comparable_table(old), _comparable_table({**new, **rounds}))
 
 

@@ -72,6 +72,11 @@ class RunFolder:
         check_run_json(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
         return cls(Path(path), tables_with_new_names(about))
 
+    def __repr__(self) -> str:
+        """Its path, method and seed, and whether it is finished, in one line."""
+        ended = "finished" if self.is_finished else "not finished"
+        return f"RunFolder({str(self.path)!r}: {self.name}, seed {self.seed}, {ended})"
+
     @property
     def name(self) -> str:
         """The name of the experiment's method or family, from `run.json`."""
