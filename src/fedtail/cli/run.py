@@ -109,6 +109,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     With `as_json`, one JSON object instead, to which the entries of `more` are added. The line with `folder` is printed only
     where `more` is None.
     """
+    from fedtail.cli.answers import show_noise, show_promises
     from fedtail.cli.terminal import show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import metric_unit, rows_by_method
     from fedtail.runs.evaluated_models import personal_sentences
@@ -121,9 +122,12 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     about = runs[0].about
     clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
     unit = f", {metric_unit(runs[0])}" if metric_unit(runs[0]) else ""
-    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
+    over = f", +- std over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_statistics(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
+    show_noise(table)
+    if more is None:
+        show_promises(runs)
     show_finetuned_errors(runs)
     for line in (*limits, *privacy_lines(runs)):
         typer.echo(line)

@@ -62,9 +62,15 @@ def show_statistics(rows: list[dict[str, Any]], title: str) -> None:
     """Print a table of error statistics under a title, one line for each method; "+-" is the standard deviation over seeds.
 
     `rows` are those of `rows_by_method`: dicts with `method` and, for each statistic, its `mean` and `std`. The columns are the
-    mean, 90th percentile, worst and best tenth over clients.
+    mean, 90th percentile, worst and best tenth over clients. Below each row is its noise floor, where that is known: what the
+    tails would be if all clients were alike.
     """
-    cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
+    cells = []
+    for row in rows:
+        cells.append([row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)])
+        floors = row["noise"].get("floors", {})
+        if floors:
+            cells.append(["  if all were alike", *(f"{floors[key]['floor']:.2f}" if key in floors else "" for _, key in COLUMNS)])
     show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
 
 
@@ -78,7 +84,7 @@ def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
         return
     cells = [[row["method"], *(_difference_cell(row[key]) for _, key in COLUMNS)] for row in rows]
     few = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
-    show_table(f"Difference to {rows[0]['baseline']} {alike}, with its standard error over seeds{few}",
+    show_table(f"Difference to {rows[0]['baseline']} {alike}, +- its standard error over seeds (not over clients){few}",
           ["method", *(name for name, _ in COLUMNS)], cells)
 
 

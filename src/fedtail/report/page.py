@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedtail.report.answers import ANSWERS_STYLE, ANSWERS_TEMPLATE, answers_section
 from fedtail.report.client_errors import PageClients, client_comparison, error_distributions, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
@@ -54,8 +55,10 @@ def render_page(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    answers = rules.from_string(_read_page_file(ANSWERS_TEMPLATE)).render(data=data)
     return rules.from_string(_read_page_file(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(script_safe_json(data)), style=Markup(_read_page_file(STYLE)),
+        title=title, data=data, embedded=Markup(script_safe_json(data)), answers=Markup(answers),
+        style=Markup(_read_page_file(STYLE) + _read_page_file(ANSWERS_STYLE)),
         plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_read_page_file, SCRIPTS))))
 
 
@@ -76,7 +79,7 @@ def _read_page_file(name: str) -> str:
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    Its keys are the page's sections ("facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
+    Its keys are the page's sections ("answers", "facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
     "clients", "tail", "participation") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits",
     "metrics", "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises
     ValueError where there are no runs, where they cannot be on one page, or where no method has that name.
@@ -88,7 +91,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     percent, rounds = bool(runs[0].about["rates"]), [contributors_by_round(m) for m in methods]
     return {
         "deployed": any(run.is_deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
-        "tested": tested, "percent": percent,
+        "tested": tested, "percent": percent, "answers": answers_section(methods, first),
         "methods": _method_entries(methods, families), "baseline": first,
         "focus": _first_compared_method(methods, first, families), "table": methods_table(methods, first),
         "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],

@@ -7,29 +7,45 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedtail.runs.answers import TAIL, comparison_answers
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
+from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.run_folder import RunFolder
+from fedtail.runs.values_by_client import Compared, is_split_redrawn
 
 STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
-Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
+REDRAWN, ONE_SPLIT = "redrawn for every seed", "one for all seeds"
+
+
+def comparison_entries(runs: Sequence[RunFolder], tail: str = TAIL, price: float = 1.0) -> dict[str, Any]:
+    """What `comparison.json` says of finished runs: `rows`, `differences`, `answers` and `split`.
+
+    `answers` are those of `comparison_answers` for the error, then for every other metric of all runs; `tail` and `price` are
+    what the verdicts go by. `split` is "redrawn for every seed", or "one for all seeds".
+    """
+    metrics = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
+    ordered = sorted(metrics, key=lambda name: name != "error")
+    return {"rows": rows_by_method(runs), "differences": paired_differences(runs),
+            "answers": comparison_answers(models_by_method(runs), ordered, tail, price),
+            "split": REDRAWN if is_split_redrawn(runs) else ONE_SPLIT}
 
 
 def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
     Personal models that were evaluated have a row of their own, "Ditto, personal" beside "Ditto, shared", with `personal` true. A
-    row has `method`, `personal`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error
+    row has `method`, `personal`, `unit`, `seeds`, `failed`, `noise` (see `noise_over_seeds`), and for each name in STATISTICS a dict with `mean` and `std`. Error
     rates are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
     one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
     ValueError for one without the metric.
     """
     return [{"method": method, "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric),
              "seeds": [run.seed for run, _ in found],
-             "failed": sum(run.result.get("failed", 0) for run, _ in found),
+             "failed": sum(run.result.get("failed", 0) for run, _ in found), "noise": noise_over_seeds(found, metric),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
-            for method, found in _runs_by_method(runs).items()]
+            for method, found in models_by_method(runs).items()]
 
 
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
@@ -40,7 +56,7 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
     empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
     without the metric.
     """
-    methods = _runs_by_method(runs)
+    methods = models_by_method(runs)
     baseline = next(iter(methods), "")
     table = []
     for method, found in list(methods.items())[1:]:
@@ -71,7 +87,7 @@ def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
     tuned = [run for run in runs if run.result.get("finetuned")]
     return [{"method": f"{method}, {when} fine-tuning",
              **{name: _mean_and_std_over_seeds([errors(run, model, when)[name] for run, model in found]) for name in STATISTICS}}
-            for method, found in _runs_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
+            for method, found in models_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
 
 
 def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, float]:
@@ -97,7 +113,7 @@ def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metri
     return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
-def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
+def models_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
     """The (run, model) pairs of each method, by its name; for a family, of each model, by "name, model".
 
     Personal models are under a name of their own. Methods and their runs keep the order of `runs`.

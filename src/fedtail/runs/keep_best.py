@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class KeepBest:
         """
         modules = None
         for k, evaluations in enumerate(found):
-            split = evaluations["validation" if "validation" in evaluations else tested]
+            split = evaluations[judging_split(evaluations, tested)]
             if self.metric not in split.distributions:
                 raise RunError(f"keep_best is about {self.metric}, which is not evaluated. There are "
                                f"{', '.join(split.distributions)}.")
@@ -56,6 +57,14 @@ class KeepBest:
     def best_model_files(self) -> list[Path]:
         """The paths of the best models that exist, in the order of the members."""
         return [place for k in range(len(self.members)) if (place := self.best_model_file(k)).is_file()]
+
+
+def judging_split(splits: Collection[str], tested: str) -> str:
+    """The split whose clients choose among the models of a run: "validation" where it is among `splits`, else `tested`.
+
+    These clients have a part in making the chosen model, and nothing is promised about new clients by them.
+    """
+    return "validation" if "validation" in splits else tested
 
 
 def _is_better(value: float, before: float, which: str) -> bool:

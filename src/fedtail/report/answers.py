@@ -1,0 +1,145 @@
+"""The answer on a page: verdicts with intervals for new clients, what of the tails is noise, and promises about new clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedtail.report.methods import Method
+from fedtail.report.statistics import STATISTICS
+from fedtail.runs import RunFolder
+from fedtail.runs.answer_words import digits_for
+from fedtail.runs.answers import TAIL, better_value, method_answer
+from fedtail.runs.client_noise import noise_sentence
+from fedtail.runs.comparison import ONE_SPLIT, REDRAWN
+from fedtail.runs.noise_over_seeds import noise_over_seeds
+from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
+from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
+
+ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
+NOTHING = {"kind": "none", "label": "no answer"}
+KINDS = {"take it": {"kind": "take", "label": "take it"}, "do not": {"kind": "not", "label": "do not"},
+         "cannot tell": {"kind": "open", "label": "cannot tell"}}
+
+
+def answers_section(methods: Sequence[Method], baseline: int) -> dict[str, Any]:
+    """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
+
+    `verdicts` has, for each metric, the answers about each other method; `split` says whether seeds have splits of their own;
+    `noise` is a sentence for each method on how much of its tail is noise, and `floors`, for each method, what a statistic of the
+    error would be if all clients were alike; `promises` what each finished model promises about new clients, all at once.
+    """
+    found = [noise_over_seeds(_pairs(m)) if m.runs_with_table else {"reason": ""} for m in methods]
+    runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
+    percent = 100.0 if methods[0].runs[0].about["rates"] else 1.0
+    return {
+        "verdicts": [_metric_verdicts(methods, baseline, metric) for metric in _metrics(methods)] if len(methods) > 1 else [],
+        "split": REDRAWN if is_split_redrawn(list(runs.values())) else ONE_SPLIT,
+        "noise": [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
+                  for m, one in zip(methods, found, strict=True) if "floors" in one],
+        "floors": [{name: floor["floor"] / percent for name, floor in one.get("floors", {}).items() if name in STATISTICS}
+                   for one in found],
+        "promises": _promises(methods),
+    }
+
+
+def _metrics(methods: Sequence[Method]) -> list[str]:
+    """The metrics that all runs evaluate, the error first."""
+    runs = [run for m in methods for run in m.runs]
+    common = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
+    return sorted(common, key=lambda name: name != "error")
+
+
+def _pairs(method: Method) -> list[Compared]:
+    """The (run, model) pairs of a method whose runs have a table over clients."""
+    return [(run, method.model) for run in method.runs_with_table.values()]
+
+
+def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> dict[str, Any]:
+    """The answers about one metric for each method but the baseline that shares a finished seed with it.
+
+    A dict of `metric`, `better`, `unit`, `rows` and what the intervals are about. A row has the position of its method, the
+    verdict, its sentence, and `bars`, the tail and the mean with the places of their intervals on one axis, in percent.
+    """
+    sides = [{run.seed: (run, model) for run, model in _pairs(m)} for m in methods]
+    rows = [{"method": k, **method_answer(m.label, sides[k], sides[baseline], metric)}
+            for k, m in enumerate(methods) if k != baseline and set(sides[k]) & set(sides[baseline])]
+    known = [row for row in rows if row["estimand"]]
+    axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
+    shown = [{"method": row["method"], **KINDS.get(row["answer"], NOTHING), "sentence": row["sentence"],
+              "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))]
+              if row["estimand"] else []} for row in rows]
+    first: dict[str, Any] = known[0] if known else {}
+    return {"metric": metric, "better": better_value(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
+            "rows": shown, "zero": 100 * -axis[0] / (axis[1] - axis[0]), "estimand": first.get("estimand", ""),
+            "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0),
+            "seeds": len(first.get("seeds", ())), "left_out": first.get("left_out", 0)}
+
+
+def _axis(cells: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """The ends of an axis that holds zero and all intervals, with a margin of 5%; (-1, 1) where all are zero."""
+    ends = [0.0, *(cell[end] for cell in cells for end in ("estimate", "low", "high") if cell[end] is not None)]
+    low, high = min(ends), max(ends)
+    margin = 0.05 * (high - low)
+    return (low - margin, high + margin) if high > low else (-1.0, 1.0)
+
+
+def _bar(name: str, cell: dict[str, Any], axis: tuple[float, float], better: str) -> dict[str, Any]:
+    """A difference with its interval as places on the axis, in percent of its width, and as text.
+
+    `way` is "better", "worse" or "open", for an interval that holds zero or has no ends.
+    """
+    def place(value: float) -> float:
+        """Where a value is on the axis, in percent of its width."""
+        return round(100 * (value - axis[0]) / (axis[1] - axis[0]), 3)
+
+    digits, known = digits_for(cell), cell["low"] is not None and cell["high"] is not None
+    sign = 1 if better == "lower" else -1
+    way = "open" if not known or cell["low"] <= 0 <= cell["high"] else "better" if sign * cell["estimate"] < 0 else "worse"
+    low, high = (place(cell["low"]), place(cell["high"])) if known else (0.0, 100.0)
+    ends = f"{_signed(cell['low'], digits)} to {_signed(cell['high'], digits)}" if known else "no interval"
+    return {"name": name, "way": way, "known": known, "dot": place(cell["estimate"]), "low": low, "width": round(high - low, 3),
+            "estimate": _signed(cell["estimate"], digits), "ends": ends}
+
+
+def _signed(value: float, digits: int) -> str:
+    """A number with its sign, a minus of its own and no negative zero."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+
+
+def _promises(methods: Sequence[Method]) -> dict[str, Any]:
+    """What the models of all finished runs promise about new clients in their error, all at once, whichever is chosen.
+
+    With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models` (rows with a label,
+    clients and bounds as text), `refused` (reasons), and the joint `confidence`.
+    """
+    entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
+               if (entry := _stored_promise(run, m.member)) is not None]
+    held = [(m, run) for m, run, entry in entries if "reason" not in entry]
+    refused = list(dict.fromkeys(entry["reason"] for _, _, entry in entries if "reason" in entry))
+    if any(m.personal for m in methods):
+        refused.append("personal models: a new client has none, so nothing is promised about them.")
+    each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
+    return {"models": [_promised(m, run, each) for m, run in held], "refused": refused, "confidence": CONFIDENCE}
+
+
+def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:
+    """What `result.json` says about new clients under the model at position `member`; None where an old run says nothing."""
+    found = run.result.get("promises")
+    return found[member].get("error") if found else None
+
+
+def _promised(method: Method, run: RunFolder, confidence: float) -> dict[str, Any]:
+    """The bounds of one finished model at this confidence, as texts by statistic, with who it is about."""
+    [values] = values_by_client([(run, method.model)], "error")
+    better, percent = better_value(run, "error"), bool(run.about["rates"])
+    entry = promise_entry(values, (), percent, better, confidence)
+    bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
+    return {"label": method.label, "seed": run.seed, "clients": entry["clients"], "bounds": bounds}
+
+
+def _bound_text(one: dict[str, Any], percent: bool) -> str:
+    """A bound as text, "34.2%", or why there is none: how many clients it takes."""
+    if one["bound"] is not None:
+        return shown_number(one["bound"], percent)
+    return f"none: takes {one['clients_needed']} clients" if one["clients_needed"] else "none: no bound on the metric"

@@ -1,0 +1,147 @@
+"""The answer of a comparison: does a method help new clients, how sure is that, and what would it take to tell. No torch.
+
+From the values of single clients in the runs' tables, paired by client key and nested in seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedtail.inference import Interval, Verdict, new_client_interval, verdict
+from fedtail.inference.intervals import FEW_IN_TAIL
+from fedtail.inference.statistics import statistic_named
+from fedtail.inference.verdicts import DO_NOT
+from fedtail.runs.answer_words import Cell, answer_sentence, shown_statistic
+from fedtail.runs.run_folder import RunFolder
+from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
+
+TAIL = "worst10"
+SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has an interval for
+CONFIDENCE = 0.95
+RATES = (0.0, 1.0)                           # bounds of error rates
+BySeed = Mapping[int, Compared]              # runs of one method
+TRAINED = ("loss", "error")                  # not finite only where a model has diverged
+
+
+def comparison_answers(methods: Mapping[str, Sequence[Compared]], metrics: Iterable[str], tail: str = TAIL,
+                       price: float = 1.0) -> list[dict[str, Any]]:
+    """An answer for each metric and each method but the first, the baseline; `methods` has its (run, model) pairs by name.
+
+    See `method_answer`. Methods without a seed in common with the baseline are left out.
+    """
+    sides = {name: {run.seed: (run, model) for run, model in found} for name, found in methods.items()}
+    baseline = next(iter(sides), "")
+    return [{"method": name, "baseline": baseline, **method_answer(name, own, sides[baseline], metric, tail, price)}
+            for metric in metrics for name, own in list(sides.items())[1:] if set(own) & set(sides[baseline])]
+
+
+def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error", tail: str = TAIL,
+                  price: float = 1.0) -> dict[str, Any]:
+    """Whether to take the method called `name` rather than the baseline, by intervals for new clients, as a dict.
+
+    `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`, `unit`,
+    `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
+    `clients_needed`, `sentence` and `estimand`, and for each statistic the difference, method minus baseline, with `low` and
+    `high`; percentiles are those of clients who do badly, p10 where higher is better. Error rates are in percent. Clients without a value are left out and counted (`left_out`); a loss or an error that is
+    not finite is no such value but a model that has diverged.
+    """
+    seeds = [seed for seed in own if seed in baseline]
+    run = own[seeds[0]][0]
+    better, rates = better_value(run, metric), metric == "error" and bool(run.about["rates"])
+    about = {"metric": metric, "better": better, "unit": "%" if rates else "", "seeds": seeds, "tail": tail, "price": price}
+    refused = why_no_answer(run)
+    if refused:
+        return {**about, **_no_answer(f"{name}: no answer about new clients: {refused}")}
+    mine, theirs = ([_worse_is_larger(one, better) for one in values_by_client([side[s] for s in seeds], metric)]
+                    for side in (own, baseline))
+    if (diverged := _diverged_clients(mine, theirs)) and metric in TRAINED:
+        text = f"{name}: {DO_NOT}; the {metric} of {diverged} clients is not finite: the model has diverged."
+        return {**about, **_no_answer(text), "answer": DO_NOT}
+    if min(_paired_clients(mine, theirs)) < 2:
+        return {**about, **_no_answer(f"{name}: no answer: the {metric} is defined for fewer than two test clients of a seed.")}
+    return {**about, **_judged(name, mine, theirs, about, RATES if rates else None, run)}
+
+
+def why_no_answer(run: RunFolder) -> str:
+    """Why the tested clients of a run say nothing about new clients, as a sentence; "" where they do."""
+    if not run.has_client_table:
+        return "the values of single clients are not known."
+    return "there are no test clients, only training clients." if run.tested_split == "train" else ""
+
+
+def better_value(run: RunFolder, metric: str) -> str:
+    """Which values of a metric are better in a run: "lower" or "higher"; "lower" where an old run does not say."""
+    return run.about.get("better", {}).get(metric, "lower")
+
+
+def estimand_words(found: Interval, run: RunFolder) -> str:
+    """What the intervals of a comparison are about, in words: which clients, which value, which models."""
+    models = "for the models that were trained with one seed" if found.seeds == 1 else f"mean over {found.seeds} training seeds"
+    who = "new clients of the same population"
+    if tests_training_clients(run):
+        who = "clients of the same population that take part in training as these do, on new examples"
+    return f"{who}; observed value of clients of this size; {models}"
+
+
+def _judged(name: str, mine: list[ByClient], theirs: list[ByClient], about: dict[str, Any],
+            bounds: tuple[float, float] | None, run: RunFolder) -> dict[str, Any]:
+    """The entries of an answer that come from intervals: verdict, sentence, estimand and a difference for each statistic.
+
+    `mine` and `theirs` have values of which larger are worse, by client key, for each seed.
+    """
+    statistics = dict.fromkeys((*SHOWN, about["tail"]))
+    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=bounds, confidence=CONFIDENCE) for one in statistics}
+    decided: Verdict = verdict(found[about["tail"]], found["mean"], about["price"])
+    cells = {one: _cell(interval, about["better"], bool(about["unit"])) for one, interval in found.items()}
+    tail, mean = found[about["tail"]], found["mean"]
+    sentence = answer_sentence(name, decided, cells[about["tail"]], cells["mean"], about["metric"], about["better"], about["unit"])
+    by_name = {cell["statistic"]: cell for cell in cells.values()}
+    return {"answer": decided.answer, "clients_needed": decided.clients, "sentence": sentence + _wider_tail_hint(tail),
+            "estimand": estimand_words(mean, run), "confidence": CONFIDENCE, "clients": mean.clients,
+            "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out, **by_name}
+
+
+def _cell(found: Interval, better: str, percent: bool) -> Cell:
+    """An interval of a difference as a dict, in the metric's own direction and shown unit; ends that are not finite are None."""
+    scale = 100.0 if percent else 1.0
+    low, high = (found.low, found.high) if better == "lower" else (-found.high, -found.low)
+    way = scale if better == "lower" else -scale
+    ends = {end: scale * value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
+    no_interval = bool(found.note) and abs(found.high - found.low) >= 2 - 1e-9 and percent
+    errors = {"client_error": scale * found.client_error, "seed_error": scale * found.seed_error}
+    return {"statistic": shown_statistic(found.statistic, better), "estimate": way * found.estimate, **(dict.fromkeys(ends) if no_interval else ends),
+            **{error: value if math.isfinite(value) else None for error, value in errors.items()}, "note": found.note}
+
+
+def _wider_tail_hint(tail: Interval) -> str:
+    """What to write for a tail that these clients can say something about, after a sentence; "" where there is no need."""
+    what = statistic_named(tail.statistic)
+    if what.kind == "mean" or what.share * tail.clients_per_seed >= FEW_IN_TAIL - 1e-9 or tail.clients_per_seed < 2 * FEW_IN_TAIL:
+        return ""
+    percent = math.ceil(100 * FEW_IN_TAIL / tail.clients_per_seed)
+    return f" {tail.clients_per_seed} clients can be asked about their worst {percent}%: --tail worst{percent}."
+
+
+def _no_answer(sentence: str) -> dict[str, Any]:
+    """The entries of an answer without intervals."""
+    return {"answer": "none", "clients_needed": None, "sentence": sentence, "estimand": "", "confidence": CONFIDENCE,
+            "clients": 0, "clients_per_seed": 0, "left_out": 0, **dict.fromkeys(SHOWN)}
+
+
+def _worse_is_larger(values: ByClient, better: str) -> ByClient:
+    """The values by client key, negated where higher is better."""
+    return values if better == "lower" else {key: -value for key, value in values.items()}
+
+
+def _diverged_clients(mine: list[ByClient], theirs: list[ByClient]) -> int:
+    """For how many clients, over all seeds, the method has no finite value and the baseline has one."""
+    return sum(key in first and math.isfinite(first[key]) and not math.isfinite(value)
+               for one, first in zip(mine, theirs, strict=True) for key, value in one.items())
+
+
+def _paired_clients(mine: list[ByClient], theirs: list[ByClient]) -> list[int]:
+    """For each seed, how many clients have a finite value under both."""
+    return [sum(math.isfinite(value) and math.isfinite(first.get(key, math.nan)) for key, value in one.items())
+            for one, first in zip(mine, theirs, strict=True)]
