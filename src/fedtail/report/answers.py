@@ -17,9 +17,7 @@ from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
 
 ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
-NOTHING = {"kind": "none", "label": "no answer"}
-KINDS = {"take it": {"kind": "take", "label": "take it"}, "do not": {"kind": "not", "label": "do not"},
-         "cannot tell": {"kind": "open", "label": "cannot tell"}}
+KINDS = {"take it": "take", "do not": "not", "cannot tell": "open"}
 
 
 def answers_section(methods: Sequence[Method], baseline: int) -> dict[str, Any]:
@@ -66,7 +64,8 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
             for k, m in enumerate(methods) if k != baseline and set(sides[k]) & set(sides[baseline])]
     known = [row for row in rows if row["estimand"]]
     axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
-    shown = [{"method": row["method"], **KINDS.get(row["answer"], NOTHING), "sentence": row["sentence"],
+    shown = [{"method": row["method"], "kind": KINDS.get(row["answer"], "none"), "verdict": row["verdict"],
+              "changes": row["changes"],
               "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))]
               if row["estimand"] else []} for row in rows]
     first: dict[str, Any] = known[0] if known else {}
@@ -110,8 +109,8 @@ def _signed(value: float, digits: int) -> str:
 def _promises(methods: Sequence[Method]) -> dict[str, Any]:
     """What the models of all finished runs promise about new clients in their error, all at once, whichever is chosen.
 
-    With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models` (rows with a label,
-    clients and bounds as text), `refused` (reasons), and the joint `confidence`.
+    With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
+    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, and the `count` of models.
     """
     entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
                if (entry := _stored_promise(run, m.member)) is not None]
@@ -120,7 +119,15 @@ def _promises(methods: Sequence[Method]) -> dict[str, Any]:
     if any(m.personal for m in methods):
         refused.append("personal models: a new client has none, so nothing is promised about them.")
     each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
-    return {"models": [_promised(m, run, each) for m, run in held], "refused": refused, "confidence": CONFIDENCE}
+    rows = [(m, [_promised(m, run, each) for one, run in held if one is m]) for m in methods]
+    return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
+            "count": len(held)}
+
+
+def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The promises of a method's models, one for each seed: its label, seeds, clients, and the texts of bounds by statistic."""
+    return {"label": label, "seeds": [one["seed"] for one in found], "clients": " · ".join(map(str, dict.fromkeys(
+        one["clients"] for one in found))), "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
 
 
 def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:
@@ -130,12 +137,12 @@ def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:
 
 
 def _promised(method: Method, run: RunFolder, confidence: float) -> dict[str, Any]:
-    """The bounds of one finished model at this confidence, as texts by statistic, with who it is about."""
+    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
     [values] = values_by_client([(run, method.model)], "error")
     better, percent = better_value(run, "error"), bool(run.about["rates"])
     entry = promise_entry(values, (), percent, better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
-    return {"label": method.label, "seed": run.seed, "clients": entry["clients"], "bounds": bounds}
+    return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}
 
 
 def _bound_text(one: dict[str, Any], percent: bool) -> str:

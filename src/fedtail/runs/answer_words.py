@@ -11,22 +11,23 @@ from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 Cell = dict[str, Any]                        # a difference with its interval
 
 
-def answer_sentence(method: str, decided: Verdict, tail: Cell, mean: Cell, metric: str, better: str, unit: str) -> str:
-    """One sentence on a method against its baseline: the verdict, what the tail gains and what the mean pays.
+def verdict_words(decided: Verdict) -> str:
+    """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)"."""
+    if decided.answer != CANNOT_TELL:
+        return decided.answer
+    needed = f"it would take about {decided.clients} test clients"
+    return f"this data cannot tell ({'more clients would not tell: try more training seeds' if decided.clients is None else needed})"
+
+
+def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str) -> str:
+    """What the tail gains and the mean pays, with their intervals, in words.
 
     `tail` and `mean` are differences in the metric, method minus baseline, of which `better` says which sign is a gain.
     """
-    answer = decided.answer
-    if answer == CANNOT_TELL:
-        needed = f"it would take about {decided.clients} test clients"
-        if decided.clients is None:
-            needed = "more clients would not tell: try more training seeds"
-        answer = f"this data cannot tell ({needed})"
     sign = -1.0 if better == "lower" else 1.0
-    who = tail_words(tail["statistic"])
     what = f" points of {metric}" if unit else f" of {metric}"
-    return (f"{method}: {answer}; {who} {_gain('gain', 'lose', sign, tail)}{what}, and the mean "
-            f"{_gain('gains', 'pays', sign, mean)}.")
+    return (f"{tail_words(tail['statistic'])} {_gain('gain', 'lose', sign, tail)}{what}, and the mean "
+            f"{_gain('gains', 'pays', sign, mean)}")
 
 
 def tail_words(statistic: str) -> str:

@@ -13,7 +13,7 @@ from fedtail.inference import Interval, Verdict, new_client_interval, verdict
 from fedtail.inference.intervals import FEW_IN_TAIL
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import DO_NOT
-from fedtail.runs.answer_words import Cell, answer_sentence, shown_statistic
+from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
 from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
@@ -22,6 +22,7 @@ SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has 
 CONFIDENCE = 0.95
 RATES = (0.0, 1.0)                           # bounds of error rates
 BySeed = Mapping[int, Compared]              # runs of one method
+NO_ANSWER = "none"
 TRAINED = ("loss", "error")                  # not finite only where a model has diverged
 
 
@@ -43,7 +44,7 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
 
     `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`, `unit`,
     `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
-    `clients_needed`, `sentence` and `estimand`, and for each statistic the difference, method minus baseline, with `low` and
+    `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the difference, method minus baseline, with `low` and
     `high`; percentiles are those of clients who do badly, p10 where higher is better. Error rates are in percent. Clients without a value are left out and counted (`left_out`); a loss or an error that is
     not finite is no such value but a model that has diverged.
     """
@@ -53,14 +54,13 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
     about = {"metric": metric, "better": better, "unit": "%" if rates else "", "seeds": seeds, "tail": tail, "price": price}
     refused = why_no_answer(run)
     if refused:
-        return {**about, **_no_answer(f"{name}: no answer about new clients: {refused}")}
+        return {**about, **_no_answer(name, f"no answer about new clients: {refused}")}
     mine, theirs = ([_worse_is_larger(one, better) for one in values_by_client([side[s] for s in seeds], metric)]
                     for side in (own, baseline))
     if (diverged := _diverged_clients(mine, theirs)) and metric in TRAINED:
-        text = f"{name}: {DO_NOT}; the {metric} of {diverged} clients is not finite: the model has diverged."
-        return {**about, **_no_answer(text), "answer": DO_NOT}
+        return {**about, **_no_answer(name, f"the {metric} of {diverged} clients is not finite: the model has diverged.", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
-        return {**about, **_no_answer(f"{name}: no answer: the {metric} is defined for fewer than two test clients of a seed.")}
+        return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
     return {**about, **_judged(name, mine, theirs, about, RATES if rates else None, run)}
 
 
@@ -96,10 +96,11 @@ def _judged(name: str, mine: list[ByClient], theirs: list[ByClient], about: dict
     decided: Verdict = verdict(found[about["tail"]], found["mean"], about["price"])
     cells = {one: _cell(interval, about["better"], bool(about["unit"])) for one, interval in found.items()}
     tail, mean = found[about["tail"]], found["mean"]
-    sentence = answer_sentence(name, decided, cells[about["tail"]], cells["mean"], about["metric"], about["better"], about["unit"])
+    words = verdict_words(decided), change_words(cells[about["tail"]], cells["mean"], *(about[k] for k in ("metric", "better", "unit")))
     by_name = {cell["statistic"]: cell for cell in cells.values()}
-    return {"answer": decided.answer, "clients_needed": decided.clients, "sentence": sentence + _wider_tail_hint(tail),
-            "estimand": estimand_words(mean, run), "confidence": CONFIDENCE, "clients": mean.clients,
+    return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": words[0],
+            "sentence": f"{name}: {words[0]}; {words[1]}.{_wider_tail_hint(tail)}",
+            "changes": words[1] + "." + _wider_tail_hint(tail), "estimand": estimand_words(mean, run), "confidence": CONFIDENCE, "clients": mean.clients,
             "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out, **by_name}
 
 
@@ -124,10 +125,12 @@ def _wider_tail_hint(tail: Interval) -> str:
     return f" {tail.clients_per_seed} clients can be asked about their worst {percent}%: --tail worst{percent}."
 
 
-def _no_answer(sentence: str) -> dict[str, Any]:
-    """The entries of an answer without intervals."""
-    return {"answer": "none", "clients_needed": None, "sentence": sentence, "estimand": "", "confidence": CONFIDENCE,
-            "clients": 0, "clients_per_seed": 0, "left_out": 0, **dict.fromkeys(SHOWN)}
+def _no_answer(name: str, text: str, answer: str = NO_ANSWER) -> dict[str, Any]:
+    """The entries of an answer without intervals about the method called `name`, with the reason `text`."""
+    before = "" if answer == NO_ANSWER else f"{answer}; "
+    return {"answer": answer, "clients_needed": None, "verdict": answer, "sentence": f"{name}: {before}{text}", "changes": text,
+            "estimand": "", "confidence": CONFIDENCE, "clients": 0, "clients_per_seed": 0, "left_out": 0,
+            **dict.fromkeys(SHOWN)}
 
 
 def _worse_is_larger(values: ByClient, better: str) -> ByClient:
