@@ -32,23 +32,22 @@ def show_noise(rows: list[dict[str, Any]]) -> None:
 
 
 def show_promises(runs: list[RunFolder]) -> None:
-    """Print what the models of runs promise about new clients: a line for each run and model, or why they do not."""
+    """Print what the one model of a run promises about new clients, or why it does not; of several models, where to find it."""
     from fedtail.runs.promise_entries import promise_sentences
 
-    lines: dict[str, list[str]] = {}
-    for run in runs:
-        better, percent = run.about.get("better", {}).get("error", "lower"), bool(run.about["rates"])
-        for member, found in zip(run.members, run.result.get("promises", ()), strict=False):
-            about = f"{member}, seed {run.seed}" if len(run.members) > 1 else f"seed {run.seed}"
-            for text in promise_sentences(found["error"], "error", better, percent) if "error" in found else ():
-                lines.setdefault(text, []).append(about)
-    for text, about in lines.items():
-        typer.echo(f"{text[0].upper()}{text[1:]}" + ("" if len(runs) == len(lines) == 1 else f"  [{'; '.join(about)}]"))
+    entries = [(run, found["error"]) for run in runs for found in run.result.get("promises", ()) if "error" in found]
+    better, percent = runs[0].about.get("better", {}).get("error", "lower"), bool(runs[0].about["rates"])
+    told = dict.fromkeys(text for _, one in entries for text in promise_sentences(one, "error", better, percent)
+                         if len(entries) == 1 or "reason" in one)
+    for text in told:
+        typer.echo(text[0].upper() + text[1:])
+    if any("reason" not in one for _, one in entries) and len(entries) > 1:
+        typer.echo("What each model promises about new clients is in its result.json, and for all at once on the page.")
 
 
 def _interval_note(one: dict[str, Any], split: str) -> str:
     """What the intervals of an answer are about, in a sentence."""
     seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
     left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
-    return (f"In brackets: {one['confidence']:.0%} intervals for {one['estimand']} ({one['clients_per_seed']} test clients a seed, "
-            f"{one['clients']} in all{seeds}{left}).")
+    return (f"In brackets: {one['confidence']:.0%} intervals for {one['estimand']} ({one['clients_per_seed']} test clients a "
+            f"seed, {one['clients']} in all{seeds}{left}).")

@@ -28,7 +28,8 @@ def compare(
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
     trust: list[str] = options.TRUST,
-    tail: str = typer.Option("worst10", "--tail", metavar="STATISTIC", help="What the verdict is about: worst10, worst25, p90, ..."),
+    tail: str = typer.Option("worst10", "--tail", metavar="STATISTIC",
+                             help="What the verdict is about: worst10, worst25, p90, ..."),
     price: float = typer.Option(1.0, "--price", metavar="NUMBER", min=0.0,
                                 help="The most that the mean may pay for each unit that the tail gains."),
     as_json: bool = options.JSON,
@@ -61,7 +62,8 @@ def compare(
     show_runs(runs, folder, as_json, {name: found[name] for name in ("differences", "answers", "split")})
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
-        show_differences(found["differences"], "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
+        what = "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)"
+        show_differences(found["differences"], what)
         show_answers(found["answers"], found["split"])
         show_saved_folder(folder)
 

@@ -21,16 +21,17 @@ def example_variances(trained: Trained, population: Population, engine: Engine =
                       personal: bool = False) -> dict[str, Tensor]:
     """The unbiased variance of every metric per example over the examples of each client of `population`, by metric name.
 
-    Each is a tensor (clients,) float64; NaN for clients with one example. `model` is the member of a family; with `personal`, each
-    client's own model beside it is evaluated. One more forward pass finds means and means of squares; no loss of an example is
-    kept.
+    Each is a tensor (clients,) float64; NaN for clients with one example. `model` is the member of a family; with `personal`,
+    each client's own model beside it is evaluated. One more forward pass finds means and means of squares; no loss of an example
+    is kept.
     """
     task = _task_with_squares(trained.task)
     if personal:
         found = evaluate_personal(trained, population, task, engine=engine, model=model).personal
     else:
         found = evaluate(trained.modules[model], population, task, engine=engine)
-    return {name: _variance(found, name, population.size) for name in found.distributions if SQUARES + name in found.distributions}
+    names = [name for name in found.distributions if SQUARES + name in found.distributions]
+    return {name: _variance(found, name, population.size) for name in names}
 
 
 def _task_with_squares(task: Task) -> Task:

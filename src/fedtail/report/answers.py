@@ -27,7 +27,7 @@ def answers_section(methods: Sequence[Method], baseline: int) -> dict[str, Any]:
     `noise` is a sentence for each method on how much of its tail is noise, and `floors`, for each method, what a statistic of the
     error would be if all clients were alike; `promises` what each finished model promises about new clients, all at once.
     """
-    found = [noise_over_seeds(_pairs(m)) if m.runs_with_table else {"reason": ""} for m in methods]
+    found: list[dict[str, Any]] = [noise_over_seeds(_pairs(m)) if m.runs_with_table else {} for m in methods]
     runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
     percent = 100.0 if methods[0].runs[0].about["rates"] else 1.0
     return {
@@ -103,7 +103,7 @@ def _bar(name: str, cell: dict[str, Any], axis: tuple[float, float], better: str
 
 def _signed(value: float, digits: int) -> str:
     """A number with its sign, a minus of its own and no negative zero."""
-    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _promises(methods: Sequence[Method]) -> dict[str, Any]:
@@ -126,8 +126,9 @@ def _promises(methods: Sequence[Method]) -> dict[str, Any]:
 
 def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The promises of a method's models, one for each seed: its label, seeds, clients, and the texts of bounds by statistic."""
-    return {"label": label, "seeds": [one["seed"] for one in found], "clients": " · ".join(map(str, dict.fromkeys(
-        one["clients"] for one in found))), "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
+    clients = " · ".join(dict.fromkeys(str(one["clients"]) for one in found))
+    return {"label": label, "seeds": [one["seed"] for one in found], "clients": clients,
+            "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
 
 
 def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:

@@ -79,10 +79,10 @@ def _read_page_file(name: str) -> str:
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    Its keys are the page's sections ("answers", "facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
-    "clients", "tail", "participation") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits",
-    "metrics", "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises
-    ValueError where there are no runs, where they cannot be on one page, or where no method has that name.
+    Its keys are the page's sections ("answers", "facts", "notes", "methods", "table", "curves", "contributors", "families",
+    "distributions", "clients", "tail", "participation") and settings of the page ("deployed", "tested", "percent", "baseline",
+    "focus", "splits", "metrics", "thresholds"). `baseline` names the method that the others are compared with, by default the
+    first. Raises ValueError where there are no runs, where they cannot be on one page, or where no method has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)

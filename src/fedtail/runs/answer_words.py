@@ -15,8 +15,10 @@ def verdict_words(decided: Verdict) -> str:
     """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)"."""
     if decided.answer != CANNOT_TELL:
         return decided.answer
-    needed = f"it would take about {decided.clients} test clients"
-    return f"this data cannot tell ({'more clients would not tell: try more training seeds' if decided.clients is None else needed})"
+    needed = "more clients would not tell: try more training seeds"
+    if decided.clients is not None:
+        needed = f"it would take about {decided.clients} test clients"
+    return f"this data cannot tell ({needed})"
 
 
 def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str) -> str:

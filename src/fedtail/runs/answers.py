@@ -44,8 +44,9 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
 
     `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`, `unit`,
     `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
-    `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the difference, method minus baseline, with `low` and
-    `high`; percentiles are those of clients who do badly, p10 where higher is better. Error rates are in percent. Clients without a value are left out and counted (`left_out`); a loss or an error that is
+    `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the
+    difference, method minus baseline, with `low` and `high`; percentiles are those of clients who do badly, p10 where higher is
+    better. Error rates are in percent. Clients without a value are left out and counted (`left_out`); a loss or an error that is
     not finite is no such value but a model that has diverged.
     """
     seeds = [seed for seed in own if seed in baseline]
@@ -55,13 +56,13 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
     refused = why_no_answer(run)
     if refused:
         return {**about, **_no_answer(name, f"no answer about new clients: {refused}")}
-    mine, theirs = ([_worse_is_larger(one, better) for one in values_by_client([side[s] for s in seeds], metric)]
-                    for side in (own, baseline))
+    mine, theirs = (values_by_client([side[s] for s in seeds], metric) for side in (own, baseline))
     if (diverged := _diverged_clients(mine, theirs)) and metric in TRAINED:
         return {**about, **_no_answer(name, f"the {metric} of {diverged} clients is not finite: the model has diverged.", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
         return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
-    return {**about, **_judged(name, mine, theirs, about, RATES if rates else None, run)}
+    return {**about, **answer_from_values(name, mine, theirs, metric, better, rates, tail, price),
+            "estimand": estimand_words(len(seeds), run)}
 
 
 def why_no_answer(run: RunFolder) -> str:
@@ -76,32 +77,33 @@ def better_value(run: RunFolder, metric: str) -> str:
     return run.about.get("better", {}).get(metric, "lower")
 
 
-def estimand_words(found: Interval, run: RunFolder) -> str:
-    """What the intervals of a comparison are about, in words: which clients, which value, which models."""
-    models = "for the models that were trained with one seed" if found.seeds == 1 else f"mean over {found.seeds} training seeds"
+def estimand_words(seeds: int, run: RunFolder) -> str:
+    """What the intervals of a comparison with so many seeds are about, in words: which clients, which value, which models."""
+    models = "for the models that were trained with one seed" if seeds == 1 else f"mean over {seeds} training seeds"
     who = "new clients of the same population"
     if tests_training_clients(run):
         who = "clients of the same population that take part in training as these do, on new examples"
     return f"{who}; observed value of clients of this size; {models}"
 
 
-def _judged(name: str, mine: list[ByClient], theirs: list[ByClient], about: dict[str, Any],
-            bounds: tuple[float, float] | None, run: RunFolder) -> dict[str, Any]:
-    """The entries of an answer that come from intervals: verdict, sentence, estimand and a difference for each statistic.
+def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByClient], metric: str = "error",
+                       better: str = "lower", rates: bool = True, tail: str = TAIL, price: float = 1.0) -> dict[str, Any]:
+    """The entries of an answer that come from the values of clients: verdict, sentence, and a difference for each statistic.
 
-    `mine` and `theirs` have values of which larger are worse, by client key, for each seed.
+    `mine` and `theirs` have the values of `metric` by client key, for each seed, those of the method called `name` and of its
+    baseline; `rates` says that they are error rates, which are shown in percent.
     """
-    statistics = dict.fromkeys((*SHOWN, about["tail"]))
-    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=bounds, confidence=CONFIDENCE) for one in statistics}
-    decided: Verdict = verdict(found[about["tail"]], found["mean"], about["price"])
-    cells = {one: _cell(interval, about["better"], bool(about["unit"])) for one, interval in found.items()}
-    tail, mean = found[about["tail"]], found["mean"]
-    words = verdict_words(decided), change_words(cells[about["tail"]], cells["mean"], *(about[k] for k in ("metric", "better", "unit")))
-    by_name = {cell["statistic"]: cell for cell in cells.values()}
-    return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": words[0],
-            "sentence": f"{name}: {words[0]}; {words[1]}.{_wider_tail_hint(tail)}",
-            "changes": words[1] + "." + _wider_tail_hint(tail), "estimand": estimand_words(mean, run), "confidence": CONFIDENCE, "clients": mean.clients,
-            "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out, **by_name}
+    mine, theirs = ([_worse_is_larger(one, better) for one in side] for side in (mine, theirs))
+    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=RATES if rates else None, confidence=CONFIDENCE)
+             for one in dict.fromkeys((*SHOWN, tail))}
+    decided: Verdict = verdict(found[tail], found["mean"], price)
+    cells = {one: _cell(interval, better, rates) for one, interval in found.items()}
+    said, mean = verdict_words(decided), found["mean"]
+    changes = f"{change_words(cells[tail], cells['mean'], metric, better, '%' if rates else '')}.{_wider_tail_hint(found[tail])}"
+    return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
+            "sentence": f"{name}: {said}; {changes}", "confidence": CONFIDENCE, "clients": mean.clients,
+            "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out,
+            **{cell["statistic"]: cell for cell in cells.values()}}
 
 
 def _cell(found: Interval, better: str, percent: bool) -> Cell:
@@ -112,7 +114,8 @@ def _cell(found: Interval, better: str, percent: bool) -> Cell:
     ends = {end: scale * value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
     no_interval = bool(found.note) and abs(found.high - found.low) >= 2 - 1e-9 and percent
     errors = {"client_error": scale * found.client_error, "seed_error": scale * found.seed_error}
-    return {"statistic": shown_statistic(found.statistic, better), "estimate": way * found.estimate, **(dict.fromkeys(ends) if no_interval else ends),
+    return {"statistic": shown_statistic(found.statistic, better), "estimate": way * found.estimate,
+            **(dict.fromkeys(ends) if no_interval else ends),
             **{error: value if math.isfinite(value) else None for error, value in errors.items()}, "note": found.note}
 
 

@@ -1,11 +1,14 @@
-"""Which model of a run suits one client, computed where the client's data are."""
+"""Which model of a family suits one client, computed where the client's data are, or all clients, by validation clients."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedtail.data import Population
@@ -13,9 +16,15 @@ from fedtail.data.tables import checked_suffix
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import plan_task
+from fedtail.inference.statistics import statistic_named
+from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
+from fedtail.runs.simpler_choice import Candidate, Difference, choose_simpler
+from fedtail.runs.values_by_client import values_by_client
 from fedtail.task import Task
+
+VALIDATION = "validation"
 
 
 def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
@@ -47,6 +56,65 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
               for k, (name, error) in enumerate(zip(run.members, picked.errors, strict=True))]
     return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples,
             "unit": "%" if run.about["rates"] else "", "models": models, "file": str(run.models[picked.index])}
+
+
+def choose_for_everybody(place: str | Path, statistic: str = "p90") -> dict[str, Any]:
+    """Which model of a family to give to all clients, by the validation clients of its finished runs.
+
+    `place` is the folder of one or several runs (seeds) of one family. The best by `statistic` of the error ("mean", "p90",
+    "worst10"), or a model closer to plain averaging within one standard error of it. Returns a dict: `chosen` (name), `index`,
+    `statistic`, `unit`, `seeds`, `clients` (the fewest validation clients of a seed), `models` (each with its `value`, `std` over
+    seeds and difference to the best with a 95% interval for new clients), `reason` and `files`, the paths of the chosen model.
+    Test clients are not used. Raises ValueError where there is no finished family or it has no validation clients.
+    """
+    runs = _family_runs(place)
+    scale, what = (100.0 if runs[0].about["rates"] else 1.0), statistic_named(statistic)
+    candidates = []
+    for k, name in enumerate(runs[0].members):
+        values = values_by_client([(run, EvaluatedModel(k)) for run in runs], "error", VALIDATION)
+        by_seed = tuple(what.of(np.array(list(one.values()))) for one in values)
+        if all(map(math.isfinite, by_seed)):
+            candidates.append((k, Candidate(name, _member_settings(runs[0], k), by_seed, tuple(values))))
+    if not candidates:
+        raise ValueError(f"no model of {place} has a finite error for all validation clients.")
+    found = choose_simpler([one for _, one in candidates], statistic, f"{statistic} of the error", scale)
+    index = candidates[found.chosen][0]
+    models = [_model_row(one.name, one.by_seed, less, scale, k == index)
+              for (k, one), less in zip(candidates, found.differences, strict=True)]
+    return {"chosen": runs[0].members[index], "index": index, "statistic": statistic, "unit": "%" if scale > 1 else "",
+            "seeds": [run.seed for run in runs], "clients": min(run.about["splits"][VALIDATION] for run in runs),
+            "models": models, "reason": found.reason, "files": [str(run.models[index]) for run in runs]}
+
+
+def _family_runs(place: str | Path) -> list[RunFolder]:
+    """The runs of one family in `place`, checked: finished, of the same models, with validation clients. Raises ValueError."""
+    runs = find_runs([place])
+    if len({(run.name, *run.members) for run in runs}) > 1 or len({run.seed for run in runs}) < len(runs):
+        raise ValueError(f"{place} holds several experiments; name the folder of one family: "
+                         f"{', '.join(str(run.path) for run in runs[:4])}.")
+    if len(runs[0].members) < 2:
+        raise ValueError(f"{runs[0].path} is of one model, so there is nothing to choose. Write [family] in the experiment.")
+    for run in runs:
+        if not run.has_client_table:
+            raise ValueError(f"{run.path} is not finished, so it has no models yet. Go on with `fedtail run ... --resume`.")
+        if not run.about["splits"].get(VALIDATION):
+            raise ValueError(f"{run.path} has no validation clients to choose by, and test clients are for the result. Write "
+                             "split = { train = 0.6, validation = 0.2, test = 0.2 } below [data].")
+    return runs
+
+
+def _member_settings(run: RunFolder, member: int) -> dict[str, Any]:
+    """The field that the models of a family differ in, with the value of one of them; {} where the run does not say."""
+    family = run.about.get("family")
+    return {family["field"]: family["values"][member]} if family else {}
+
+
+def _model_row(name: str, by_seed: Sequence[float], less: Difference, scale: float, chosen: bool) -> dict[str, Any]:
+    """A model of a family as a dict of numbers in the shown unit; None for what is not known."""
+    numbers = {"difference": less.estimate, "low": less.low, "high": less.high, "error": less.error}
+    return {"model": name, "value": scale * statistics.fmean(by_seed), "chosen": chosen,
+            "std": scale * statistics.stdev(by_seed) if len(by_seed) > 1 else None,
+            **{key: scale * value if math.isfinite(value) else None for key, value in numbers.items()}}
 
 
 def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FieldError
-from fedtail.inference import noise_floor, real_spread
+from fedtail.inference import real_spread
+from fedtail.inference.noise_floor import noise_floors
 from fedtail.runs.answer_words import shown_statistic
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.run_folder import RunFolder
@@ -76,7 +77,7 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
 def _floors(values: np.ndarray, sizes: np.ndarray, variance: float | None) -> dict[str, Any]:
     """The noise floor of each tail, by statistic; `variance` is that over examples within clients, None for error rates."""
     draws = int(max(200, min(DRAWS, MOST_DRAWS / len(values))))
-    return {name: noise_floor(values, sizes, name, example_variance=variance, draws=draws) for name in TAILS}
+    return dict(zip(TAILS, noise_floors(values, sizes, TAILS, example_variance=variance, draws=draws), strict=True))
 
 
 def _in_metric_direction(found: Any, sign: float) -> dict[str, Any]:

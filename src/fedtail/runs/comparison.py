@@ -36,10 +36,10 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
     Personal models that were evaluated have a row of their own, "Ditto, personal" beside "Ditto, shared", with `personal` true. A
-    row has `method`, `personal`, `unit`, `seeds`, `failed`, `noise` (see `noise_over_seeds`), and for each name in STATISTICS a dict with `mean` and `std`. Error
-    rates are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
-    one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
-    ValueError for one without the metric.
+    row has `method`, `personal`, `unit`, `seeds`, `failed`, `noise` (see `noise_over_seeds`), and for each name in STATISTICS a
+    dict with `mean` and `std`. Error rates are in percent. `failed` is the number of answers left out because a loss or an update
+    was not finite. `std` is None for one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that
+    is not finished, and ValueError for one without the metric.
     """
     return [{"method": method, "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric),
              "seeds": [run.seed for run, _ in found],

@@ -214,7 +214,7 @@ def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], n
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
-    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, key, and group where there are groups.
+    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, key, and group where there are any.
 
     Each is an array over the clients of the population. Clients without names are named by their numbers. The key stays with a
     client however clients are split, so that runs with different splits can be compared client by client.

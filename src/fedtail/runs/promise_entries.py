@@ -6,6 +6,8 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from fedtail.inference import Promise, promise
 from fedtail.inference.statistics import statistic_named
 from fedtail.runs.answer_words import shown_statistic
@@ -31,7 +33,7 @@ def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], ra
              for name in PROMISED if rates or not name.startswith("worst")}
     entry = {shown_statistic(name, better): _bound_entry(one, sign) for name, one in found.items()}
     if not rates:
-        worst = statistic_named("worst10").of(list(turned.values()))
+        worst = statistic_named("worst10").of(np.array(list(turned.values())))
         entry["worst10"] = {"observed": sign * worst, "bound": None, "clients_needed": None, "note": UNBOUNDED}
     return {"clients": len(values), "confidence": confidence, **entry}
 

@@ -108,7 +108,8 @@ NOISE = list_check(table_check(any_check(NO_NOISE, record_check({"floors": FLOOR
 BOUND = record_check({"observed": is_number, "bound": is_number_or_null, "note": is_text})
 PROMISED = {"clients": whole_number_check(0, MOST_CLIENTS), "confidence": is_number, "worst10": BOUND}
 PROMISES = list_check(table_check(any_check(NO_PROMISE, *(record_check({tail: BOUND, **PROMISED}) for tail in ("p90", "p10")))))
-RESULT_MORE = {**LINE_MORE, "noise": NOISE, "personal_noise": NOISE, "promises": PROMISES, "members": MEMBERS, "participation": any_check(is_null, STATISTICS), "failed": whole_number_check(),
+RESULT_MORE = {**LINE_MORE, "noise": NOISE, "personal_noise": NOISE, "promises": PROMISES,
+               "members": MEMBERS, "participation": any_check(is_null, STATISTICS), "failed": whole_number_check(),
                "finetuned": any_check(is_null, list_check(table_check(STATISTICS))),
                "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))),
                "personal_histograms": list_check(table_check(HISTOGRAM)), "files": table_check(is_text),

@@ -73,7 +73,7 @@ def _values_of_run(run: RunFolder, model: EvaluatedModel, metric: str, split: st
 
 
 def _makes_clients_by_seed(about: Mapping[str, Any]) -> bool:
-    """Whether the [data] section in a run's `run.json` makes other clients for every seed: seed = "run", there or below client."""
+    """Whether the [data] section in a run's `run.json` makes other clients for every seed: seed = "run", or below client."""
     data = about.get("experiment", {}).get("data", {})
     client = data.get("client")
     return data.get("seed") == RUN or (isinstance(client, dict) and client.get("seed") == RUN)
