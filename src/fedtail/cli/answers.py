@@ -31,17 +31,18 @@ def show_noise(rows: list[dict[str, Any]]) -> None:
         typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
 
 
-def show_promises(runs: list[RunFolder]) -> None:
+def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
     """Print what the one model of a run promises about new clients, or why it does not; of several models, where to find it."""
+    from fedtail.runs.comparison import metric_direction, metric_unit
     from fedtail.runs.promise_entries import promise_sentences
 
-    entries = [(run, found["error"]) for run in runs for found in run.result.get("promises", ()) if "error" in found]
-    better, percent = runs[0].about.get("better", {}).get("error", "lower"), bool(runs[0].about["rates"])
-    told = dict.fromkeys(text for _, one in entries for text in promise_sentences(one, "error", better, percent)
+    entries = [found[metric] for run in runs for found in run.result.get("promises", ()) if metric in found]
+    better, percent = metric_direction(runs[0], metric), bool(metric_unit(runs[0], metric))
+    told = dict.fromkeys(text for one in entries for text in promise_sentences(one, metric, better, percent)
                          if len(entries) == 1 or "reason" in one)
     for text in told:
         typer.echo(text[0].upper() + text[1:])
-    if any("reason" not in one for _, one in entries) and len(entries) > 1:
+    if any("reason" not in one for one in entries) and len(entries) > 1:
         typer.echo("What each model promises about new clients is in its result.json, and for all at once on the page.")
 
 

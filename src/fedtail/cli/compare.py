@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_name, output_folder, run_jobs, show_runs, show_saved_folder
+from fedtail.cli.run import check_metric, fail_if_diverged, folder_name, output_folder, run_jobs, show_runs, show_saved_folder
 from fedtail.cli.terminal import print_errors_as_sentences
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def compare(
                              help="What the verdict is about: worst10, worst25, p90, ..."),
     price: float = typer.Option(1.0, "--price", metavar="NUMBER", min=0.0,
                                 help="The most that the mean may pay for each unit that the tail gains."),
+    metric: str | None = options.METRIC,
     as_json: bool = options.JSON,
 ) -> None:
     """Train several methods on the same clients, cohorts and batches, and say which to take.
@@ -45,7 +46,7 @@ def compare(
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
     from fedtail.inference.statistics import statistic_named
-    from fedtail.runs.comparison import comparison_entries
+    from fedtail.runs.comparison import FEW_CLIENTS, comparison_entries, number_of_tested_clients, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
@@ -53,19 +54,26 @@ def compare(
     changes = options.settings_with_device(settings, device)
     wanted = [one for file in experiments for one in read_experiments(file, changes, trust)]
     check_methods_comparable(wanted)
+    check_metric(wanted, metric)
     numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
     place = Path("runs") / folder_name(experiments[0].stem)
     jobs, folder = comparison_jobs(wanted, numbers, place, out, resume)
     runs = run_jobs(jobs, folder, resume, as_json)
     found = comparison_entries(runs, tail, price)
     write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], **found})
-    show_runs(runs, folder, as_json, {name: found[name] for name in ("differences", "answers", "split")})
+    less = {name: found["metrics"][name]["differences"] for name in shown_metrics(runs, metric)}
+    first, *others = less
+    show_runs(runs, folder, as_json, {"differences": less[first], "metric_differences": {name: less[name] for name in others},
+                                      "answers": found["answers"], "split": found["split"]}, metric)
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
-        what = "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)"
-        show_differences(found["differences"], what)
-        show_answers(found["answers"], found["split"])
+        few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+        for rows in less.values():
+            show_differences(rows, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)", few)
+        for name in less:
+            show_answers(found["answers"], found["split"], name)
         show_saved_folder(folder)
+    fail_if_diverged(runs)
 
 
 def comparison_jobs(wanted: Sequence[Experiment], seeds: Sequence[int], place: Path, out: Path | None,

@@ -28,7 +28,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:
@@ -43,11 +43,12 @@ def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
     mine: Path | None = typer.Option(None, "--data", metavar="FILE", show_default=False,
                                      help="One client's examples, .npz or .parquet; without it, one model for all clients."),
-    statistic: str = typer.Option("p90", "--statistic", metavar="STATISTIC",
-                                  help="Of the error over validation clients, for all clients: mean, p90, worst10, ..."),
+    statistic: str | None = typer.Option(None, "--statistic", metavar="STATISTIC", show_default=False,
+                                         help="Over validation clients, without --data: mean, worst10; by default p90."),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
     trust: list[str] = options.TRUST,
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="What to choose by: error, loss, or one of the file's."),
     as_json: bool = options.JSON,
 ) -> None:
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent.
@@ -58,15 +59,17 @@ def choose(
     from fedtail.runs.choosing import choose_for_everybody, choose_model
 
     if mine is None:
-        show_choice(choose_for_everybody(run, statistic), as_json)
+        show_choice(choose_for_everybody(run, statistic, metric), as_json)
         return
-    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust)
+    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust, metric)
     if as_json:
         print_json(picked)
         return
     unit = " (%)" if picked["unit"] else ""
-    cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
-    show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
+    show = "{:.2f}" if unit else "{:.4g}"
+    cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
+    better = ", higher is better" if picked["better"] == "higher" else ""
+    show_table(f"{metric[:1].upper()}{metric[1:]} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")
 
 
@@ -79,7 +82,7 @@ def show_choice(found: dict[str, Any], as_json: bool) -> None:
     seeds = f", +- std over {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
     cells = [[row["model"], f"{row['value']:.2f}" + ("" if row["std"] is None else f" +- {row['std']:.2f}"), _difference(row),
               "<- this one" if row["chosen"] else ""] for row in found["models"]]
-    show_table(f"{found['statistic']} of the error over {found['clients']} validation clients{unit}{seeds}",
+    show_table(f"{found['statistic']} of the {found['metric']} over {found['clients']} validation clients{unit}{seeds}",
                ["model", found["statistic"], "minus the best (95% for new clients)", ""], cells)
     typer.echo(found["reason"][0].upper() + found["reason"][1:])
     typer.echo(f"Its parameters are in {', '.join(found['files'])}.")

@@ -51,8 +51,8 @@ def tune(
         exit_with_message("the random number of trials was zero: nothing was tried, and nothing is released. To search again in "
                           "another folder costs as much again.", FAILED)
     if result["finished"] and not result["best"]:
-        exit_with_message("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a "
-                          "number is enough) and the learning rates.", FAILED)
+        exit_with_message("no trial gave a number: all diverged, or the metric is defined for no held-out client. Check the "
+                          "data, the metric and the learning rates.", FAILED)
     if not result["finished"]:
         done = len(result["trials"]) + result["failed"]
         exit_with_message(f"stopped after {done} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)

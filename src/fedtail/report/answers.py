@@ -9,9 +9,9 @@ from fedtail.report.methods import Method
 from fedtail.report.statistics import STATISTICS
 from fedtail.runs import RunFolder
 from fedtail.runs.answer_words import digits_for
-from fedtail.runs.answers import TAIL, better_value, method_answer
+from fedtail.runs.answers import TAIL, method_answer
 from fedtail.runs.client_noise import noise_sentence
-from fedtail.runs.comparison import ONE_SPLIT, REDRAWN
+from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
@@ -69,7 +69,7 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
               "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))]
               if row["estimand"] else []} for row in rows]
     first: dict[str, Any] = known[0] if known else {}
-    return {"metric": metric, "better": better_value(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
+    return {"metric": metric, "better": metric_direction(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
             "rows": shown, "zero": 100 * -axis[0] / (axis[1] - axis[0]), "estimand": first.get("estimand", ""),
             "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0),
             "seeds": len(first.get("seeds", ())), "left_out": first.get("left_out", 0)}
@@ -140,7 +140,7 @@ def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:
 def _promised(method: Method, run: RunFolder, confidence: float) -> dict[str, Any]:
     """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
     [values] = values_by_client([(run, method.model)], "error")
-    better, percent = better_value(run, "error"), bool(run.about["rates"])
+    better, percent = metric_direction(run, "error"), bool(run.about["rates"])
     entry = promise_entry(values, (), percent, better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
     return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}

@@ -14,6 +14,7 @@ from fedtail.inference.intervals import FEW_IN_TAIL
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import DO_NOT
 from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
+from fedtail.runs.diverged import diverged_seeds
 from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
@@ -23,7 +24,6 @@ CONFIDENCE = 0.95
 RATES = (0.0, 1.0)                           # bounds of error rates
 BySeed = Mapping[int, Compared]              # runs of one method
 NO_ANSWER = "none"
-TRAINED = ("loss", "error")                  # not finite only where a model has diverged
 
 
 def comparison_answers(methods: Mapping[str, Sequence[Compared]], metrics: Iterable[str], tail: str = TAIL,
@@ -46,19 +46,22 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
     `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
     `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the
     difference, method minus baseline, with `low` and `high`; percentiles are those of clients who do badly, p10 where higher is
-    better. Error rates are in percent. Clients without a value are left out and counted (`left_out`); a loss or an error that is
-    not finite is no such value but a model that has diverged.
+    better. Error rates are in percent. Clients without a value are left out and counted (`left_out`). A method that has
+    diverged for a seed is not to be taken.
     """
     seeds = [seed for seed in own if seed in baseline]
     run = own[seeds[0]][0]
-    better, rates = better_value(run, metric), metric == "error" and bool(run.about["rates"])
+    better, rates = run.about.get("better", {}).get(metric, "lower"), metric == "error" and bool(run.about["rates"])
     about = {"metric": metric, "better": better, "unit": "%" if rates else "", "seeds": seeds, "tail": tail, "price": price}
     refused = why_no_answer(run)
     if refused:
         return {**about, **_no_answer(name, f"no answer about new clients: {refused}")}
     mine, theirs = (values_by_client([side[s] for s in seeds], metric) for side in (own, baseline))
-    if (diverged := _diverged_clients(mine, theirs)) and metric in TRAINED:
-        return {**about, **_no_answer(name, f"the {metric} of {diverged} clients is not finite: the model has diverged.", DO_NOT)}
+    lost, theirs_lost = (diverged_seeds([side[s] for s in seeds]) for side in (own, baseline))
+    if theirs_lost:
+        return {**about, **_no_answer(name, "no answer: the model of the baseline has diverged.")}
+    if lost:
+        return {**about, **_no_answer(name, f"the model has diverged ({len(lost)} of {len(seeds)} seeds).", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
         return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
     return {**about, **answer_from_values(name, mine, theirs, metric, better, rates, tail, price),
@@ -70,11 +73,6 @@ def why_no_answer(run: RunFolder) -> str:
     if not run.has_client_table:
         return "the values of single clients are not known."
     return "there are no test clients, only training clients." if run.tested_split == "train" else ""
-
-
-def better_value(run: RunFolder, metric: str) -> str:
-    """Which values of a metric are better in a run: "lower" or "higher"; "lower" where an old run does not say."""
-    return run.about.get("better", {}).get(metric, "lower")
 
 
 def estimand_words(seeds: int, run: RunFolder) -> str:
@@ -139,12 +137,6 @@ def _no_answer(name: str, text: str, answer: str = NO_ANSWER) -> dict[str, Any]:
 def _worse_is_larger(values: ByClient, better: str) -> ByClient:
     """The values by client key, negated where higher is better."""
     return values if better == "lower" else {key: -value for key, value in values.items()}
-
-
-def _diverged_clients(mine: list[ByClient], theirs: list[ByClient]) -> int:
-    """For how many clients, over all seeds, the method has no finite value and the baseline has one."""
-    return sum(key in first and math.isfinite(first[key]) and not math.isfinite(value)
-               for one, first in zip(mine, theirs, strict=True) for key, value in one.items())
 
 
 def _paired_clients(mine: list[ByClient], theirs: list[ByClient]) -> list[int]:

@@ -13,10 +13,14 @@ from torch import nn
 
 from fedtail.data import Population
 from fedtail.data.tables import checked_suffix
+from fedtail.directions import bad_percentile_name
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import plan_task
 from fedtail.inference.statistics import statistic_named
+from fedtail.runs.answer_words import shown_statistic
+from fedtail.runs.comparison import metric_direction, metric_unit
+from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
@@ -28,12 +32,13 @@ VALIDATION = "validation"
 
 
 def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
-                 trust: Trusted = ()) -> dict[str, Any]:
-    """The error of every model of a finished run on one client's examples, and which model has the smallest.
+                 trust: Trusted = (), metric: str = "error") -> dict[str, Any]:
+    """A metric, by default the error, of every model of a finished run on one client's examples, and which model is the best.
 
     `place` is the run's folder, or one with a single run in it. `data` is an `.npz` or `.parquet` file, in which `x` and `y`
-    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
-    error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
+    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `metric`, `better`, `unit`, `models`
+    (each with its `value`, which is also under the name of the metric, in percent for error rates) and `file`, the chosen model's
+    path. The user's own modules are imported only from the
     folders and packages in `trust`.
 
     Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
@@ -50,40 +55,53 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
         raise FileNotFoundError(f"there is no file {data}.")
     read = Population.from_parquet if checked_suffix(data) == ".parquet" else Population.from_npz
     mine = read(data, x, y, None)                       # one client: this one
-    picked = choose(modules, mine.client(0), task)
-    scale = 100.0 if run.about["rates"] else 1.0
-    models = [{"model": name, "error": scale * error, "chosen": k == picked.index}
-              for k, (name, error) in enumerate(zip(run.members, picked.errors, strict=True))]
-    return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples,
-            "unit": "%" if run.about["rates"] else "", "models": models, "file": str(run.models[picked.index])}
+    picked, unit = choose(modules, mine.client(0), task, metric), metric_unit(run, metric)
+    scale = 100.0 if unit else 1.0
+    models = [{"model": name, metric: scale * value, "value": scale * value, "chosen": k == picked.index}
+              for k, (name, value) in enumerate(zip(run.members, picked.errors, strict=True))]
+    return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples, "metric": metric,
+            "better": metric_direction(run, metric), "unit": unit, "models": models, "file": str(run.models[picked.index])}
 
 
-def choose_for_everybody(place: str | Path, statistic: str = "p90") -> dict[str, Any]:
+def choose_for_everybody(place: str | Path, statistic: str | None = None, metric: str = "error") -> dict[str, Any]:
     """Which model of a family to give to all clients, by the validation clients of its finished runs.
 
-    `place` is the folder of one or several runs (seeds) of one family. The best by `statistic` of the error ("mean", "p90",
-    "worst10"), or a model closer to plain averaging within one standard error of it. Returns a dict: `chosen` (name), `index`,
-    `statistic`, `unit`, `seeds`, `clients` (the fewest validation clients of a seed), `models` (each with its `value`, `std` over
-    seeds and difference to the best with a 95% interval for new clients), `reason` and `files`, the paths of the chosen model.
-    Test clients are not used. Raises ValueError where there is no finished family or it has no validation clients.
+    `place` is the folder of one or several runs (seeds) of one family. The best by `statistic` of the metric ("mean", "worst10",
+    by default the 90th percentile, or the 10th where higher is better), or a model closer to plain averaging within one standard
+    error of it. Returns a dict: `chosen` (name), `index`, `statistic`, `metric`, `better`, `unit`, `seeds`, `clients` (the fewest
+    validation clients of a seed), `models` (each with its `value`, `std` over seeds and difference to the best with a 95%
+    interval for new clients), `reason` and `files`, the paths of the chosen model. Test clients are not used. Raises ValueError
+    where there is no finished family or it has no validation clients.
     """
     runs = _family_runs(place)
-    scale, what = (100.0 if runs[0].about["rates"] else 1.0), statistic_named(statistic)
-    candidates = []
-    for k, name in enumerate(runs[0].members):
-        values = values_by_client([(run, EvaluatedModel(k)) for run in runs], "error", VALIDATION)
-        by_seed = tuple(what.of(np.array(list(one.values()))) for one in values)
-        if all(map(math.isfinite, by_seed)):
-            candidates.append((k, Candidate(name, _member_settings(runs[0], k), by_seed, tuple(values))))
+    better, unit = metric_direction(runs[0], metric), metric_unit(runs[0], metric)
+    statistic = statistic or bad_percentile_name(better)
+    sign, scale = (1.0 if better == "lower" else -1.0), (100.0 if unit else 1.0)
+    of_badness = shown_statistic(statistic, better)
+    candidates = [(k, one) for k in range(len(runs[0].members)) if (one := _candidate(runs, k, metric, of_badness, sign))]
     if not candidates:
-        raise ValueError(f"no model of {place} has a finite error for all validation clients.")
-    found = choose_simpler([one for _, one in candidates], statistic, f"{statistic} of the error", scale)
+        raise ValueError(f"no model of {place} has a finite {metric} for two validation clients or more.")
+    found = choose_simpler([one for _, one in candidates], of_badness, f"{statistic} of the {metric}", scale)
     index = candidates[found.chosen][0]
-    models = [_model_row(one.name, one.by_seed, less, scale, k == index)
+    models = [_model_row(one, less, sign, scale, k == index)
               for (k, one), less in zip(candidates, found.differences, strict=True)]
-    return {"chosen": runs[0].members[index], "index": index, "statistic": statistic, "unit": "%" if scale > 1 else "",
-            "seeds": [run.seed for run in runs], "clients": min(run.about["splits"][VALIDATION] for run in runs),
-            "models": models, "reason": found.reason, "files": [str(run.models[index]) for run in runs]}
+    return {"chosen": runs[0].members[index], "index": index, "statistic": statistic, "metric": metric, "better": better,
+            "unit": unit, "seeds": [run.seed for run in runs], "models": models, "reason": found.reason,
+            "clients": min(run.about["splits"][VALIDATION] for run in runs), "files": [str(run.models[index]) for run in runs]}
+
+
+def _candidate(runs: Sequence[RunFolder], member: int, metric: str, statistic: str, sign: float) -> Candidate | None:
+    """The model at position `member` of a family as a candidate, by values of validation clients, of which larger are worse.
+
+    Clients for whom the metric is not defined are left out. None where it is for fewer than two in a seed.
+    """
+    pairs = [(run, EvaluatedModel(member)) for run in runs]
+    values = tuple({key: sign * value for key, value in one.items() if math.isfinite(value)}
+                   for one in values_by_client(pairs, metric, VALIDATION))
+    if min(map(len, values)) < 2 or any(is_diverged(*pair) for pair in pairs):
+        return None
+    by_seed = tuple(statistic_named(statistic).of(np.array(list(one.values()))) for one in values)
+    return Candidate(runs[0].members[member], _member_settings(runs[0], member), by_seed, values)
 
 
 def _family_runs(place: str | Path) -> list[RunFolder]:
@@ -109,11 +127,12 @@ def _member_settings(run: RunFolder, member: int) -> dict[str, Any]:
     return {family["field"]: family["values"][member]} if family else {}
 
 
-def _model_row(name: str, by_seed: Sequence[float], less: Difference, scale: float, chosen: bool) -> dict[str, Any]:
-    """A model of a family as a dict of numbers in the shown unit; None for what is not known."""
-    numbers = {"difference": less.estimate, "low": less.low, "high": less.high, "error": less.error}
-    return {"model": name, "value": scale * statistics.fmean(by_seed), "chosen": chosen,
-            "std": scale * statistics.stdev(by_seed) if len(by_seed) > 1 else None,
+def _model_row(one: Candidate, less: Difference, sign: float, scale: float, chosen: bool) -> dict[str, Any]:
+    """A model of a family as a dict of numbers in the metric's own direction and shown unit; None for what is not known."""
+    low, high = (less.low, less.high) if sign > 0 else (-less.high, -less.low)
+    numbers = {"difference": sign * less.estimate, "low": low, "high": high, "error": less.error}
+    return {"model": one.name, "value": sign * scale * one.value, "chosen": chosen,
+            "std": scale * statistics.stdev(one.by_seed) if len(one.by_seed) > 1 else None,
             **{key: scale * value if math.isfinite(value) else None for key, value in numbers.items()}}
 
 

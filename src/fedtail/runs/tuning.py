@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedtail.data import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine import Engine
 from fedtail.evaluation import Evaluation, evaluate, evaluate_personal
 from fedtail.experiment.data_sources import data_fingerprint
@@ -170,7 +172,8 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
             return None
         judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)
         found = judged[search.settings.metric]
-        by_seed.append(found.statistic(search.statistic) if bool(judged.loss.values.isfinite().all()) else math.nan)
+        finite = math.isfinite(judged.loss.mean())               # the error of a model that has diverged is no number to go by
+        by_seed.append(found.statistic(search.statistic) if finite else math.nan)
         values[seed] = (held.key.numpy(), found.values.numpy())
         untrained = evaluate(wanted.task.make(seed).module, held, task, engine=wanted.evaluation_engine)
         unstable |= not judged.loss.mean() <= UNSTABLE * untrained.loss.mean()
@@ -182,9 +185,11 @@ def _judged_evaluation(search: Search, trained: Trained, held: Population, engin
 
     For personal models, `held` has held-out examples of the training clients.
     """
-    if search.settings.models == "personal":
-        return evaluate_personal(trained, held, engine=engine).personal
-    return evaluate(trained, held, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)         # such trials are counted, and shown at the end
+        if search.settings.models == "personal":
+            return evaluate_personal(trained, held, engine=engine).personal
+        return evaluate(trained, held, engine=engine)
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:
