@@ -9,6 +9,7 @@ from typing import Any
 from fedtail.experiment.tune_section import Choices, Range
 
 NEAR = 0.02                                            # of a range, by which a value is at its end
+NEIGHBOURS = 0.2                                       # of a range, within which trials are neighbours in their other fields
 LIMITS = {"tail_fraction": 1.0, "tilt": 0.0, "power": 0.0}      # plain averaging: nothing lies beyond
 Settings = Mapping[str, Any]
 
@@ -18,7 +19,7 @@ def search_warnings(space: Mapping[str, Range | Choices], chosen: Settings, trie
     """Sentences on fields of the `chosen` settings that lie at the edge of the search, or next to a setting that diverged.
 
     `space` has the searched fields; `tried` all settings that gave a number, `diverged` those that did not. Neighbours of the
-    chosen settings in a field are the tried ones next to it, among those that agree in all other fields that are choices.
+    chosen settings in a field are the tried ones next to it, among those that agree in other choices and are near in other ranges.
     """
     numeric = [name for name, value in chosen.items() if _is_number(value)]
     edges = [_edge_warning(name, space[name], chosen[name]) for name in numeric if name in space]
@@ -44,11 +45,9 @@ def _edge_warning(name: str, field: Range | Choices, value: float) -> str:
 def _divergence_warning(name: str, space: Mapping[str, Range | Choices], chosen: Settings, tried: Sequence[Settings],
                         diverged: Sequence[Settings]) -> str:
     """A sentence where the next setting above or below the chosen one in the field `name` diverged; "" where it did not."""
-    fixed = [other for other, field in space.items() if other != name and isinstance(field, Choices)]
-
     def alike(settings: Settings) -> bool:
-        """Whether settings agree with the chosen ones in all other fields that are choices."""
-        return all(settings[other] == chosen[other] for other in fixed)
+        """Whether settings agree with the chosen ones in all other fields that are choices, and are near in ranges."""
+        return all(_is_near(field, settings[other], chosen[other]) for other, field in space.items() if other != name)
 
     good, bad = ({one[name] for one in several if alike(one)} for several in (tried, diverged))
     for pick, side in ((min, [v for v in good | bad if v > chosen[name]]), (max, [v for v in good | bad if v < chosen[name]])):
@@ -56,6 +55,14 @@ def _divergence_warning(name: str, space: Mapping[str, Range | Choices], chosen:
             return (f"{name} = {chosen[name]:.4g} lies next to {pick(side):.4g}, which diverged: with other clients or seeds it "
                     "may diverge too.")
     return ""
+
+
+def _is_near(field: Range | Choices, value: Any, other: Any) -> bool:
+    """Whether two values of a field are equal or, of a range, apart by at most a fifth of it."""
+    if isinstance(field, Choices):
+        return value == other
+    first, second = (_place(one, field.low, field.high, field.log) for one in (value, other))
+    return abs(first - second) <= NEIGHBOURS
 
 
 def _place(value: float, low: float, high: float, log: bool) -> float:

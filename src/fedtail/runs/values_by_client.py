@@ -64,12 +64,13 @@ def _digests(runs: Sequence[RunFolder]) -> set[str]:
 
 
 def _values_of_run(run: RunFolder, model: EvaluatedModel, metric: str, split: str, same: bool) -> ByClient:
-    """The values of one run by client key; with `same`, keys do not hold the seed."""
+    """The values of one run by client key, in the order of keys; with `same`, keys do not hold the seed."""
     rows = run.client_columns(split, model.member)
     keys = rows.get("key", rows["client"]).tolist()
     column = rows.get(model.column(metric))
     values = np.full(len(keys), np.nan) if column is None else np.array([np.nan if v is None else v for v in column], float)
-    return dict(zip(keys if same else [(run.seed, key) for key in keys], values.tolist(), strict=True))
+    ranked = sorted(zip(keys, values.tolist(), strict=True))
+    return {key if same else (run.seed, key): value for key, value in ranked}
 
 
 def _makes_clients_by_seed(about: Mapping[str, Any]) -> bool:
