@@ -23,12 +23,16 @@ def show_answers(answers: list[dict[str, Any]], split: str, metric: str = "error
 
 
 def show_noise(rows: list[dict[str, Any]]) -> None:
-    """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red."""
+    """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
+
+    Rows of which that is not known are left out.
+    """
     from fedtail.runs.client_noise import noise_sentence
 
     for row in rows:
-        all_noise = row["noise"].get("floors", {}).get("worst10", {}).get("is_noise")
-        typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
+        if "floors" in row["noise"]:
+            all_noise = row["noise"]["floors"]["worst10"]["is_noise"]
+            typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
 
 
 def show_promises(runs: list[RunFolder], metric: str = "error") -> None:

@@ -19,7 +19,7 @@ def search_warnings(space: Mapping[str, Range | Choices], chosen: Settings, trie
     """Sentences on fields of the `chosen` settings that lie at the edge of the search, or next to a setting that diverged.
 
     `space` has the searched fields; `tried` all settings that gave a number, `diverged` those that did not. Neighbours of the
-    chosen settings in a field are the tried ones next to it, among those that agree in other choices and are near in other ranges.
+    chosen settings in a field are the tried ones next to it, of those that agree in other choices and are near in other ranges.
     """
     numeric = [name for name, value in chosen.items() if _is_number(value)]
     edges = [_edge_warning(name, space[name], chosen[name]) for name in numeric if name in space]
