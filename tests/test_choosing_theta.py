@@ -86,8 +86,8 @@ SPACE = {"local.learning_rate": Range(0.001, 1.0, True), "risk.tail_fraction": C
 
 @pytest.mark.parametrize(("rate", "theta", "texts"), [
     (0.03, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
-    (0.99, 0.5, ["local.learning_rate = 0.99 is at the edge of the search, about the largest value allowed"]),
-    (0.00101, 0.3, ["local.learning_rate = 0.00101 is at the edge", "risk.tail_fraction = 0.3 is at the edge of the search, about the smallest"]),
+    (0.99, 0.5, ["local.learning_rate = 0.99 is at the edge of the search, whose largest value is 1: a better one may lie beyond."]),
+    (0.00101, 0.3, ["local.learning_rate = 0.00101 is at the edge", "risk.tail_fraction = 0.3 is at the edge of the search, whose smallest value is 0.3:"]),
 ])
 def test_the_edge_of_a_search_is_told(rate, theta, texts):
     found = search_warnings(SPACE, {"local.learning_rate": rate, "risk.tail_fraction": theta}, [], [])

@@ -38,7 +38,8 @@ def _edge_warning(name: str, field: Range | Choices, value: float) -> str:
     place = _place(value, low, high, isinstance(field, Range) and field.log)
     margin = NEAR if isinstance(field, Range) else 0.0
     end = "smallest" if place <= margin else "largest" if place >= 1 - margin else ""
-    return f"{name} = {value:.4g} is at the edge of the search, about the {end} value allowed: a better one may lie beyond." \
+    limit = low if end == "smallest" else high
+    return f"{name} = {value:.4g} is at the edge of the search, whose {end} value is {limit:.4g}: a better one may lie beyond." \
         if end else ""
 
 
