@@ -260,13 +260,18 @@ def test_a_floor_where_higher_is_better_is_at_the_other_end():
 
 def test_a_tail_that_is_all_noise_is_said_to_be():
     """All clients have error 0.2; of 100 such tails, about five are called real."""
-    called = []
+    called, sentences = [], []
     for seed in range(40):
         sizes = np.full(150, 12)
         rows = {"error": RANDOM(seed).binomial(sizes, 0.2) / sizes, "size": sizes}
         found = noise_of_columns(rows, "error", True, "lower")
-        called.append(noise_sentence(found).startswith("this tail is all noise: clients of these sizes that are all alike"))
+        called.append(found["floors"]["worst10"]["is_noise"])
+        sentences.append(noise_sentence(found))
     assert sum(called) >= 33                                                      # P[Bin(40, 0.95) < 33] < 0.0002
+    told = [text.startswith("this tail is all noise, as far as these clients show: clients of these sizes that are all alike would have as "
+                            "bad a one; ") for text in sentences]
+    assert sum(told) >= 30                                                        # the interval of the spread holds 0 too, with 95%
+    assert not any(text and not noise for text, noise in zip(told, called, strict=True))
     real = {"error": RANDOM(0).binomial(12, RANDOM(1).beta(1, 4, 150)) / 12, "size": np.full(150, 12)}
     assert re.fullmatch(r"\d+% of the variance over clients is real \(\d+% to \d+%\)\.", noise_sentence(noise_of_columns(real, "error", True, "lower")))
 

@@ -43,6 +43,7 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> tuple[list[dict[s
     from fedtail.data import label_shift
     from fedtail.models import SoftmaxRegression
     from fedtail.runs.answers import answer_from_values
+    from fedtail.runs.values_by_client import ByClient
 
     data = label_shift(seed=seed)
     base = fedtail.fedavg(100, learning_rate=0.1, batch_size=None)
@@ -58,8 +59,9 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> tuple[list[dict[s
     rows = [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta,
              **{key: 100 * error.statistic(key) for _, key in COLUMNS}}
             for theta, error in zip(TAIL_FRACTIONS, found, strict=True)]
-    first, *others = ([dict(enumerate(error.values.tolist()))] for error in found)
-    return rows, [answer_from_values(model_name(row), mine, first) for row, mine in zip(rows[1:], others, strict=True)]
+    by_client: list[ByClient] = [dict(enumerate(error.values.tolist())) for error in found]
+    others = zip(rows[1:], by_client[1:], strict=True)
+    return rows, [answer_from_values(model_name(row), [mine], by_client[:1]) for row, mine in others]
 
 
 def model_name(row: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from fedtail.errors import FieldError
 from fedtail.inference import real_spread
 from fedtail.inference.noise_floor import noise_floors
+from fedtail.reading import short_text
 from fedtail.runs.answer_words import shown_statistic
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.run_folder import RunFolder
@@ -55,7 +56,10 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
     if not binomial and not np.isfinite(variances).any():
         return {"reason": PER_CLIENT}
     sign = 1.0 if better == "lower" else -1.0
-    floors = _floors(sign * values, sizes, None if binomial else _pooled_variance(variances, sizes))
+    try:
+        floors = _floors(sign * values, sizes, None if binomial else _pooled_variance(variances, sizes))
+    except FieldError as refused:            # sizes that no run writes
+        return {"reason": short_text(str(refused))}
     turned = {shown_statistic(name, better): _in_metric_direction(found, sign) for name, found in floors.items()}
     return {"floors": turned, "spread": _spread(values, sizes, None if binomial else variances)}
 
@@ -64,14 +68,14 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`; a tail that is all noise is said to be."""
     if "reason" in found:
         return f"the noise floor is not known: {found['reason']}."
-    share = ""
-    if found["spread"]:
-        one = found["spread"]
-        share = f"{one['share']:.0%} of the variance over clients is real ({one['share_low']:.0%} to {one['share_high']:.0%})"
-    if found["floors"][tail]["is_noise"]:
-        because = f" ({share})" if share else ""
-        return f"this tail is all noise: clients of these sizes that are all alike would show as bad a one{because}."
-    return f"{share}." if share else "clients differ by more than noise."
+    one = found["spread"]
+    ends = f"{one['share_low']:.0%} to {one['share_high']:.0%}" if one else ""
+    share = f"{one['share']:.0%} of the variance over clients is real ({ends})" if one else ""
+    if not found["floors"][tail]["is_noise"]:
+        return f"{share}." if share else "clients differ by more than noise."
+    all_noise = "this tail is all noise, as far as these clients show" if not one or one["share_low"] <= 0 else \
+        "this tail is no larger than noise alone makes it"
+    return f"{all_noise}: clients of these sizes that are all alike would have as bad a one{f'; {share}' if share else ''}."
 
 
 def _floors(values: np.ndarray, sizes: np.ndarray, variance: float | None) -> dict[str, Any]:
