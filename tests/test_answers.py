@@ -24,10 +24,10 @@ from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, method_answer
-from fedtail.runs.choosing import load_models
 from fedtail.runs.client_noise import noise_of_columns, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
+from fedtail.runs.models_of_run import load_models
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import promise_entry, promise_sentences
 from run_folders import change, write_folder
@@ -400,10 +400,11 @@ def test_the_page_opens_with_the_answer_and_promises_for_all_models_at_once(comp
         place.write_text(json.dumps({**result, "promises": [{"error": entry}]}))
     runs = [RunFolder.open(one.path) for one in runs]
     data = page_data(runs)
-    [row] = data["answers"]["verdicts"][0]["rows"]
+    panel = next(one for one in data["answers"]["panels"] if one["metric"] == "error")
+    [row] = panel["rows"]
     assert (row["kind"], row["verdict"]) == ("take", "take it")
     assert row["bars"][0]["way"] == "better"
-    promised = data["answers"]["promises"]
+    promised = panel["promises"]
     assert (promised["count"], [one["label"] for one in promised["models"]]) == (6, ["base", "mine"])
     errors = dict(enumerate(runs[0].clients["error"].tolist()))
     jointly = promise(errors, (), "p90", confidence=1 - 0.05 / 6).bound
@@ -418,7 +419,7 @@ def test_the_page_opens_with_the_answer_and_promises_for_all_models_at_once(comp
 
 def test_a_page_of_one_run_has_no_verdict_but_its_noise_and_promise(trained, tmp_path):
     data = page_data([trained])
-    assert data["answers"]["verdicts"] == []
+    assert [panel["rows"] for panel in data["answers"]["panels"]] == [[], []]
     text = write_page([trained], tmp_path).read_text()
     assert "How sure is this?" in text
     assert "none: takes 29 clients" in text

@@ -80,7 +80,7 @@ class DeployedRun:
                 recorder.log(problem)
             start = recorder.start_or_resume(task, table, checkpoint)
             trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
-                             on_round=record_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
+                             on_round=record_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes, progress=False)
             fleet.finish()
             recorder.write_results(trained)
         return trained

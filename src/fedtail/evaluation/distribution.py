@@ -194,8 +194,8 @@ class Distribution:
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:
         """The values of the clients that count, and their shares of the mass, which sum to one.
 
-        These are the clients whose mass is not zero and for whom the metric is defined. All shares are equal where `mass` is None.
-        Where there are no such clients, the result is one NaN with share 1.
+        These are the clients whose mass is not zero and for whom the metric is defined. All shares are equal where `mass` is
+        None. Where there are no such clients, the result is one NaN with share 1.
         """
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0 if self.defined is None else (mass != 0) & self.defined

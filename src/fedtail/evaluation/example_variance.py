@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -41,9 +42,9 @@ def _task_with_squares(task: Task) -> Task:
     return replace(task, metrics=(*(m for m in task.metrics if m.per == "example"), *squares))
 
 
-def _squared(function: PerExample) -> PerExample:
+def _squared(function: Callable[[Tensor, Tensor], Tensor | float]) -> PerExample:
     """A function of outputs and targets that returns the squares, in float64, of what `function` returns."""
-    return lambda outputs, targets: function(outputs, targets).double().square()
+    return lambda outputs, targets: torch.as_tensor(function(outputs, targets)).double().square()
 
 
 def _variance(found: Evaluation, name: str, sizes: Tensor) -> Tensor:

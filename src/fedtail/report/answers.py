@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedtail.report.methods import Method
-from fedtail.report.statistics import STATISTICS
 from fedtail.runs import RunFolder
 from fedtail.runs.answer_words import digits_for
 from fedtail.runs.answers import TAIL, method_answer
 from fedtail.runs.client_noise import noise_sentence
-from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction
+from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
@@ -20,32 +19,34 @@ ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
 KINDS = {"take it": "take", "do not": "not", "cannot tell": "open"}
 
 
-def answers_section(methods: Sequence[Method], baseline: int) -> dict[str, Any]:
+def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[str]) -> dict[str, Any]:
     """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
 
-    `verdicts` has, for each metric, the answers about each other method; `split` says whether seeds have splits of their own;
-    `noise` is a sentence for each method on how much of its tail is noise, and `floors`, for each method, what a statistic of the
-    error would be if all clients were alike; `promises` what each finished model promises about new clients, all at once.
+    `panels` has, for each of `metrics`, the answers about each other method (`rows`, and what they are about), `noise`, a
+    sentence for each method on how much of its tail is noise, and `promises`, what each finished model promises about new
+    clients, all at once. `floors` has, by metric and for each method, what a statistic would be if all clients were alike;
+    `split` says whether seeds have splits of their own.
     """
-    found: list[dict[str, Any]] = [noise_over_seeds(_pairs(m)) if m.runs_with_table else {} for m in methods]
+    found = {metric: [noise_over_seeds(_pairs(m), metric) if m.runs_with_table else {} for m in methods] for metric in metrics}
     runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
-    percent = 100.0 if methods[0].runs[0].about["rates"] else 1.0
     return {
-        "verdicts": [_metric_verdicts(methods, baseline, metric) for metric in _metrics(methods)] if len(methods) > 1 else [],
+        "panels": [{**_metric_verdicts(methods, baseline, metric), "noise": _noise_lines(methods, found[metric]),
+                    "promises": _promises(methods, metric)} for metric in metrics],
+        "floors": {metric: [_floors(one, methods[0].runs[0], metric) for one in found[metric]] for metric in metrics},
         "split": REDRAWN if is_split_redrawn(list(runs.values())) else ONE_SPLIT,
-        "noise": [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
-                  for m, one in zip(methods, found, strict=True) if "floors" in one],
-        "floors": [{name: floor["floor"] / percent for name, floor in one.get("floors", {}).items() if name in STATISTICS}
-                   for one in found],
-        "promises": _promises(methods),
     }
 
 
-def _metrics(methods: Sequence[Method]) -> list[str]:
-    """The metrics that all runs evaluate, the error first."""
-    runs = [run for m in methods for run in m.runs]
-    common = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
-    return sorted(common, key=lambda name: name != "error")
+def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each method on how much of its tail is noise, and whether all of it is; none where it is not known."""
+    return [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
+            for m, one in zip(methods, found, strict=True) if "floors" in one]
+
+
+def _floors(found: dict[str, Any], run: RunFolder, metric: str) -> dict[str, float]:
+    """The noise floors of a metric by statistic, as fractions of one for error rates."""
+    scale = 100.0 if metric_unit(run, metric) else 1.0
+    return {name: floor["floor"] / scale for name, floor in found.get("floors", {}).items()}
 
 
 def _pairs(method: Method) -> list[Compared]:
@@ -106,20 +107,20 @@ def _signed(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _promises(methods: Sequence[Method]) -> dict[str, Any]:
-    """What the models of all finished runs promise about new clients in their error, all at once, whichever is chosen.
+def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
+    """What the models of all finished runs promise about new clients in a metric, all at once, whichever is chosen.
 
     With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
     method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, and the `count` of models.
     """
     entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
-               if (entry := _stored_promise(run, m.member)) is not None]
+               if (entry := _stored_promise(run, m.member, metric)) is not None]
     held = [(m, run) for m, run, entry in entries if "reason" not in entry]
     refused = list(dict.fromkeys(entry["reason"] for _, _, entry in entries if "reason" in entry))
     if any(m.personal for m in methods):
         refused.append("personal models: a new client has none, so nothing is promised about them.")
     each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
-    rows = [(m, [_promised(m, run, each) for one, run in held if one is m]) for m in methods]
+    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m]) for m in methods]
     return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
             "count": len(held)}
 
@@ -131,16 +132,16 @@ def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
 
 
-def _stored_promise(run: RunFolder, member: int) -> dict[str, Any] | None:
+def _stored_promise(run: RunFolder, member: int, metric: str) -> dict[str, Any] | None:
     """What `result.json` says about new clients under the model at position `member`; None where an old run says nothing."""
     found = run.result.get("promises")
-    return found[member].get("error") if found else None
+    return found[member].get(metric) if found else None
 
 
-def _promised(method: Method, run: RunFolder, confidence: float) -> dict[str, Any]:
+def _promised(method: Method, run: RunFolder, metric: str, confidence: float) -> dict[str, Any]:
     """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
-    [values] = values_by_client([(run, method.model)], "error")
-    better, percent = metric_direction(run, "error"), bool(run.about["rates"])
+    [values] = values_by_client([(run, method.model)], metric)
+    better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
     entry = promise_entry(values, (), percent, better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
     return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}

@@ -9,24 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from fedtail.data import Population
 from fedtail.data.tables import checked_suffix
 from fedtail.directions import bad_percentile_name
 from fedtail.evaluation import choose
-from fedtail.experiment.source import Source, Trusted
-from fedtail.experiment.task_section import plan_task
+from fedtail.experiment.source import Trusted
 from fedtail.inference.statistics import statistic_named
 from fedtail.runs.answer_words import shown_statistic
 from fedtail.runs.comparison import metric_direction, metric_unit
 from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel
-from fedtail.runs.files import RunError
+from fedtail.runs.models_of_run import finished_run, load_models
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.runs.simpler_choice import Candidate, Difference, choose_simpler
 from fedtail.runs.values_by_client import values_by_client
-from fedtail.task import Task
 
 VALIDATION = "validation"
 
@@ -44,12 +41,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
     missing, RunError where a model file is damaged.
     """
-    found = find_runs([place])
-    if len(found) > 1:
-        raise ValueError(f"{place} holds {len(found)} runs, one is needed: {', '.join(str(run.path) for run in found[:4])}.")
-    run = found[0]
-    if not run.is_finished:
-        raise ValueError(f"{run.path} is not finished, so it has no models yet. Go on with `fedtail run ... --resume`.")
+    run = finished_run(place)
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
@@ -134,22 +126,3 @@ def _model_row(one: Candidate, less: Difference, sign: float, scale: float, chos
     return {"model": one.name, "value": sign * scale * one.value, "chosen": chosen,
             "std": scale * statistics.stdev(one.by_seed) if len(one.by_seed) > 1 else None,
             **{key: scale * value if math.isfinite(value) else None for key, value in numbers.items()}}
-
-
-def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:
-    """The task of a finished run, and its trained modules, in evaluation mode, in the order of `run.members`.
-
-    The user's own modules are imported only from the folders and packages in `trust`. Raises RunError where a model file is
-    missing or damaged.
-    """
-    from safetensors.torch import load_file
-
-    plan = plan_task(Source.read(run.path / "experiment.toml", trust=trust))
-    tasks = [plan.make(run.seed) for _ in run.members]
-    for task, path in zip(tasks, run.models, strict=True):
-        try:
-            task.module.load_state_dict(load_file(path))
-        except Exception as reason:      # whatever a damaged file makes the reader say
-            raise RunError(f"{path} is missing or damaged ({str(reason).splitlines()[0][:100]}). `fedtail run ... --resume` "
-                           "writes it again from the last checkpoint.") from reason
-    return tasks[0], [task.module.eval() for task in tasks]

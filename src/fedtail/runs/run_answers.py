@@ -13,7 +13,7 @@ from fedtail.experiment.experiment import Experiment
 from fedtail.runs.client_noise import noise_of_columns, variance_column
 from fedtail.runs.evaluated_models import personal_column
 from fedtail.runs.held_out_promises import Identities, client_identities, held_out_promise, no_promise
-from fedtail.runs.keep_best import judging_split
+from fedtail.runs.keep_best import selection_split
 from fedtail.runs.measurements import ClientColumns
 from fedtail.training import Trained
 
@@ -38,7 +38,7 @@ class RunAnswers:
         """What each split that has a part in making the models did, by its name: it trained them, or chose the best."""
         used = {"train": "trained the model"}
         if self.experiment.evaluate.keep_best is not None:
-            used[judging_split(self.splits, self.tested)] = "chose the best model (keep_best)"
+            used[selection_split(self.splits, self.tested)] = "chose the best model (keep_best)"
         return used
 
     def add_variances(self, rows: Rows, trained: Trained) -> None:

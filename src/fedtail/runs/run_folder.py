@@ -247,6 +247,18 @@ class RunFolder:
             rows &= ~self.clients["corrupted"].astype(bool)
         return {name: values[rows] for name, values in self.clients.items()}
 
+    def module(self, model: int | str | None = None, best: bool = False, trust: str | Path | Sequence[str | Path] = ()) -> Any:
+        """A trained model of a finished run as a `torch.nn.Module` in evaluation mode, ready to be called.
+
+        `model` is its position or name, which is needed for a family only. With `best` it is the one that `keep_best` kept, in
+        place of the last. The user's own module is imported only from the folders and packages in `trust`, such as ".". Raises
+        ValueError where the run is not finished or has no such model, RunError where its file is missing or damaged.
+        """
+        from fedtail.runs.models_of_run import finished_run, load_models, member_index  # here: reading runs needs no torch
+
+        run = finished_run(self.path)
+        return load_models(run, trust, best)[1][member_index(run, model)]
+
     @property
     def models(self) -> list[Path]:
         """The paths of the model files, in the order of `members`. The files exist once the run is finished."""
