@@ -138,6 +138,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     What is wrong with a model is in red. With `as_json`, one JSON object instead, to which the entries of `more` are added. The
     line with `folder` is printed only where `more` is None.
     """
+    from fedtail.cli.answers import show_promises
     from fedtail.cli.terminal import show_alarms
     from fedtail.runs.comparison import constant_row, rows_by_method, shown_metrics
     from fedtail.runs.diverged import divergence_sentences
@@ -152,6 +153,8 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
         return
     for name in metrics:
         show_metric_tables(runs, name)
+        if more is None:
+            show_promises(runs, name)
     show_alarms(alarms)
     for line in (*limits, *privacy_lines(runs)):
         typer.echo(line)
@@ -164,6 +167,7 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
 
     After fine-tuning too, where there was some.
     """
+    from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import (
         FEW_CLIENTS,
@@ -177,13 +181,14 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
     clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))
     unit = f", {metric_unit(runs[0], metric)}" if metric_unit(runs[0], metric) else ""
-    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
+    over = f", +- std over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
     few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
     named = metric.capitalize() if metric in ("loss", "error") else metric
     title = f"{named} on {clients} after {rounds} rounds{unit}{better}{over}"
     show_statistics([*table, *([constant] if constant else [])], title, few)
+    show_noise(table)
     if few:
         show_clients_by_name(runs, metric)
     show_finetuned_errors(runs, metric, few)

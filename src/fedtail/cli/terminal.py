@@ -78,11 +78,17 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
 
     `rows` are those of `rows_by_method`: dicts with `method`, `better` and, for each statistic, its `mean` and `std`. The columns
     are those of `statistic_columns`. Where the metric is not defined for all clients, a last column says for how many it is.
+    Below a row is its noise floor, where that is known: what the tails would be if all clients were alike.
     """
     columns = statistic_columns(rows[0]["better"], few)
     some = any(row["defined"] for row in rows)
-    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])]
-             for row in rows]
+    cells = []
+    for row in rows:
+        cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
+        floors = (row.get("noise") or {}).get("floors", {})
+        if any(key in floors for _, key in columns):
+            alike = [_number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
+            cells.append(["  if all were alike", *alike, *([""] if some else [])])
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
 
@@ -99,7 +105,7 @@ def show_differences(rows: list[dict[str, Any]], alike: str, few: bool = False) 
     cells = [[row["method"], *(_difference_cell(row, key) for _, key in columns)] for row in rows]
     alone = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
     what = "" if rows[0]["metric"] == "error" else f" in {rows[0]['metric']} ({rows[0]['better']} is better)"
-    show_table(f"Difference{what} to {rows[0]['baseline']} {alike}, with its standard error over seeds{alone}",
+    show_table(f"Difference{what} to {rows[0]['baseline']} {alike}, +- its standard error over seeds (not over clients){alone}",
                ["method", *(name for name, _ in columns)], cells)
 
 

@@ -30,7 +30,7 @@ from fedtail.training import Trained
 ClientColumns = dict[str, np.ndarray]       # of one split and model
 # Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
-         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool",
+         "member": "int32", "key": "int64", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool",
          "has_personal_model": "bool"}                                                                       # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
@@ -232,14 +232,16 @@ def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], n
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
-    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, and group where there are groups.
+    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, key, and group where there are any.
 
-    Each is an array over the clients of the population. Clients without names are named by their numbers.
+    Each is an array over the clients of the population. The key stays with a client however clients are split, so that
+    runs with different splits can be compared client by client; clients without names are named by it.
     """
     count = len(population)
-    names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
+    names = population.key.numpy().astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
-           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32)}
+           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32),
+           "key": population.key.numpy()}
     return who if population.group is None else {**who, "group": population.group.numpy()}
 
 

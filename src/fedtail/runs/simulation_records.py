@@ -29,6 +29,7 @@ from fedtail.runs.measurements import (
     round_line,
     write_client_table,
 )
+from fedtail.runs.run_answers import RunAnswers
 from fedtail.runs.run_folder import FORMAT, TESTED, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -197,8 +198,8 @@ class SimulationRecords:
         """Write the table over clients, `clients.parquet`, from the `evaluations` of all splits for each model of `trained`.
 
         It has participation, picks and fine-tuning where they apply. Returns entries for `result.json`: `finetuned`, for each
-        model the error statistics before and after fine-tuning, None where the experiment has none; and `participation`, how
-        often (benign) training clients took part, where rounds are recorded.
+        model the error statistics before and after fine-tuning, None where the experiment has none; `participation`, how
+        often (benign) training clients took part, where rounds are recorded; and those of `RunAnswers.result_entries`.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         took_part: dict[str, Any] = {}
@@ -215,8 +216,10 @@ class SimulationRecords:
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
+        about = RunAnswers(self.experiment, self.splits, self.tested_split, self._within, benign is not None)
+        about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
-        return {"finetuned": tuned, **({"participation": took_part} if took_part else {})}
+        return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
 
 
 def input_shapes(population: Population) -> dict[str, Any]:
