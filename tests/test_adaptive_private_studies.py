@@ -43,17 +43,10 @@ def generated_images() -> Data:
     return Data("generated, 20 writers", people, False, "They are generated.")
 
 
-def generated_tweets() -> Data:
-    random = np.random.default_rng(0)
-    tokens, labels = torch.as_tensor(random.integers(0, 300, size=(400, 12))), torch.as_tensor(random.integers(2, size=400))
-    return Data("generated, 400 tweets", Population.from_arrays(tokens, labels, np.arange(400)), False, "They are generated.")
-
-
 SHORT = {"seeds": 1, "steps": 4, "trials": 1, "evaluations": 2, "batch": 8}
 TINY = {
     "adadps_toy": (SHORT, None),
     "adadps_words": ({**SHORT, "scale": 0.01}, None),
-    "adadps_tweets": ({**SHORT, "scale": 0.001}, generated_tweets),
     "adadps_mnist": ({**SHORT, "train": 200, "hidden": 6, "code": 3}, generated_images),
     "dp2_words": ({**SHORT, "scale": 0.01, "epsilons": (8.0,), "phases": (1, 2, 3), "ratio_phases": (1, 2)}, None),
     "dp2_movielens": ({**SHORT, "rank": 2, "phases": (1, 2)}, generated_ratings),

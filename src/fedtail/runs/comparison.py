@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
 from fedtail.runs.run_folder import RunFolder
@@ -101,8 +103,8 @@ def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None
 def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each tested client, by name: its `client`, `size` and `values`, the metric by method, a mean over its seeds.
 
-    Worst first, by the mean over methods; a value is None where the metric is not defined or not finite in every seed. Error
-    rates are in percent. Runs without a table over clients are left out.
+    Worst first, by the mean over methods, and those without a value last; a value is None where the metric is not defined or not
+    finite in every seed. Error rates are in percent. Runs without a table over clients are left out.
     """
     return client_rows(_runs_by_method(run for run in runs if run.has_client_table), metric)
 
@@ -114,13 +116,15 @@ def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[
     for method, found in methods.items():
         for run, model in found:
             scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
-            for name, size, value in zip(columns["name"], columns["size"], columns[model.column(metric)], strict=True):
+            values_here = columns.get(model.column(metric), np.full(len(columns["name"]), math.nan))      # or of other metrics
+            for name, size, value in zip(columns["name"], columns["size"], values_here, strict=True):
                 sizes[str(name)] = int(size)
                 values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
-    rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
+    rows: list[Row] = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
             for name, each in values.items()]
     sign = -1 if any(metric_direction(run, metric) == "lower" for found in methods.values() for run, _ in found) else 1
-    return sorted(rows, key=lambda row: sign * (_mean_of_finite([v for v in row["values"].values() if v is not None]) or 0.0))
+    means = {row["client"]: _mean_of_finite([v for v in row["values"].values() if v is not None]) for row in rows}
+    return sorted(rows, key=lambda row: math.inf if (mean := means[row["client"]]) is None else sign * mean)
 
 
 def number_of_tested_clients(run: RunFolder) -> int:

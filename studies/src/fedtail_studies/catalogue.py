@@ -7,7 +7,7 @@ from fedtail_studies.adaptive_private.delayed_words import DP2_WORDS
 from fedtail_studies.adaptive_private.federated import ADADPS_FEDERATED
 from fedtail_studies.adaptive_private.images import ADADPS_MNIST
 from fedtail_studies.adaptive_private.movielens import DP2_MOVIELENS
-from fedtail_studies.adaptive_private.side_information import ADADPS_TWEETS, ADADPS_WORDS
+from fedtail_studies.adaptive_private.side_information import ADADPS_WORDS
 from fedtail_studies.adaptive_private.toy import ADADPS_TOY
 from fedtail_studies.adaptive_private.without_sampling import FTRL_AMPLIFIED
 from fedtail_studies.ditto.femnist import DITTO_FEMNIST
@@ -122,7 +122,6 @@ STUDIES: tuple[Study, ...] = (
     DITTO_PERSONAL,
     ADADPS_TOY,
     ADADPS_WORDS,
-    ADADPS_TWEETS,
     ADADPS_MNIST,
     DP2_WORDS,
     DP2_MOVIELENS,

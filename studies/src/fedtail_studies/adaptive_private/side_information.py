@@ -1,7 +1,6 @@
 """AdaDPS with public data, token frequencies and TF-IDF on bags of words: tables 6.2 to 6.4, 6.6 to 6.10, figures 6.5, 6.6.
 
-Generated documents stand in for IMDB in `adadps_words`; `adadps_tweets` is the same on Sent140. Orderings are claims about these
-data, and printed numbers are shown beside.
+Generated documents stand in for IMDB. Orderings are claims about these data, and printed numbers are shown beside.
 """
 
 from __future__ import annotations
@@ -141,12 +140,10 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
     share = f"{plan['epsilon']:g} at delta {plan['delta']:g}"
-    where = (f"The documents are tweets as their {words.WORDS:,} most frequent words, zeros and ones" if results.data else
-             f"Documents are generated: counts of {words.WORDS:,} words with Zipf's frequencies, {words.TOKENS:g} words long on "
+    where = (f"Documents are generated: counts of {words.WORDS:,} words with Zipf's frequencies, {words.TOKENS:g} words long on "
              f"average and of unequal length, so that 8% of the counts are not zero; the {words.STOP_WORDS} most frequent "
              f"words say nothing of the label, the others have weights N(0, {words.SPREAD:g}^2) in a logistic model")
-    other = ("other tweets: there is no other kind" if results.data else
-             "documents whose frequencies differ by factors e^N(0, 1), with weights of correlation 0.7")
+    other = "documents whose frequencies differ by factors e^N(0, 1), with weights of correlation 0.7"
     return [
         f"{where}. {words.TRAIN:,} to train on, drawn anew for every seed; epsilon is {share}; batch {plan['batch']}, "
         f"{plan['steps']} steps (IMDB: 25,000 reviews, batch 64; the thesis does not print how many epochs).",
@@ -195,5 +192,3 @@ ITEM = "tables 6.2 to 6.4, 6.6 to 6.10, figures 6.5, 6.6"
 ADADPS_WORDS = Study(
     name="adadps_words", paper="Li23", item=f"{ITEM} (a stand-in for IMDB)", title="AdaDPS on generated bags of words",
     cost=Cost(0, 12), full=WordsPlan(), quick=QUICK, cells=cells, tables=tables, figures=figures, notes=notes, claims=CLAIMS)
-ADADPS_TWEETS = replace(ADADPS_WORDS, name="adadps_tweets", item=f"{ITEM} (on tweets)", title="AdaDPS on bags of words",
-                        data=words.TWEETS)

@@ -1,6 +1,6 @@
-"""Bags of words with a binary label: generated, with Zipf's frequencies, or the tweets of Sent140.
+"""Bags of words with a binary label, generated with Zipf's frequencies.
 
-Generated documents stand in for IMDB, whose features are not at hand. As in the toy of [Li23, section 6.2], the most frequent
+The documents stand in for IMDB, whose features are not at hand. As in the toy of [Li23, section 6.2], the most frequent
 words say nothing of the label and the others do.
 """
 
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data import Population
 from fedtail.models import LogisticRegression
 from fedtail_studies.adaptive_private.training import Problem, Samples, error_percent
-from fedtail_studies.study import Cell, Data, Needs
+from fedtail_studies.study import Cell
 from fedtail_studies.tilted.classes_data import generator
 
 TRAIN, VALIDATION, TEST, OPEN = 20_000, 2_000, 5_000, 3_000      # documents; open ones are where frequencies are known from
@@ -27,13 +24,11 @@ PUBLIC_BATCH = 64
 AVERAGED = 3                                                     # models whose errors are averaged
 AVERAGED_NOTE = ("An error is the mean of those after 80%, 90% and all of the steps: with frequent words in it, a model sways "
                  "from one label to the other, and its last error is a matter of chance.")
-SPECIAL = 4                                                      # tokens of Sent140 that are no words: pad, unknown, user, url
-ADVICE = "Write --data DIR, a folder with sent140.npz (x tokens, length, y, client)."
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Documents to train on and so on, some that are open, and some of another kind that may be public; x is 0 and 1."""
+    """Documents to train on and so on, some that are open, and some of another kind that may be public; x are counts of words."""
 
     train: Samples
     validation: Samples
@@ -72,50 +67,12 @@ def generated(seed: int, scale: float) -> Documents:
     return Documents(train, validation, test, known, written(other, turned, max(50, int(scale * 1000)), random))
 
 
-# tweets
-
-
-def read_tweet_words(place: Path) -> Data:
-    """Sent140's tweets as a population of one client for each account; inputs are the tokens, (tweets, 40)."""
-    file = next((place / name for name in ("sent140.npz", "sent140_by_user/sent140.npz") if (place / name).is_file()), None)
-    if file is None:
-        raise FileNotFoundError(f"there is no sent140.npz in {place}. {ADVICE}")
-    with np.load(file, allow_pickle=False) as arrays:
-        x, y, client, length = (arrays[name] for name in ("x", "y", "client", "length"))
-    tokens = np.where(np.arange(x.shape[1]) < length[:, None], x, 0).astype(np.int64)
-    people = Population.from_arrays(torch.as_tensor(tokens), torch.as_tensor(y.astype(np.int64)), client)
-    return Data(f"Sent140, {len(y)} tweets", people, False, "They are tweets of Sent140 as bags of words, where the thesis has "
-                "reviews of IMDB.")
-
-
-@lru_cache(maxsize=1)
-def tweets(data: Data, seed: int, scale: float) -> Documents:
-    """Tweets in a random order that follows from the seed; those of another kind are with 'unknown' tokens the most."""
-    tokens, labels = torch.as_tensor(data.population.inputs), data.population.targets
-    order = torch.randperm(len(labels), generator=generator(seed, 7))
-    counts = torch.bincount(tokens.flatten(), minlength=SPECIAL)
-    counts[:SPECIAL] = 0
-    vocabulary = counts.argsort(descending=True)[:WORDS]
-    place = torch.full((len(counts),), WORDS)
-    place[vocabulary] = torch.arange(len(vocabulary))
-    sizes = [max(50, int(scale * count)) for count in (TRAIN, VALIDATION, TEST, OPEN, 1000)]
-    parts = [_bags(place[tokens[rows]], labels[rows]) for rows in order[: sum(sizes)].split(sizes)]
-    return Documents(*parts)
-
-
-def _bags(words: Tensor, labels: Tensor) -> Samples:
-    """Documents as zeros and ones, from places in the vocabulary; those beyond it are left out."""
-    x = torch.zeros(len(labels), WORDS + 1, dtype=torch.bool)
-    x.scatter_(1, words, torch.ones_like(words, dtype=torch.bool))
-    return Samples(x[:, :WORDS].contiguous(), labels)
-
-
 # problems
 
 
 def documents(cell: Cell) -> Documents:
-    """The documents of the cell's seed: tweets where the study was given some, else generated ones."""
-    return generated(cell.seed, cell.plan.scale) if cell.data is None else tweets(cell.data, cell.seed, cell.plan.scale)
+    """The documents of the cell's seed."""
+    return generated(cell.seed, cell.plan.scale)
 
 
 def inverse_frequencies(found: Documents) -> Tensor:
@@ -159,6 +116,3 @@ def weighted_documents(cell: Cell) -> Documents:
         return Samples(x / x.norm(dim=1, keepdim=True).clamp(min=1e-6), samples.y)
 
     return Documents(weighted(found.train), weighted(found.validation), weighted(found.test), weighted(found.open), found.foreign)
-
-
-TWEETS = Needs("Sent140", read_tweet_words, ADVICE)
