@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
 COLUMNS = (("mean", "mean"), ("median", "p50"), ("90th percentile", "p90"), ("worst 10% of clients", "worst10"),
@@ -34,7 +35,7 @@ def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence
     statistics = line["members"][index].get(split, {}) if split else {}
     parts = [_front_matter(run, index, statistics, split, licence), f"# {run.members[index]}", _opening(run, line, best),
              "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run), "## Results over clients",
-             _results(run, statistics, split, line), "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
+             _results(run, statistics, split, line), "" if best else _promises(run, index), "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -125,6 +126,19 @@ def _results(run: RunFolder, statistics: dict[str, Any], split: str, line: dict[
     clients = run.about["splits"][split]
     over = f"Over {clients} {split.replace('_', '-')} clients of equal weight, after round {line['round']}:"
     return over + "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def _promises(run: RunFolder, index: int) -> str:
+    """What the held-out clients promise of the error over new clients, or why they do not; empty where a run does not say.
+
+    It is about the last model; the best one of `keep_best` has no such promise.
+    """
+    found = run.result.get("promises") or []
+    entry = found[index].get("error") if index < len(found) else None
+    if not entry:
+        return ""
+    said = promise_sentences(entry, "error", run.about["better"]["error"], bool(run.about.get("rates")))
+    return "\n".join(f"- {text[0].upper()}{text[1:]}" for text in said)
 
 
 def _privacy(run: RunFolder, best: bool) -> str:
