@@ -34,8 +34,9 @@ def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence
     split = run.tested_split if run.about.get("splits") else ""
     statistics = line["members"][index].get(split, {}) if split else {}
     parts = [_front_matter(run, index, statistics, split, licence), f"# {run.members[index]}", _opening(run, line, best),
-             "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run), "## Results over clients",
-             _results(run, statistics, split, line), "" if best else _promises(run, index), "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
+             "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run),
+             "## Results over clients", _results(run, statistics, split, line), "" if best else _promises(run, index),
+             "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
