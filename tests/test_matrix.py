@@ -329,6 +329,17 @@ def test_a_diverging_cell_has_a_word_and_no_number(place):
     assert [(cost["pairs"], cost["without"], cost["shared"]) for cost in costs] == [(0, 1, None), (0, 1, None)]
 
 
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.filterwarnings("ignore:no client contributed in any round")
+def test_a_cell_whose_every_round_was_lost_shows_no_number_of_the_untrained_model(place):
+    written(HEAD + '[matrix.attack]\nnone = {}\nhuge = { attack = { part = "InvalidRows", fraction = 0.9, value = 1e30 } }\n')
+    answered = call("matrix", "m.toml", "--json")
+    none, huge = json.loads(answered.stdout)["cells"]
+    assert none["state"] == "done"
+    assert (huge["state"], huge["shared"]) == ("diverged", None)
+    assert huge["text"].startswith("seed 0: nothing was learned, ")
+
+
 def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again(place, monkeypatch):
     written(HEAD + '[matrix.a]\none = {}\ntwo = { risk = "Worst" }\nthree = { risk = { part = "Tilted", tilt = 1.0 } }\n')
     from fedtail.risk import Worst

@@ -439,6 +439,10 @@ def test_the_tables_of_a_terminal(compared):
     lines = [line for line in done.stdout.splitlines() if "clinic" in line]
     assert [line.split("│")[1].strip() for line in lines] == [row["client"] for row in rows]
     assert len(rows) == 6
+    means = [np.mean(list(row["values"].values())) for row in rows if None not in row["values"].values()]
+    assert means == sorted(means)                            # worst first
+    assert all(None in row["values"].values() for row in rows[len(means):])      # and those without an AUC last
+    assert len(means) < len(rows)
     columns = runs[0].client_columns("test")
     by_name = dict(zip(columns["name"], columns["roc_auc"], strict=True))
     assert {row["client"]: row["values"]["mean"] for row in rows} == {n: None if np.isnan(v) else approx(v) for n, v in by_name.items()}
@@ -524,3 +528,14 @@ def test_a_page_stays_small_with_many_clients_and_metrics(tmp_path):
     names = ["loss", "error"]
     runs = [write_folder(tmp_path / name, errors, name=name, metrics=names) for name, errors in zip("ab", values, strict=True)]
     assert len(script_safe_json(page_data(runs))) < 600_000
+
+
+def test_methods_with_other_metrics_are_on_one_page(tmp_path):
+    """The direction of a metric is that of the runs that have it, also where the first does not."""
+    plain = write_folder(tmp_path / "plain", [0.1, 0.2, 0.3], name="plain")
+    more = write_folder(tmp_path / "more", [0.3, 0.2, 0.1], name="more", metrics=["loss", "error", "auc"],
+                        better={"loss": "lower", "error": "lower", "auc": "higher"})
+    view = page_data([plain, more])["further"]["auc"]
+    assert (view["better"], view["statistics"][1][0]) == ("higher", "p0")
+    assert [row["statistics"]["mean"]["mean"] for row in view["table"]] == [None, None]
+    assert write_page([plain, more], tmp_path).is_file()

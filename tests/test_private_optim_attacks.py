@@ -214,11 +214,27 @@ def test_batches_of_one_example_are_the_same_bits_after_a_checkpoint():
     (lambda: optimizer_of(nn.Linear(4, 3), loss=nn.functional.cross_entropy).step(X, Y), r"loss must return one number per example, shape \(6,\), got \(\)"),
     (lambda: optimizer_of(nn.Linear(4, 2)).step(X, Y), "targets hold labels 0 to 2, but Linear has 2 outputs"),
     (lambda: optimizer_of(nn.Linear(5, 3)).step(X, Y), "Linear cannot take examples of shape"),
+    (lambda: optimizer_of(nn.Linear(4, 3)).guarantee(), "at which delta.*below one over the number of examples"),
     (lambda: optimizer_of(nn.Linear(4, 3).bfloat16()), "parameters are torch.bfloat16, in which a clipped gradient may be one percent longer"),
 ])
 def test_a_newcomers_mistakes_are_refused_in_words(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_parameters_that_are_unfrozen_or_replaced_need_a_new_optimiser():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    module[0].requires_grad_(False)
+    optimizer = optimizer_of(module)
+    optimizer.step(X, Y)
+    module[0].requires_grad_(True)
+    with pytest.raises(ValueError, match="the module has other trainable parameters than when the optimiser was made"):
+        optimizer.step(X, Y)
+    module[0].requires_grad_(False)
+    module[1] = nn.Linear(4, 3)                             # of equal shape, but another one
+    with pytest.raises(ValueError, match="Make a new optimiser, with the same ledger"):
+        optimizer.step(X, Y)
+    assert optimizer.steps == sum(times for _, times in optimizer.ledger.rounds) == 1
 
 
 # Batches that were not sampled as stated

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         FederatedEvaluation,
         FederatedInexactness,
         GradientDissimilarity,
+        Validation,
         choose,
         evaluate,
         evaluate_family,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         inexactness,
         personal_module,
     )
+    from fedtail.history import History
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import (
         MAML,
@@ -141,7 +143,8 @@ if TYPE_CHECKING:
     from fedtail.solvers import minimise, minimise_stochastic
     from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
-    from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
+    from fedtail.trained import Progress, Trained
+    from fedtail.training import BudgetSpentWarning, InterruptedWarning, NoContributionWarning, resume, train
 
 _HOME = {
     "aggregation": ("AdaptiveClip", "ClippedMean", "CoordinateMedian", "CorrelatedMean", "CurvatureMean", "DelayedMean",
@@ -155,8 +158,9 @@ _HOME = {
     "divisors": ("FixedDivisor", "NoDivisor"),
     "engine": ("Engine",),
     "evaluation": ("Distribution", "EarlyStopping", "Evaluation", "FederatedEvaluation", "FederatedInexactness",
-                   "GradientDissimilarity", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
-                   "gradient_dissimilarity", "inexactness", "personal_module"),
+                   "GradientDissimilarity", "Validation", "choose", "evaluate", "evaluate_family", "evaluate_personal",
+                   "finetune", "gradient_dissimilarity", "inexactness", "personal_module"),
+    "history": ("History",),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "ExamplePrivateSGD", "LocalSGD", "MAML",
               "Participants", "Proximal", "StepDecay", "Stragglers", "UntilInexact"),
@@ -177,7 +181,8 @@ _HOME = {
     "solvers": ("minimise", "minimise_stochastic"),
     "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
-    "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
+    "trained": ("Progress", "Trained"),
+    "training": ("BudgetSpentWarning", "InterruptedWarning", "NoContributionWarning", "resume", "train"),
 }
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 

@@ -78,6 +78,7 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
         for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.loader_for(wanted, seed)))
+                watcher.ended(runs[-1])
             except Interrupted as stopped:
                 exit_with_message(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
@@ -137,6 +138,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     What is wrong with a model is in red. With `as_json`, one JSON object instead, to which the entries of `more` are added. The
     line with `folder` is printed only where `more` is None.
     """
+    from fedtail.cli.answers import show_promises
     from fedtail.cli.terminal import show_alarms
     from fedtail.runs.comparison import constant_row, rows_by_method, shown_metrics
     from fedtail.runs.diverged import divergence_sentences
@@ -151,6 +153,8 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
         return
     for name in metrics:
         show_metric_tables(runs, name)
+        if more is None:
+            show_promises(runs, name)
     show_alarms(alarms)
     for line in (*limits, *privacy_lines(runs)):
         typer.echo(line)
@@ -163,6 +167,7 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
 
     After fine-tuning too, where there was some.
     """
+    from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import (
         FEW_CLIENTS,
@@ -176,13 +181,14 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
     clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))
     unit = f", {metric_unit(runs[0], metric)}" if metric_unit(runs[0], metric) else ""
-    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
+    over = f", +- std over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
     few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
     named = metric.capitalize() if metric in ("loss", "error") else metric
     title = f"{named} on {clients} after {rounds} rounds{unit}{better}{over}"
     show_statistics([*table, *([constant] if constant else [])], title, few)
+    show_noise(table)
     if few:
         show_clients_by_name(runs, metric)
     show_finetuned_errors(runs, metric, few)
@@ -223,15 +229,16 @@ def folder_name(name: str) -> str:
 def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The folder for a command's runs: the first of `place`, `place-2`, `place-3`, ... that does not exist yet.
 
-    With `resume`, the last of those that exist and hold a run of one of the jobs, if any. `jobs` gives the jobs in a folder.
-    Nothing is created.
+    With `resume`, the last of those that exist and hold a run of one of the jobs, if any, or else one with fewer rounds. `jobs`
+    gives the jobs in a folder. Nothing is created.
     """
     from fedtail.runs.execution import folder_holds_run
 
     taken = existing_numbered_folders(place)
-    if resume:
-        ours = [folder for folder in taken if any(folder_holds_run(*job) for job in jobs(folder))]
-        return ours[-1] if ours else first_unused_folder(place)
+    for shorter in (False, True) if resume else ():
+        ours = [folder for folder in taken if any(folder_holds_run(*job, shorter) for job in jobs(folder))]
+        if ours:
+            return ours[-1]
     return first_unused_folder(place)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -77,11 +78,17 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
 
     `rows` are those of `rows_by_method`: dicts with `method`, `better` and, for each statistic, its `mean` and `std`. The columns
     are those of `statistic_columns`. Where the metric is not defined for all clients, a last column says for how many it is.
+    Below a row is its noise floor, where that is known: what the tails would be if all clients were alike.
     """
     columns = statistic_columns(rows[0]["better"], few)
     some = any(row["defined"] for row in rows)
-    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])]
-             for row in rows]
+    cells = []
+    for row in rows:
+        cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
+        floors = (row.get("noise") or {}).get("floors", {})
+        if any(key in floors for _, key in columns):
+            alike = [_number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
+            cells.append(["  if all were alike", *alike, *([""] if some else [])])
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
 
@@ -98,7 +105,7 @@ def show_differences(rows: list[dict[str, Any]], alike: str, few: bool = False) 
     cells = [[row["method"], *(_difference_cell(row, key) for _, key in columns)] for row in rows]
     alone = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
     what = "" if rows[0]["metric"] == "error" else f" in {rows[0]['metric']} ({rows[0]['better']} is better)"
-    show_table(f"Difference{what} to {rows[0]['baseline']} {alike}, with its standard error over seeds{alone}",
+    show_table(f"Difference{what} to {rows[0]['baseline']} {alike}, +- its standard error over seeds (not over clients){alone}",
                ["method", *(name for name, _ in columns)], cells)
 
 
@@ -193,7 +200,7 @@ def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
 
 
 class Watcher:
-    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
+    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere a line for each run, and notes."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
         """Begin without a bar; `show_progress` draws it. `jobs` is the number of runs to follow; with `quiet` no bar is drawn.
@@ -201,15 +208,17 @@ class Watcher:
         The caller sets `job` to the number of the run, from 1. `stop` is False until a signal asks to stop.
         """
         self.jobs, self.job, self.stop = jobs, 1, False
-        self._quiet = quiet or not sys.stderr.isatty()
+        self._quiet, self._piped = quiet or not sys.stderr.isatty(), not quiet and not sys.stderr.isatty()
+        self._began = time.monotonic()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
         """Replace the bar by one for a run that has done `round` of `rounds` rounds, labelled with its name and seed.
 
-        Does nothing where no bar is shown.
+        Draws nothing where no bar is shown.
         """
+        self._began = time.monotonic()
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -223,6 +232,13 @@ class Watcher:
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
+
+    def ended(self, run: RunFolder) -> None:
+        """Print one line about a finished run where stderr is a pipe or a file, unless it is to be quiet."""
+        if self._piped:
+            place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
+            seconds = time.monotonic() - self._began
+            self.note(f"{place}{run.name}, seed {run.seed}: {run.result['round']} rounds, {seconds:.1f} s")
 
     def advance(self, progress: Any) -> bool:
         """A callback for `train(on_round=...)`: advance the bar to the round of `progress`, and return True after a Ctrl-C.
@@ -262,7 +278,9 @@ class Watcher:
             if self._quiet:
                 yield self
                 return
-            with _progress_bars() as self._bars:
+            from fedtail.progress_bar import progress_bars
+
+            with progress_bars() as self._bars:
                 yield self
         finally:
             self._bars = None
@@ -275,14 +293,3 @@ class Watcher:
             raise KeyboardInterrupt
         self.stop = True
         os.write(2, b"\nfinishing this round, then saving; once more to stop at once\n")      # safe within a signal
-
-
-def _progress_bars() -> Any:
-    """A `rich.progress.Progress` on stderr, not started, that is erased at its end; its tasks need fields `speed` and `now`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
-               TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
-               TextColumn("{task.fields[now]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

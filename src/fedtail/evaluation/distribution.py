@@ -43,6 +43,10 @@ class Distribution:
     sizes: Tensor | None = None                        # (clients,) how many examples each value is the mean of; None: not known
     defined: Tensor | None = None                      # (clients,) bool: for whom the metric is defined; None: for all
 
+    def __repr__(self) -> str:
+        """The number of clients, the mean and the worst tenth, in one line."""
+        return f"Distribution({len(self)} clients; mean {self.mean():.4g}, worst 10% {self.worst(0.1):.4g}, better {self.better})"
+
     def __len__(self) -> int:
         """The number of clients, including those of mass zero and those for whom the metric is not defined."""
         return len(self.values)

@@ -85,6 +85,7 @@ class PrivateOptimizer:
         for a module or loss that mixes examples.
         """
         refuse_larger_batch(len(targets), self.batch_size, self.sampling)
+        self._refuse_other_parameters()
         self._refuse_opacus_hooks()
         inputs = cast_inputs(inputs, self._parameters[0].dtype)
         self.step_on(self._gradients(inputs, targets))
@@ -206,6 +207,12 @@ class PrivateOptimizer:
             raise ValueError(f"batch_size={self.batch_size:g} is no whole number of micro-batches of "
                              f"{self.method.microbatch_size} examples.")
 
+
+    def _refuse_other_parameters(self) -> None:
+        """Raise a ValueError where the module's trainable parameters are not those that it had when the optimiser was made."""
+        if list(map(id, trainable_parameters(self._task.module))) != list(map(id, self._parameters)):
+            raise ValueError("the module has other trainable parameters than when the optimiser was made: some were frozen, "
+                             "unfrozen or replaced. Make a new optimiser, with the same ledger.")
 
     def _refuse_opacus_hooks(self) -> None:
         """Raise a ValueError for a module in Opacus's `GradSampleModule`, whose hooks would run where gradients are computed."""

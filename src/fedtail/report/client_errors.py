@@ -147,8 +147,8 @@ def metric_distributions(methods: Sequence[Method], clients: PageClients | None,
 
     A dict: `edges` of the bins, and lists over methods: `shares`, the share of values in each bin; `functions`, the empirical
     distribution function as {"x", "y"}; `clients`, the number of values. The clients of all seeds are pooled. The values of a
-    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none, unless
-    all have.
+    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none,
+    unless all have.
     """
     lost = _positions_to_leave_out(methods)
     values = [np.zeros(0) if k in lost else _pooled_values(m, clients, metric) for k, m in enumerate(methods)]
@@ -231,7 +231,8 @@ def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.
     where no seed is shared.
     """
     common = [seed for seed in mine if seed in baseline]
-    return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
+    with np.errstate(invalid="ignore"):      # infinite under both: no difference is known
+        return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
 
 
 def spans_decades(sizes: np.ndarray) -> bool:

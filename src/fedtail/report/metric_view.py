@@ -37,7 +37,8 @@ class PageContent:
 
     def direction(self, metric: str) -> str:
         """Which values of a metric are better, "lower" or "higher"."""
-        return metric_direction(self.runs[0], metric)
+        having = [run for run in self.runs if metric in run.about["metrics"]]      # another method may have other metrics
+        return metric_direction(having[0] if having else self.runs[0], metric)
 
 
 def metric_view(content: PageContent, metric: str, values: ClientValues | None, kept: np.ndarray | None) -> dict[str, Any]:

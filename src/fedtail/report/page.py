@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.report.answers import ANSWERS_STYLE, ANSWERS_TEMPLATE, answers_section
 from fedtail.report.client_errors import ClientValues, client_list, client_values_by_method, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
@@ -62,8 +63,10 @@ def render_page(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    answers = rules.from_string(_read_page_file(ANSWERS_TEMPLATE)).render(data=data)
     return rules.from_string(_read_page_file(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(script_safe_json(data)), style=Markup(_read_page_file(STYLE)),
+        title=title, data=data, embedded=Markup(script_safe_json(data)), answers=Markup(answers),
+        style=Markup(_read_page_file(STYLE) + _read_page_file(ANSWERS_STYLE)),
         plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_read_page_file, SCRIPTS))))
 
 
@@ -84,11 +87,11 @@ def _read_page_file(name: str) -> str:
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: str = "error") -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    Its keys are the page's sections ("alarms", "facts", "notes", "methods", "curves", "contributors", "families", "tail",
-    "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits", "metrics",
-    "thresholds"), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of every other
-    metric by name. `baseline` names the method that the others are compared with, by default the first. Raises ValueError where
-    there are no runs, where they cannot be on one page, or where no method or metric has that name.
+    Its keys are the page's sections ("answers", "alarms", "facts", "notes", "methods", "curves", "contributors", "families",
+    "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits",
+    "metrics", "thresholds"), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of
+    every other metric by name. `baseline` names the method that the others are compared with, by default the first. Raises
+    ValueError where there are no runs, where they cannot be on one page, or where no method or metric has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -97,7 +100,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
     rounds = [contributors_by_round(m) for m in methods]
     return {
         "deployed": any(run.is_deployed for run in runs), "alarms": divergence_sentences(runs), "facts": header_facts(runs),
-        "notes": caveats(runs, clients), "tested": tested,
+        "notes": caveats(runs, clients), "tested": tested, "answers": answers_section(methods, first, metric_names(methods)),
         "methods": _method_entries(methods, families), "baseline": first,
         "focus": _first_compared_method(methods, first, families),
         "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],

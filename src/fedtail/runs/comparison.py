@@ -7,34 +7,52 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedtail.runs.answers import TAIL, comparison_answers
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
+from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.run_folder import RunFolder
+from fedtail.runs.values_by_client import Compared, is_split_redrawn
 
 STATISTICS = ("mean", "std", "p0", "p10", "p50", "p90", "p100", "worst10", "worst5", "best10", "variance", "angle", "kl")
 FEW_CLIENTS = 20                                 # fewer are shown by name: a tenth of them is less than two
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
-Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
+REDRAWN, ONE_SPLIT = "redrawn for every seed", "one for all seeds"
+
+
+def comparison_entries(runs: Sequence[RunFolder], tail: str = TAIL, price: float = 1.0) -> dict[str, Any]:
+    """What `comparison.json` says of finished runs: `rows`, `differences`, `answers`, `split`, and `metrics`.
+
+    `metrics` has rows and differences by metric, those of the error at the top level too. `answers` are those of
+    `comparison_answers` for the error, then for every other metric of all runs; `tail` and `price` are what the verdicts go by.
+    `split` is "redrawn for every seed", or "one for all seeds".
+    """
+    metrics = list(dict.fromkeys((*shown_metrics(runs), "loss")))
+    every = {name: {"rows": rows_by_method(runs, name), "differences": paired_differences(runs, name)} for name in metrics}
+    return {**every["error"], "answers": comparison_answers(models_by_method(runs), metrics, tail, price),
+            "split": REDRAWN if is_split_redrawn(runs) else ONE_SPLIT, "metrics": every}
 
 
 def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
     Personal models that were evaluated have a row of their own, "Ditto, personal" beside "Ditto, shared", with `personal` true. A
-    row has `method`, `metric`, `better`, `personal`, `unit`, `seeds`, `failed`, `diverged`, `defined` and for each name in
-    STATISTICS a dict with `mean` and `std`. Error rates are in percent. `failed` is the number of answers left out because a loss
-    or an update was not finite; `diverged` has the seeds whose model is not finite; `defined` is the number of clients for whom
-    the metric is defined, by seed, None where it is for all. `std` is None for one seed; both are None where a value is not
-    finite or a model has diverged. Raises FileNotFoundError for a run that is not finished, and ValueError for one without the
-    metric.
+    row has `method`, `metric`, `better`, `personal`, `unit`, `seeds`, `failed`, `diverged`, `defined`, `noise` and for each name
+    in STATISTICS a dict with `mean` and `std`. Error rates are in percent. `failed` is the number of answers left out because a
+    loss or an update was not finite; `diverged` has the seeds whose model is not finite; `defined` is the number of clients for
+    whom the metric is defined, by seed, None where it is for all; `noise` is what `noise_over_seeds` finds. `std` is None for one
+    seed; both are None where a value is not finite or a model has diverged. Raises FileNotFoundError for a run that is not
+    finished, and ValueError for one without the metric.
     """
     return [{"method": method, "metric": metric, "better": metric_direction(found[0][0], metric),
              "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found), "diverged": diverged_seeds(found),
-             "defined": _defined_by_seed(found, metric),
+             "defined": _defined_by_seed(found, metric), "noise": noise_over_seeds(found, metric),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
-            for method, found in _runs_by_method(runs).items()]
+            for method, found in models_by_method(runs).items()]
 
 
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
@@ -45,7 +63,7 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
     value is not finite. An empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and
     ValueError for one without the metric.
     """
-    methods = _runs_by_method(runs)
+    methods = models_by_method(runs)
     baseline = next(iter(methods), "")
     table = []
     for method, found in list(methods.items())[1:]:
@@ -101,10 +119,10 @@ def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None
 def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each tested client, by name: its `client`, `size` and `values`, the metric by method, a mean over its seeds.
 
-    Worst first, by the mean over methods; a value is None where the metric is not defined or not finite in every seed. Error
-    rates are in percent. Runs without a table over clients are left out.
+    Worst first, by the mean over methods, and those without a value last; a value is None where the metric is not defined or not
+    finite in every seed. Error rates are in percent. Runs without a table over clients are left out.
     """
-    return client_rows(_runs_by_method(run for run in runs if run.has_client_table), metric)
+    return client_rows(models_by_method(run for run in runs if run.has_client_table), metric)
 
 
 def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[Row]:
@@ -114,13 +132,15 @@ def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[
     for method, found in methods.items():
         for run, model in found:
             scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
-            for name, size, value in zip(columns["name"], columns["size"], columns[model.column(metric)], strict=True):
+            values_here = columns.get(model.column(metric), np.full(len(columns["name"]), math.nan))      # or of other metrics
+            for name, size, value in zip(columns["name"], columns["size"], values_here, strict=True):
                 sizes[str(name)] = int(size)
                 values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
-    rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
+    rows: list[Row] = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
             for name, each in values.items()]
     sign = -1 if any(metric_direction(run, metric) == "lower" for found in methods.values() for run, _ in found) else 1
-    return sorted(rows, key=lambda row: sign * (_mean_of_finite([v for v in row["values"].values() if v is not None]) or 0.0))
+    means = {row["client"]: _mean_of_finite([v for v in row["values"].values() if v is not None]) for row in rows}
+    return sorted(rows, key=lambda row: math.inf if (mean := means[row["client"]]) is None else sign * mean)
 
 
 def number_of_tested_clients(run: RunFolder) -> int:
@@ -143,7 +163,7 @@ def finetuned_rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
              "unit": metric_unit(found[0][0], metric), "diverged": [], "defined": None,
              **{name: _mean_and_std_over_seeds([found_statistics(run, model, when)[name] for run, model in found])
                 for name in STATISTICS}}
-            for method, found in _runs_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
+            for method, found in models_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
 
 
 def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, float]:
@@ -172,7 +192,7 @@ def convert_to_shown_units(run: RunFolder, found: Mapping[str, float | None], me
     return {name: math.nan if (value := found.get(name)) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
-def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
+def models_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
     """The (run, model) pairs of each method, by its name; for a family, of each model, by "name, model".
 
     Personal models are under a name of their own. Methods and their runs keep the order of `runs`.

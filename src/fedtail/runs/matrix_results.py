@@ -71,16 +71,19 @@ def divergence_text(one: CellRun) -> str:
     """A sentence where a run diverged, "" where it did not.
 
     It diverged where the mean loss of the tested clients at the end is not finite or is more than 1000 times that before
-    training, where a statistic of their error is not finite, of the shared model or of personal ones, or where so many answers
-    were left out as not finite that the loss is what it was before.
+    training, or where a statistic of their error is not finite, of the shared model or of personal ones. Nothing was learned
+    where the loss is what it was before: every round was lost, or all answers were left out as not finite.
     """
     assert one.run is not None
     before, after = (SHARED.statistics(line)[one.run.tested_split] for line in (one.run.metrics[0], one.run.result))
     own = PERSONAL.statistics(one.run.result)[one.run.tested_split]["error"] if has_evaluated_personal(one.run) else {}
     loss, start, failed = after["loss"]["mean"], before["loss"]["mean"], one.run.result["failed"]
     numbers = [loss, *(after["error"][name] for name in SHOWN), *(own.get(name, 0.0) for name in SHOWN)]
-    if failed and loss == start:
-        return f"seed {one.seed}: nothing was learned, {failed} answers were left out because a loss or an update was not finite."
+    if one.run.result["round"] and loss == start:
+        why = "no round changed the model"
+        if failed:
+            why = f"{failed} answers were left out because a loss or an update was not finite"
+        return f"seed {one.seed}: nothing was learned, {why}."
     if all(number is not None and math.isfinite(number) for number in numbers) and (start is None or loss <= DIVERGED * start):
         return ""
     ended = "is not finite" if loss is None else f"is {loss:.3g}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtail.attacks import ClientAttack, benign_clients
 from fedtail.constant_prediction import constant_outputs
+from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
@@ -28,6 +29,7 @@ from fedtail.runs.measurements import (
     round_line,
     write_client_table,
 )
+from fedtail.runs.run_answers import RunAnswers
 from fedtail.runs.run_folder import FORMAT, TESTED, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -76,7 +78,8 @@ class SimulationRecords:
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
-                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry(), **self._personal_entry()}
+                "start": bytes_digest(module_bytes(self.task.module)), "inputs": input_shapes(self.splits["train"]),
+                **self._benign_entry(), **self._personal_entry()}
 
     def _personal_entry(self) -> dict[str, Any]:
         """The entry of `run.json` that says for each model whether personal models beside it are evaluated; none without any."""
@@ -195,8 +198,8 @@ class SimulationRecords:
         """Write the table over clients, `clients.parquet`, from the `evaluations` of all splits for each model of `trained`.
 
         It has participation, picks and fine-tuning where they apply. Returns entries for `result.json`: `finetuned`, for each
-        model the error statistics before and after fine-tuning, None where the experiment has none; and `participation`, how
-        often (benign) training clients took part, where rounds are recorded.
+        model the error statistics before and after fine-tuning, None where the experiment has none; `participation`, how
+        often (benign) training clients took part, where rounds are recorded; and those of `RunAnswers.result_entries`.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         took_part: dict[str, Any] = {}
@@ -213,8 +216,19 @@ class SimulationRecords:
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
+        about = RunAnswers(self.experiment, self.splits, self.tested_split, self._within, benign is not None)
+        about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
-        return {"finetuned": tuned, **({"participation": took_part} if took_part else {})}
+        return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
+
+
+def input_shapes(population: Population) -> dict[str, Any]:
+    """The shape and type of one example's inputs, as JSON values: {"x": {"shape": [64], "dtype": "float32"}}.
+
+    Inputs that are a dict are named by its keys. With them a model can be called without the data.
+    """
+    inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+    return {name: {"shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")} for name, one in inputs.items()}
 
 
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"

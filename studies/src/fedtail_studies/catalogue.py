@@ -11,6 +11,7 @@ from fedtail_studies.adaptive_private.side_information import ADADPS_WORDS
 from fedtail_studies.adaptive_private.toy import ADADPS_TOY
 from fedtail_studies.adaptive_private.without_sampling import FTRL_AMPLIFIED
 from fedtail_studies.ditto.femnist import DITTO_FEMNIST
+from fedtail_studies.ditto.mnist import DITTO_MNIST
 from fedtail_studies.ditto.optimal_strength import DITTO_THEORY
 from fedtail_studies.ditto.personal_pages import DITTO_PERSONAL
 from fedtail_studies.ditto.solver_pages import DITTO_SOLVERS
@@ -116,6 +117,7 @@ STUDIES: tuple[Study, ...] = (
     DITTO_THEORY,
     DITTO_VEHICLE,
     DITTO_FEMNIST,
+    DITTO_MNIST,
     DITTO_SOLVERS,
     DITTO_PERSONAL,
     ADADPS_TOY,
