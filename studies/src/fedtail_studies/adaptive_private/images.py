@@ -18,12 +18,12 @@ from fedtail_studies.study import Cell, Claim, Cost, Figure, Measure, Study
 from fedtail_studies.tables import Table
 from fedtail_studies.tilted.classes_data import MNIST, generator, mnist_sides
 
-PIXELS, VALIDATED, TESTED = 28 * 28, 2_000, 5_000
+PIXELS, VALIDATED = 28 * 28, 2_000
 AUTOENCODER = Ranges(rates=(16.0, 32.0, 64.0, 128.0), clips=(0.05,), adaptive_rates=(0.006, 0.02),
                      divided_rates=(0.3, 1.0), divided_clips=(3.0,), epsilons=(1e-4, 1e-3),
                      free_rates=(10.0, 30.0, 100.0, 300.0))
-CLASSIFIER = Ranges(rates=(0.1, 0.2, 0.4, 0.8), clips=(1.0,), adaptive_rates=(0.003, 0.01),
-                    divided_rates=(0.1, 0.3), divided_clips=(2.0,), epsilons=(1e-3, 1e-2))
+CLASSIFIER = Ranges(rates=(0.4, 0.8, 1.6, 3.2), clips=(1.0,), adaptive_rates=(0.01, 0.03),
+                    divided_rates=(0.3, 1.0), divided_clips=(2.0,), epsilons=(1e-3, 1e-2))
 PUBLIC, ADAM = "AdaDPS, public data", "AdaDPS (Adam), public data"
 CODED = ("DP-SGD", "DP-Adam", "DP-RMSProp", PUBLIC, ADAM, "DP-Adam-Pub", "PDA-DPMD", "DP-SGD, warm start")
 WEAKER = ("DP-SGD", "DP-Adam", PUBLIC)                 # at the larger epsilon
@@ -76,7 +76,7 @@ def images(cell: Cell) -> tuple[Samples, Samples, Samples]:
     size = min(cell.plan.train, len(order) - len(order) // 30)
     validated = order[size:][:VALIDATED]
     return (Samples(train.x[order[:size]], train.y[order[:size]]), Samples(train.x[validated], train.y[validated]),
-            Samples(test.x[:TESTED], test.y[:TESTED]))
+            Samples(test.x, test.y))
 
 
 def autoencoder(cell: Cell) -> Problem:

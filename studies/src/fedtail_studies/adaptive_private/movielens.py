@@ -29,8 +29,8 @@ from fedtail_studies.tilted.classes_data import file_at, generator
 
 ADVICE = "Write --data DIR, a folder with movielens.npz (x the item, y the rating, client the user)."
 RANGES = Ranges(rates=(8.0, 16.0, 32.0, 64.0, 128.0, 256.0), clips=(1.0,), adaptive_rates=(0.1, 0.3, 1.0),
-                divided_rates=(1.0, 3.0, 10.0), divided_clips=(5.0,), epsilons=(1e-4, 1e-2), plain_rates=(16.0, 64.0),
-                free_plain_rates=(1.0, 5.0), phases=(50,), delayed_epsilons=(1e-3,))
+                divided_rates=(1.0, 3.0, 10.0), divided_clips=(5.0,), epsilons=(1e-4, 1e-2), plain_rates=(16.0,),
+                free_plain_rates=(1.0, 5.0), phases=(50,), delayed_epsilons=(1e-5, 1e-3))
 DELAYED, PUBLIC, EXTRA, FIRST = "DP2-RMSProp", "AdaDPS, public data", "DP2, extra query", "DP2, noise first"
 MAIN = ("DP-SGD", "DP-RMSProp", "PDA-DPMD", PUBLIC, DELAYED, EXTRA, FIRST)
 FREE = ("RMSProp", "delayed RMSProp")
@@ -95,7 +95,7 @@ def every_method() -> dict[str, Method]:
     found = methods(RANGES)
     own: dict[str, Choices] = {
         FIRST: {"rate": RANGES.plain_rates, "delayed_rate": (0.01, 0.03, 0.1)},
-        FREE[1]: {"delayed_rate": (0.01, 0.03, 0.1)}, FREE[0]: {"rate": (0.03, 0.1, 0.3)}}
+        FREE[1]: {"delayed_rate": (0.01, 0.03, 0.1), "epsilon": (1e-3,)}, FREE[0]: {"rate": (0.03, 0.1, 0.3)}}
     return found | {name: replace(found[name], choices={**found[name].choices, **other}) for name, other in own.items()}
 
 
