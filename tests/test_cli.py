@@ -73,7 +73,9 @@ def test_json_is_one_object_of_the_documented_shape_and_nothing_else(first):
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("\n") == 1
     result = json.loads(first.stdout)
-    assert list(result) == ["rows"]
+    assert list(result) == ["rows", "answers"]
+    assert [one["sentence"].partition(";")[0].partition(":")[0] for one in result["answers"]] == [
+        "Delta-FL, worst 50% of clients", "Delta-FL, worst 25% of clients"]
     assert [(row["method"], row["tail_fraction"]) for row in result["rows"]] == [
         ("FedAvg", None), ("Delta-FL", 0.5), ("Delta-FL", 0.25)]
     for row in result["rows"]:
@@ -95,8 +97,9 @@ def test_the_table_shows_the_same_numbers_aligned(first, table):
     assert table.stderr == ""      # no bar where nobody looks
     lines = table.stdout.splitlines()
     assert lines[0].strip() == "Error on 500 unseen clients after 3 rounds, %"
-    body = [line for line in lines[1:] if line.strip()]
+    body = [line for line in lines[1:] if line.strip() and line[0] not in "DI"]      # what follows the table is about both methods
     assert len({len(line) for line in body}) == 1
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["Delta-FL, worst 50% of clients", "Delta-FL, worst 25% of clients", "In brackets"]
     assert [word for word in ("method", "mean", "90th percentile", "worst 10%") if word in table.stdout] == [
         "method", "mean", "90th percentile", "worst 10%"]
     named = [line for line in body if re.search(r"FedAvg|Delta-FL", line)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -49,12 +50,12 @@ class RoundView:
         """How many clients were sampled in the round."""
         return len(self.sampled)
 
-    @property
+    @cached_property
     def num_contributors(self) -> int:
         """How many clients trained under at least one of the models and were not left out."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
-    @property
+    @cached_property
     def num_failed(self) -> int:
         """How many clients were left out: a loss or an update was not finite, or a row was nothing but zeros."""
         return int(self.left_out.sum())

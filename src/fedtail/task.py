@@ -27,6 +27,7 @@ from fedtail.losses import (
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.module_checks import refuse_dependence_on_batch, try_module
 from fedtail.modules import cast_inputs, refuse_shared_statistics, set_precision, trainable_parameters
+from fedtail.types import Examples
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs
@@ -43,11 +44,13 @@ class Metric:
     """A named number for every client, from outputs and targets.
 
     `per="example"`: the function returns one number per example, a client's value is their mean. `per="client"`: it is
-    called with one client's outputs and targets and returns one number (an AUC, say). `better` says which tail is the bad one.
+    called with one client's outputs and targets and returns one number (an AUC, say), or NaN where the metric is not defined for
+    this client (one with a single class): it is then left out of this metric, and counted. `better` says which end is the bad
+    one. `fedtail.metrics` has ready-made ones.
     """
 
     name: str
-    function: PerExample
+    function: Callable[[Tensor, Tensor], Tensor | float]
     better: Literal["lower", "higher"] = "lower"
     per: Literal["example", "client"] = "example"
 
@@ -133,6 +136,18 @@ class Task:
             if metric.per == "example":
                 _check_example_metric(metric, outputs, targets)
         refuse_dependence_on_batch(self.module, *self._examples_in_rows(population, _rows_of_several_clients(population)))
+
+    def check_examples(self, inputs: Examples, targets: Tensor) -> None:
+        """Raise a ValueError where the module or the loss cannot take these examples, two or more, or mixes them.
+
+        A copy of the module is called on them, on the CPU. An example's output must not depend on the other examples, and a call
+        must not change the module's tensors. Metrics other than the loss are not tried.
+        """
+        inputs, targets = inputs_to_device(cast_inputs(inputs, trainable_parameters(self.module)[0].dtype), CPU), targets.cpu()
+        outputs = try_module(self.module, inputs)
+        self._check_labels(targets, outputs)
+        _check_example_metric(Metric("loss", self.loss), outputs, targets)
+        refuse_dependence_on_batch(self.module, inputs, targets)
 
     def _examples_in_rows(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
         """The inputs and targets, (rows, ...), in these rows of the population, on the CPU.

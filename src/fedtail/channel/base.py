@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
+from fedtail.privacy.correlated_noise import CorrelatedSum
 from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
@@ -168,14 +169,15 @@ class Channel:
             """The released sum of one question, float64: `total`, the encoded sum, decoded by the encoding of the round.
 
             Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where a sum of updates is not
-            finite, or would be divided by a weight that is mostly rounding error. Of gathered rows, those that are not finite or
-            beyond their bound are zero.
+            finite, or would be divided by a weight that no cohort can have or that is mostly rounding error. Of gathered rows,
+            those that are not finite or beyond their bound are zero.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             if question.gather:
                 return without_invalid_rows(question, sums, question.width(dim), encoding)
             check_sum_of_updates(question, sums)
+            check_sum_of_weights(question, sums, encoding)
             check_divisor_resolved(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise_source(broadcast, question.number))
 
@@ -281,8 +283,10 @@ def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name
     """
     kind = type(channel).__name__
     if mechanism.private and mechanism.reveals_exact_sum and not channel.reveals_rows:
-        raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {kind} is there to hide. Use "
-                         "DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
+        correlated = isinstance(mechanism, CorrelatedSum)
+        raise ValueError(f"{name} adds {'correlated noise' if correlated else 'GaussianNoise'} on the server, to the exact sum, "
+                         f"which {kind} is there to hide. Use {'PrivateMean with ' if correlated else ''}DiscreteNoise, whose "
+                         "shares are added by the clients, or PlainChannel.")
     if gathers and not channel.reveals_rows:
         raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
                          "(WeightedMean, GeometricMedian), or PlainChannel.")
@@ -335,6 +339,22 @@ def check_sum_of_updates(question: Question, sums: Tensor) -> None:
     """Raise `RoundLost` where a sum of updates holds a number that is not finite: it would end in the model."""
     if question.trains and not bool(sums.sum().isfinite()) and not bool(sums.isfinite().all()):
         raise RoundLost(f"the sum that {question.name} asked for is not finite: a client or a node sent numbers that are not.")
+
+
+def check_sum_of_weights(question: Question, sums: Tensor, encoding: Encoder) -> None:
+    """Raise `RoundLost` where sums would be divided by a weight that the cohort cannot have: negative, or beyond all of theirs.
+
+    Then a client sent a row that no honest one sends, and the quotient would be its choice. The weight is sums[question.divisor];
+    nothing is checked where that divisor is None.
+    """
+    if question.divisor is None:
+        return
+    one = float(question.bound(question.divisor + 1, encoding.clients, encoding.mass)[-1])
+    weight, most = float(sums[question.divisor]), encoding.clients * one
+    if not 0 <= weight <= most * SLACK:
+        raise RoundLost(f"the weights that {question.name} asked for sum to {weight:.3g}, and those of {encoding.clients} "
+                        f"clients are from 0 to {most:.3g}: a client or a node sent what no honest one does. An aggregator over "
+                        "rows, such as CoordinateMedian, leaves such rows out.")
 
 
 def without_invalid_rows(question: Question, rows: Tensor, width: int, encoding: Encoder) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_name, output_folder, run_jobs, show_runs, show_saved_folder
+from fedtail.cli.run import check_metric, fail_if_diverged, folder_name, output_folder, run_jobs, show_runs, show_saved_folder
 from fedtail.cli.terminal import print_errors_as_sentences
 
 if TYPE_CHECKING:
@@ -27,38 +28,77 @@ def compare(
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
     trust: list[str] = options.TRUST,
+    tail: str = typer.Option("worst10", "--tail", metavar="STATISTIC",
+                             help="What the verdict is about: worst10, worst25, p90, ..."),
+    price: float = typer.Option(1.0, "--price", metavar="NUMBER", min=0.0,
+                                help="The most that the mean may pay for each unit that the tail gains."),
+    metric: str | None = options.METRIC,
     as_json: bool = options.JSON,
 ) -> None:
-    """Train several methods on the same clients, cohorts and batches, and compare them.
+    """Train several methods on the same clients, cohorts and batches, and say which to take.
 
-    Prints error over test clients, mean +- deviation over seeds, and each method's paired difference to the first with its
-    standard error. Every method and seed is a run folder of its own, METHOD/seed-K, so that --resume does only what is missing.
+    Ends in a verdict for each method against the first: what the tail gains and the mean pays, with 95% intervals for new
+    clients, and "take it", "do not" or "this data cannot tell". The split of the clients is drawn anew for every seed, unless the
+    file fixes it (split = { ..., seed = 0 }). Every method and seed is a run folder of its own, METHOD/seed-K, so that --resume
+    does only what is missing.
     """
+    from fedtail.cli.answers import show_answers
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
-    from fedtail.runs.comparison import paired_differences, rows_by_method
+    from fedtail.inference.statistics import statistic_named
+    from fedtail.runs.comparison import FEW_CLIENTS, comparison_entries, number_of_tested_clients, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
+    statistic_named(tail)                        # refused here, not after the training
     changes = options.settings_with_device(settings, device)
     wanted = [one for file in experiments for one in read_experiments(file, changes, trust)]
     check_methods_comparable(wanted)
+    check_metric(wanted, metric)
     numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
-
-    def jobs(folder: Path) -> list[Job]:
-        """A job (experiment, seed, folder of its run) for each seed and method, in METHOD/seed-K below `folder`."""
-        return [(one, seed, folder / folder_name(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
-
-    folder = out or output_folder(Path("runs") / folder_name(experiments[0].stem), jobs, resume)
-    runs = run_jobs(jobs(folder), folder, resume, as_json)
-    less = paired_differences(runs)
-    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], "rows": rows_by_method(runs),
-                                     "differences": less})
-    show_runs(runs, folder, as_json, {"differences": less})
+    place = Path("runs") / folder_name(experiments[0].stem)
+    jobs, folder = comparison_jobs(wanted, numbers, place, out, resume)
+    runs = run_jobs(jobs, folder, resume, as_json)
+    found = comparison_entries(runs, tail, price)
+    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], **found})
+    less = {name: found["metrics"][name]["differences"] for name in shown_metrics(runs, metric)}
+    first, *others = less
+    more = {"differences": less[first], "metric_differences": {name: less[name] for name in others},
+            "answers": found["answers"], "split": found["split"]}
+    show_runs(runs, folder, as_json, more, metric)
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
-        show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
+        few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+        for rows in less.values():
+            show_differences(rows, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)", few)
+        for name in less:
+            show_answers(found["answers"], found["split"], name)
         show_saved_folder(folder)
+    fail_if_diverged(runs)
+
+
+def comparison_jobs(wanted: Sequence[Experiment], seeds: Sequence[int], place: Path, out: Path | None,
+                    resume: bool) -> tuple[list[Job], Path]:
+    """A job (experiment, seed, folder of its run) for each seed and method, in METHOD/seed-K below the folder returned with them.
+
+    The split of the clients follows the run's seed unless the file fixes it. A comparison that an earlier version began with one
+    split for all seeds is resumed with that one. The folder is `out`, or one called `place`.
+    """
+    from fedtail.runs.execution import folder_holds_run
+
+    def jobs_of(plans: Sequence[Experiment]) -> Callable[[Path], list[Job]]:
+        """A function from a folder to the jobs of `plans` in it."""
+        return lambda folder: [(one, seed, folder / folder_name(one.name) / f"seed-{seed}") for seed in seeds for one in plans]
+
+    redrawn = jobs_of([replace(one, data=one.data.redrawn_by_seed()) for one in wanted])
+    folder = out or output_folder(place, redrawn, resume)
+    if resume and not any(folder_holds_run(*job) for job in redrawn(folder)):
+        as_written = jobs_of(wanted)
+        earlier = out or output_folder(place, as_written, resume)
+        if any(folder_holds_run(*job) for job in as_written(earlier)):
+            typer.echo(f"{earlier} was begun with one split for all seeds, and goes on with it.", err=True)
+            return as_written(earlier), earlier
+    return redrawn(folder), folder
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:

@@ -22,23 +22,28 @@ def demo(
     The synthetic setting of the Delta-FL paper (appendix D) without privacy: 100 clients a round, one full-gradient step of
     0.1, a linear model. All methods see the same cohorts.
     """
-    rows = train_and_evaluate(rounds, seed, quiet=as_json)
+    rows, answers = train_and_evaluate(rounds, seed, quiet=as_json)
     if as_json:
-        print_json({"rows": rows})
+        print_json({"rows": rows, "answers": answers})
         return
     show_errors(rows, rounds)
+    for one in answers:
+        typer.secho(one["sentence"], bold=True)
+    typer.echo("In brackets: 95% intervals for new clients and these models; observed error of clients of 100 examples.")
 
 
-def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
-    """Train FedAvg and two Delta-FL models for `rounds` rounds, and return a dict for each with its error over test clients.
+def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Train FedAvg and two Delta-FL models for `rounds` rounds; returns a row for each, and an answer for each against FedAvg.
 
-    All see the same cohorts; `seed` draws the data and drives the training. The keys are `method`, `tail_fraction` (None for
-    FedAvg), `mean`, `p90` and `worst10`, the last three in percent. `quiet` shows no progress bar. After a Ctrl-C it raises
-    `typer.Exit` with code 130.
+    All see the same cohorts; `seed` draws the data and drives the training. The keys of a row are `method`, `tail_fraction` (None
+    for FedAvg), `mean`, `p90` and `worst10`, the last three of the error over test clients in percent; answers are those of
+    `answer_from_values`. `quiet` shows no progress bar. After a Ctrl-C it raises `typer.Exit` with code 130.
     """
     import fedtail
     from fedtail.data import label_shift
     from fedtail.models import SoftmaxRegression
+    from fedtail.runs.answers import answer_from_values
+    from fedtail.runs.values_by_client import ByClient
 
     data = label_shift(seed=seed)
     base = fedtail.fedavg(100, learning_rate=0.1, batch_size=None)
@@ -47,12 +52,21 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, An
     with Watcher(quiet=quiet).show_progress() as watcher:
         watcher.begin("three models, one cohort", seed, 0, rounds)
         trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
-                                on_round=watcher.advance)
+                                progress=False, on_round=watcher.advance)
     if watcher.stop:
         exit_with_message("interrupted; a demo keeps nothing.", INTERRUPTED)
-    errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]
-    return [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta, **{key: 100 * error[key] for _, key in COLUMNS}}
-            for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
+    found = [fedtail.evaluate(module, data.test).error for module in trained.modules]
+    rows = [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta,
+             **{key: 100 * error.statistic(key) for _, key in COLUMNS}}
+            for theta, error in zip(TAIL_FRACTIONS, found, strict=True)]
+    by_client: list[ByClient] = [dict(enumerate(error.values.tolist())) for error in found]
+    others = zip(rows[1:], by_client[1:], strict=True)
+    return rows, [answer_from_values(model_name(row), [mine], by_client[:1]) for row, mine in others]
+
+
+def model_name(row: dict[str, Any]) -> str:
+    """The name of a model of the demo: "FedAvg", or "Delta-FL, worst 50% of clients"."""
+    return f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"]
 
 
 def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
@@ -62,6 +76,5 @@ def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
     """
     from fedtail.cli.terminal import show_table
 
-    cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],
-              *(f"{row[key]:.2f}" for _, key in COLUMNS)] for row in rows]
+    cells = [[model_name(row), *(f"{row[key]:.2f}" for _, key in COLUMNS)] for row in rows]
     show_table(f"Error on 500 unseen clients after {rounds} rounds, %", ["method", *(title for title, _ in COLUMNS)], cells)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -19,6 +20,7 @@ def report(
     baseline: str | None = typer.Option(None, "--baseline", metavar="NAME", show_default=False,
                                         help="The method to compare with; by default the first."),
     title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="The metric that the page opens with."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     as_json: bool = options.JSON,
 ) -> None:
@@ -27,7 +29,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline, metric)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:
@@ -40,20 +42,57 @@ def report(
 @print_errors_as_sentences
 def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
-    mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples, .npz or .parquet.", show_default=False),
+    mine: Path | None = typer.Option(None, "--data", metavar="FILE", show_default=False,
+                                     help="One client's examples, .npz or .parquet; without it, one model for all clients."),
+    statistic: str | None = typer.Option(None, "--statistic", metavar="STATISTIC", show_default=False,
+                                         help="Over validation clients, without --data: mean, worst10; by default p90."),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
     trust: list[str] = options.TRUST,
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="What to choose by: error, loss, or one of the file's."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
-    from fedtail.runs.choosing import choose_model
+    """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent.
 
-    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust)
+    Without --data, which model to give to all clients, by the family's validation clients: the best, or one closer to plain
+    averaging within one standard error of it.
+    """
+    from fedtail.runs.choosing import choose_for_everybody, choose_model
+
+    if mine is None:
+        show_choice(choose_for_everybody(run, statistic, metric), as_json)
+        return
+    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust, metric)
     if as_json:
         print_json(picked)
         return
     unit = " (%)" if picked["unit"] else ""
-    cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
-    show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
+    show = "{:.2f}" if unit else "{:.4g}"
+    cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
+    better = ", higher is better" if picked["better"] == "higher" else ""
+    named = metric.capitalize() if metric in ("loss", "error") else metric
+    show_table(f"{named} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")
+
+
+def show_choice(found: dict[str, Any], as_json: bool) -> None:
+    """Print which model of a family is chosen for all clients, as `choose_for_everybody` found, and why."""
+    if as_json:
+        print_json(found)
+        return
+    unit = " (%)" if found["unit"] else ""
+    seeds = f", +- std over {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
+    cells = [[row["model"], f"{row['value']:.2f}" + ("" if row["std"] is None else f" +- {row['std']:.2f}"), _difference(row),
+              "<- this one" if row["chosen"] else ""] for row in found["models"]]
+    show_table(f"{found['statistic']} of the {found['metric']} over {found['clients']} validation clients{unit}{seeds}",
+               ["model", found["statistic"], "minus the best (95% for new clients)", ""], cells)
+    typer.echo(found["reason"][0].upper() + found["reason"][1:])
+    typer.echo(f"Its parameters are in {', '.join(found['files'])}.")
+
+
+def _difference(row: dict[str, Any]) -> str:
+    """The difference of a model to the best with its interval; "" for the best itself."""
+    if row["difference"] == 0 and row["error"] == 0:
+        return ""
+    ends = "no interval" if row["low"] is None or row["high"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}"
+    return f"{row['difference']:+.2f} ({ends})"

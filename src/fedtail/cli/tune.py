@@ -11,8 +11,6 @@ from fedtail.cli import options
 from fedtail.cli.run import existing_numbered_folders, first_unused_folder, folder_name, resume_command
 from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
-SHOWN = 10
-
 
 @print_errors_as_sentences
 def tune(
@@ -31,7 +29,8 @@ def tune(
 
     The papers choose by the 90th percentile of the error, which is the default; of a metric where higher is better it is the
     10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
-    mean. Test clients are never evaluated. The best experiment is written to best.toml, ready for `fedtail run`.
+    mean; a simpler one (a larger tail fraction) within one standard error of the best is preferred. Test clients are never
+    evaluated. The chosen experiment is written to best.toml, ready for `fedtail run`.
     """
     from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
@@ -52,37 +51,64 @@ def tune(
         exit_with_message("the random number of trials was zero: nothing was tried, and nothing is released. To search again in "
                           "another folder costs as much again.", FAILED)
     if result["finished"] and not result["best"]:
-        exit_with_message("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a "
-                          "number is enough) and the learning rates.", FAILED)
+        exit_with_message("no trial gave a number: all diverged, or the metric is defined for no held-out client. Check the "
+                          "data, the metric and the learning rates.", FAILED)
     if not result["finished"]:
-        exit_with_message(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+        done = len(result["trials"]) + result["failed"]
+        exit_with_message(f"stopped after {done} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
 
 
 def show_trials(result: dict[str, Any]) -> None:
-    """Print the SHOWN best trials of a search as a table, then, if one succeeded, the file of the best experiment.
+    """Print every trial of a search with its spread, which one is chosen and why, what to be warned of, and its file.
 
     `result` is what `fedtail.runs.tuning.tune` returns. For a private search the guarantee is printed too.
     """
     from fedtail.cli.terminal import show_table
 
-    names = list(result["trials"][0]["settings"]) if result["trials"] else []
-    best = result["trials"][:SHOWN]
-    cells = [[_cell_text(trial["value"]), *(_cell_text(trial["settings"][name]) for name in names)] for trial in best]
-    title = f"{len(result['trials'])} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
+    every = [*result["trials"], *result["diverged"]]
+    names = list(every[0]["settings"]) if every else []
+    less = result.get("differences", [])
+    cells = [[_value_cell(trial), _difference_cell(less[k] if k < len(less) else None),
+              *(_cell_text(trial["settings"][name]) for name in names)] for k, trial in enumerate(every)]
+    title = f"{len(every)} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
     unit = f", {result['unit']}" if result["unit"] else ""
     how = f" ({result['better']} is better{_seeds_note(result['seeds'])})"
-    show_table(title + unit + how, [result["statistic"], *names], cells)
+    head = "minus the best (95% for new clients)"
+    show_table(title + unit + how, [result["statistic"], head, *names] if less else [result["statistic"], *names],
+               cells if less else [[cell[0], *cell[2:]] for cell in cells])
+    for text in result["warnings"]:
+        typer.secho(f"warning: {text}", fg=typer.colors.YELLOW)
+    if result.get("reason"):
+        typer.echo(result["reason"][0].upper() + result["reason"][1:])
     if result.get("privacy") and result["best"]:
         typer.echo(f"The best is in {result['file']}, and its model in model.safetensors beside it: release that one. A run of "
                    "the file would be charged beside the search.")
         typer.echo(f"{result['privacy']['statement']}\n{result['privacy']['guarantee']}")
     elif result["best"]:
-        typer.echo(f"The best is in {result['file']}.  Run it:  fedtail run {result['file']}")
+        typer.echo(f"It is in {result['file']}.  Run it:  fedtail run {result['file']}")
+
+
+def _value_cell(trial: dict[str, Any]) -> str:
+    """The value of a trial with its standard deviation over seeds, "12.3 +- 0.4", or "diverged" with how many seeds did."""
+    if trial["value"] is None:
+        by_seed = trial["by_seed"] or []
+        gone = sum(one is None for one in by_seed)
+        return f"diverged ({gone} of {len(by_seed)} seeds)" if len(by_seed) > 1 else "diverged"
+    spread = "" if trial["std"] is None else f" +- {trial['std']:.2g}"
+    return _cell_text(trial["value"]) + spread + (", loss diverges" if trial["unstable"] else "")
+
+
+def _difference_cell(less: dict[str, Any] | None) -> str:
+    """A difference to the best with its interval, "+1.2 (-0.3 to 2.7)"; "" for the best itself and for a diverged trial."""
+    if less is None or (less["estimate"] == 0 and less["error"] == 0):
+        return ""
+    ends = "no interval" if less["low"] is None or less["high"] is None else f"{less['low']:+.3g} to {less['high']:+.3g}"
+    return f"{less['estimate']:+.3g} ({ends})"
 
 
 def _seeds_note(seeds: list[int]) -> str:
-    """The end of the table's title, ", mean over 3 seeds"; "" for one seed."""
-    return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
+    """The end of the table's title, ", mean over 3 seeds, +- their deviation"; "" for one seed."""
+    return f", mean over {len(seeds)} seeds, +- their standard deviation" if len(seeds) > 1 else ""
 
 
 def _cell_text(value: Any) -> str:

@@ -13,14 +13,10 @@ from fedtail.engine.blocks import cohort_blocks
 from fedtail.engine.engine import Engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.client_values import client_values, client_values_in_blocks
 from fedtail.evaluation.distribution import text_table
-from fedtail.evaluation.evaluate import (
-    Evaluation,
-    check_task_once,
-    client_values,
-    client_values_in_blocks,
-    evaluation_from_values,
-)
+from fedtail.evaluation.evaluate import Evaluation, check_task_once, evaluation_from_values
+from fedtail.personal.base import PersonalModels
 from fedtail.rows import Recalled, RowReferences, Rows
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
@@ -34,13 +30,13 @@ class PersonalEvaluation:
     personal: Evaluation
     has_model: Tensor                   # (clients,) bool: who has a personal model; the others are evaluated by the shared one
 
-    def table(self) -> str:
-        """Aligned text: the error of the shared and of the personal models, with its statistics over clients.
+    def table(self, metric: str = "error") -> str:
+        """Aligned text: a metric of the shared and of the personal models, with its statistics over clients.
 
         The corner says how many clients have a personal model.
         """
-        rows = {"shared": self.shared.error.summary(), "personal": self.personal.error.summary()}
-        title = f"error, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
+        rows = {"shared": self.shared[metric].summary(), "personal": self.personal[metric].summary()}
+        title = f"{metric}, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
         return text_table(rows, ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=title)
 
 
@@ -53,10 +49,7 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
     gives loss, error and metrics, by default those of training. `model` is the member of a family. Raises ValueError where the
     run trained no personal models, or keeps them on its nodes.
     """
-    part = trained.algorithm.members[model].personal
-    if not part.trains:
-        raise ValueError("this run trained no personal models. Train with personal=Ditto(0.1, ...) in the algorithm, or use "
-                         "fedtail.evaluate or fedtail.finetune.")
+    part = _personal_part(trained, model)
     task = task or trained.task
     check_task_once(task, population)
     shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype, copy=True)
@@ -88,9 +81,11 @@ def personal_module(trained: Trained, population: Population, client: int, model
     `client` is its position in `population`, whose keys are those of training; `model` is the member of a family. Raises
     ValueError where the run trained no personal models, and for a client that never took part and so has none.
     """
-    part = trained.algorithm.members[model].personal
+    part = _personal_part(trained, model)
+    if not 0 <= client < len(population):
+        raise ValueError(f"client must be a position in the population, from 0 to {len(population) - 1}, got {client}.")
     row = kept_personal_rows(trained, population.key[client: client + 1], model).read()
-    if not part.trains or not bool(row.has):
+    if not bool(row.has):
         raise ValueError(f"client {client} has no personal model: it was never sampled. It predicts by the shared one, "
                          "trained.module.")
     received = member_states(trained.state)[model].params
@@ -115,6 +110,17 @@ def kept_personal_rows(trained: Trained, keys: Tensor, model: int = 0) -> RowRef
     place = order[torch.searchsorted(ranked, keys).clamp(max=len(order) - 1)]
     has = (memory.key[place] == keys) & ~kept[place].isnan().all(1)
     return Recalled(kept[place].where(has[:, None], 0.0), has)
+
+
+def _personal_part(trained: Trained, model: int) -> PersonalModels:
+    """The part that trained the personal models beside the member `model` of a run; ValueError where there is none."""
+    members = trained.algorithm.members
+    if not 0 <= model < len(members):
+        raise ValueError(f"model must be the position of a model, from 0 to {len(members) - 1}, got {model}.")
+    if not members[model].personal.trains:
+        raise ValueError("this run trained no personal models. Train with personal=Ditto(0.1, ...) in the algorithm, or use "
+                         "fedtail.evaluate or fedtail.finetune.")
+    return members[model].personal
 
 
 def _has_row(kept: RowReferences | Recalled) -> Tensor:

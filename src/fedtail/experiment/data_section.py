@@ -43,6 +43,15 @@ class DataPlan:
         """Whether runs with different seeds have the same data and splits: no seed in the section is "run"."""
         return not self.follows
 
+    def redrawn_by_seed(self) -> DataPlan:
+        """The plan with a split that is drawn anew for every seed of a run, unless the file gives its seed.
+
+        Where the data come split (label_shift), they are drawn anew. What a file says stays: seed = 0 is one split for all seeds.
+        """
+        table, name = self.reader.source.section_table("data"), "seed" if self.split is None else "split.seed"
+        given = table if self.split is None else table.get("split") or {}
+        return self if "seed" in given else replace(self, follows=self.follows | {name})
+
     @property
     def splits_within_clients(self) -> tuple[str, ...]:
         """The names of the splits that hold other examples of the training clients: "test" or "held_out", or none of them.

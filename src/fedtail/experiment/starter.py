@@ -103,7 +103,7 @@ EXAMPLE_DATA = '''\
 kind = "digits"
 clients = 100
 concentration = 0.3
-split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }              # clients; within = 0.2 splits examples instead
+split = { train = 0.6, validation = 0.2, test = 0.2 }      # clients; within = 0.2 splits examples instead; seed = 0 fixes it
 '''
 
 EXAMPLE_MODULE = '''\
@@ -152,8 +152,8 @@ def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: 
         lines += [f"{name} = {_toml_literal(given or name)}" for name, given in names.items()]
     if clients < 10 and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
-    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }" if clients >= 10 else
-                 "split = { within = 0.2, seed = 0 }      # few clients: a fifth of each client's examples is kept to test")
+    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= 10 else
+                 "split = { within = 0.2 }      # few clients: a fifth of each client's examples is kept to test")
     return "\n".join(lines) + "\n"
 
 

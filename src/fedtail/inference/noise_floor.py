@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,14 @@ def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_
     >>> same.is_noise, round(same.observed, 3)
     (True, 0.4)
     """
+    [found] = noise_floors(values, sizes, (statistic,), example_losses=example_losses, example_variance=example_variance,
+                           draws=draws, seed=seed)
+    return found
+
+
+def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_losses: Any = None,
+                 example_variance: float | None = None, draws: int = 1000, seed: int = 0) -> list[NoiseFloor]:
+    """The noise floor of several statistics, in order, from one simulation; arguments and errors are those of `noise_floor`."""
     values, sizes = _checked(values, sizes)
     if example_losses is not None and example_variance is not None:
         raise FieldError("example_losses", "given without example_variance", "both", "Give one of them.")
@@ -72,11 +80,14 @@ def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_
     else:
         _check_error_rates(values, sizes)
         draw = lambda rows: random.binomial(sizes, overall, (rows, len(sizes))) / sizes      # noqa: E731
-    reduce = _row_statistic(statistic)
+    reduced = [_row_statistic(statistic) for statistic in statistics]
     block = max(1, 1_000_000 // len(sizes))
-    found = np.concatenate([reduce(draw(min(block, draws - start))) for start in range(0, draws, block)])
-    return NoiseFloor(statistic, float(reduce(values[None])[0]), overall, float(found.mean()), float(np.quantile(found, 0.95)),
-                      float(found.std(ddof=1) / math.sqrt(draws)))
+    drawn = (draw(min(block, draws - start)) for start in range(0, draws, block))
+    parts = [[reduce(rows) for reduce in reduced] for rows in drawn]
+    found = [np.concatenate(one) for one in zip(*parts, strict=True)]
+    return [NoiseFloor(name, float(reduce(values[None])[0]), overall, float(one.mean()), float(np.quantile(one, 0.95)),
+                       float(one.std(ddof=1) / math.sqrt(draws)))
+            for name, reduce, one in zip(statistics, reduced, found, strict=True)]
 
 
 def _pooled_draw(losses: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> Callable[[int], np.ndarray]:

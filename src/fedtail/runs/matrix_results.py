@@ -1,29 +1,28 @@
-"""What a matrix found: statistics over benign clients for every combination, and what each value costs the others."""
+"""What a matrix found: statistics over benign clients for every combination, in files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
 from fedtail.runs.comparison import final_statistics, metric_unit
+from fedtail.runs.diverged import DIVERGED
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
+from fedtail.runs.matrix_costs import SHOWN, CellResult, over_seeds, value_costs
 from fedtail.runs.run_folder import RunFolder
 
 FORMAT, VERSION = "fedtail matrix", 1
-SHOWN = ("mean", "worst10", "std")           # over benign clients: mean, tail and spread
 SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
 MODELS = ("shared", "personal")
 TABLE = "matrix.csv"
-DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
-CellResult = dict[str, Any]
+NO_PRIVACY: dict[str, Any] = {"epsilon": None, "delta": None, "privacy_unit": None}
 
 
 def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders: Callable[[MatrixCell], Path]) -> dict[str, Any]:
@@ -36,10 +35,12 @@ def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders
     done = next((one.run for runs in found.values() for one in runs if one.run is not None), None)
     about = {} if done is None else {"unit": metric_unit(done), "split": done.tested_split, "rounds": done.about["rounds"],
                                      "clients": done.about["splits"][done.tested_split], "data": done.about["data"]}
+    runs = {tuple(matrix.cells[place].values.values()): [one.run for one in several if one.run is not None]
+            for place, several in found.items()}
     samplers = {repr(one.experiment.algorithm.members[0].sample) for one in matrix.cells if one.experiment and not one.refused}
     return {"format": FORMAT, "version": VERSION, "name": matrix.name, "seeds": list(seeds), **about,
             "same_cohorts": len(samplers) == 1, "axes": {axis: list(values) for axis, values in matrix.axes.items()},
-            "cells": cells, "costs": value_costs(matrix.axes, cells)}
+            "cells": cells, "costs": value_costs(matrix.axes, cells, runs)}
 
 
 def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellResult:
@@ -47,10 +48,10 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
 
     `state` is "done", or "refused", "failed" or "diverged", with the reason in `text`; a diverged combination has no numbers.
     `shared` and `personal` have, for the mean, worst10 and std over clients, the `mean` and `std` over seeds; `personal` is None
-    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, None without
-    one.
+    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, and
+    `privacy_unit` whom it protects, "client" or "example"; None without one.
     """
-    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, "epsilon": None, "delta": None}
+    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, **NO_PRIVACY}
     if cell.refused:
         return {**empty, "state": "refused", "text": cell.refused}
     failures = [f"seed {one.seed}: {one.failure}" for one in runs if one.failure]
@@ -62,7 +63,7 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
     done = [one.run for one in runs if one.run is not None]
     shared = [final_statistics(run, SHARED, "error") for run in done]
     own = [final_statistics(run, PERSONAL, "error") for run in done if has_evaluated_personal(run)]
-    return {**empty, "state": "done", "text": "", "shared": _over_seeds(shared), "personal": _over_seeds(own) if own else None,
+    return {**empty, "state": "done", "text": "", "shared": over_seeds(shared), "personal": over_seeds(own) if own else None,
             **_privacy_entries(runs)}
 
 
@@ -70,16 +71,19 @@ def divergence_text(one: CellRun) -> str:
     """A sentence where a run diverged, "" where it did not.
 
     It diverged where the mean loss of the tested clients at the end is not finite or is more than 1000 times that before
-    training, where a statistic of their error is not finite, of the shared model or of personal ones, or where so many answers
-    were left out as not finite that the loss is what it was before.
+    training, or where a statistic of their error is not finite, of the shared model or of personal ones. Nothing was learned
+    where the loss is what it was before: every round was lost, or all answers were left out as not finite.
     """
     assert one.run is not None
     before, after = (SHARED.statistics(line)[one.run.tested_split] for line in (one.run.metrics[0], one.run.result))
     own = PERSONAL.statistics(one.run.result)[one.run.tested_split]["error"] if has_evaluated_personal(one.run) else {}
     loss, start, failed = after["loss"]["mean"], before["loss"]["mean"], one.run.result["failed"]
     numbers = [loss, *(after["error"][name] for name in SHOWN), *(own.get(name, 0.0) for name in SHOWN)]
-    if failed and loss == start:
-        return f"seed {one.seed}: nothing was learned, {failed} answers were left out because a loss or an update was not finite."
+    if one.run.result["round"] and loss == start:
+        why = "no round changed the model"
+        if failed:
+            why = f"{failed} answers were left out because a loss or an update was not finite"
+        return f"seed {one.seed}: nothing was learned, {why}."
     if all(number is not None and math.isfinite(number) for number in numbers) and (start is None or loss <= DIVERGED * start):
         return ""
     ended = "is not finite" if loss is None else f"is {loss:.3g}"
@@ -92,29 +96,6 @@ def has_evaluated_personal(run: RunFolder) -> bool:
     return run.personal[SHARED.member] == EVALUATED
 
 
-def value_costs(axes: dict[str, tuple[str, ...]], cells: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """What every value but the first of its axis costs: paired differences of statistics to that first value.
-
-    A pair is two combinations that differ in this axis only, both with numbers. An entry has `axis`, `value`, `baseline`,
-    `pairs` (their number), `without` (combinations of the other axes in which one of the two has no numbers), and for `shared`
-    and `personal` models the `mean` and `std` of the differences over pairs, by statistic; None without pairs. Personal models
-    are compared with those of the first value or, where that has none, with its shared model, which clients then use.
-    """
-    by_values = {tuple(cell["values"].values()): cell for cell in cells}
-    costs = []
-    for place, (axis, values) in enumerate(axes.items()):
-        for value in values[1:]:
-            own = [cell for cell in cells if cell["values"][axis] == value]
-            pairs = [(cell, by_values[_with_value(cell, place, values[0])]) for cell in own]
-            both = {"shared": [(a["shared"], b["shared"]) for a, b in pairs if a["shared"] and b["shared"]],
-                    "personal": [(a["personal"], b["personal"] or b["shared"]) for a, b in pairs
-                                 if a["personal"] and b["shared"]]}
-            costs.append({"axis": axis, "value": value, "baseline": values[0], "pairs": len(both["shared"]),
-                          "without": len(own) - len(both["shared"]),
-                          **{model: _paired_differences(found) for model, found in both.items()}})
-    return costs
-
-
 def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
     """Write `result`, as `matrix_result` gives it, to `matrix.json` and its combinations to `matrix.csv` in `folder`."""
     write_json(folder / MATRIX, result)
@@ -122,7 +103,7 @@ def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
 
 
 def csv_text(result: dict[str, Any]) -> str:
-    """The combinations of a matrix as CSV, with a header: a column for each axis, state, statistics, epsilon, and text.
+    """The combinations of a matrix as CSV, with a header: columns for each axis, state, statistics, epsilon, its unit, and text.
 
     Columns of statistics are "mean", "mean_std" (over seeds) and so on, those of personal models "personal_mean". Numbers that
     are missing are empty.
@@ -132,46 +113,20 @@ def csv_text(result: dict[str, Any]) -> str:
     heads = [("" if model == "shared" else f"{model}_") + name + ("" if part == "mean" else "_std")
              for model, name, part in names]
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow([*axes, "state", *heads, "epsilon", "text"])
+    rows.writerow([*axes, "state", *heads, "epsilon", "privacy_unit", "text"])
     for cell in result["cells"]:
         numbers = [(cell[model] or {}).get(name, {}).get(part) for model, name, part in names]
-        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["text"]])
+        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["privacy_unit"], cell["text"]])
     return written.getvalue()
 
 
-def _with_value(cell: CellResult, place: int, value: str) -> tuple[str, ...]:
-    """The values of a cell, in the order of the axes, with the one at position `place` replaced by `value`."""
-    values = tuple(cell["values"].values())
-    return (*values[:place], value, *values[place + 1:])
+def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, Any]:
+    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one.
 
-
-def _over_seeds(found: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """For each shown statistic, the `mean` and the sample standard deviation `std` over seeds, None for one seed.
-
-    `found` has a dict of statistics by name for each seed, at least one.
+    `privacy_unit` is whom it protects. Runs of before it was recorded protect clients.
     """
-    return {name: _mean_and_std([one[name] for one in found]) for name in SHOWN}
-
-
-def _paired_differences(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, dict[str, float | None]] | None:
-    """For each shown statistic, the `mean` and `std` over pairs of the first less the second; None without pairs.
-
-    A pair is two dicts as `_over_seeds` gives them, over the same seeds.
-    """
-    if not pairs:
-        return None
-    return {name: _mean_and_std([a[name]["mean"] - b[name]["mean"] for a, b in pairs]) for name in SHOWN}
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean and sample standard deviation of at least one number, as {"mean": ..., "std": ...}; `std` is None for one."""
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
-
-
-def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, float | None]:
-    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one."""
     stated = [one.run.privacy for one in runs if one.run is not None and one.run.privacy.get("private")]
     if not stated:
-        return {"epsilon": None, "delta": None}
+        return NO_PRIVACY
     largest = max(stated, key=lambda found: found["epsilon"])
-    return {"epsilon": largest["epsilon"], "delta": largest["delta"]}
+    return {"epsilon": largest["epsilon"], "delta": largest["delta"], "privacy_unit": largest.get("unit", "client")}

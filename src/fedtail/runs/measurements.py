@@ -1,9 +1,10 @@
-"""What a run measures: lines of metrics.jsonl and rounds.jsonl, the table over clients, TensorBoard's event files."""
+"""What a run measures: lines of metrics.jsonl and rounds.jsonl, and the table over clients."""
 
 from __future__ import annotations
 
 import io
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,28 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine import Engine
-from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, evaluate_personal, finetune
+from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_personal, finetune
+from fedtail.evaluation.family import evaluate_family_by_metric
 from fedtail.fleet import RoundView
+from fedtail.history import tail_threshold
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
-from fedtail.runs.evaluated_models import personal_column
-from fedtail.runs.files import RunError, write_atomically
+from fedtail.runs.evaluated_models import metric_column, personal_column
+from fedtail.runs.files import write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
 ClientColumns = dict[str, np.ndarray]       # of one split and model
 # Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
-         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool",
+         "member": "int32", "key": "int64", "asked": "int64", "in_tail": "int64", "picks": "bool", "corrupted": "bool",
          "has_personal_model": "bool"}                                                                       # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
-MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
-SHOWN = ("mean", "p50", "p90", "worst10")
+MORE_PERCENTILES = (0, 20, 60, 80, 95, 100)  # with those of `Distribution.summary`
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
@@ -50,7 +53,9 @@ def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
             return replace(found.shared, personal=found.personal)
         return evaluate(module, splits[split], trained.task, weighted=split == "train", engine=engine)
 
-    return [{split: evaluation(model, module, split) for split in splits} for model, module in enumerate(trained.modules)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)      # a run says it once, at its end
+        return [{split: evaluation(model, module, split) for split in splits} for model, module in enumerate(trained.modules)]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
@@ -77,9 +82,23 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl.
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a
+    metric that is not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
-    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
+    few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
+    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES),
+            **({"defined": distribution.num_defined} if few else {})}
+
+
+def not_finite_counts(module: nn.Module, evaluation: Evaluation | None) -> dict[str, int]:
+    """How many `parameters` of a model, `of` all, and the losses of how many `clients` are not finite, for `result.json`.
+
+    `evaluation` is that of the tested split; without one, and where only sums over clients are known, there is no `clients`.
+    """
+    values = [parameter.detach() for parameter in module.parameters()]
+    lost = {"parameters": sum(int((~one.isfinite()).sum()) for one in values), "of": sum(one.numel() for one in values)}
+    loss = None if evaluation is None else evaluation.distributions.get("loss")
+    return lost | ({"clients": int((~loss.values.isfinite()).sum())} if isinstance(loss, Distribution) else {})
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
@@ -92,7 +111,7 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     the numbers of local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
     states, size = member_states(trained.state), view.cohort_size
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk.for_cohort(size), state),
+    members = [{"counted": _contributor_positions(view, k), "threshold": tail_threshold(member.risk.for_cohort(size), state),
                 "tail_fraction": tail_fraction_used(member.risk, size), **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
@@ -112,12 +131,6 @@ def _local_numbers(local: Any, state: State) -> dict[str, dict[str, float | None
     """{"local": numbers by name} of local training in this state, None for one that is not finite; empty where it gives none."""
     numbers = local.round_numbers(state.part_state("local"))
     return {"local": {name: one if math.isfinite(one) else None for name, one in numbers.items()}} if numbers else {}
-
-
-def _tail_threshold(risk: Any, state: State) -> float | None:
-    """The loss at which the tail of the risk begins in this state; None where the risk has no tail or the loss is not finite."""
-    start = None if state.dual is None else risk.tail_start(state.dual)
-    return start if start is not None and math.isfinite(start) else None
 
 
 def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
@@ -166,34 +179,39 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
-    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two examples;
-    nothing is added where all clients are such. `trained` holds the models, and `population` the clients of `split`.
+    client picks by the error, `judged` is the model's error on the other half; picks by another metric, and that metric, are in
+    `picks_auc` and `judged_auc`, say. They are None and NaN for clients with fewer than two examples; nothing is added where all
+    clients are such. `trained` holds the models, and `population` the clients of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
         return
-    family = evaluate_family(trained, population.select(able))
-    for member, errors in enumerate(family.members):
-        rows[split, member]["picks"] = _spread_over_clients(able, (family.choice == member).numpy().astype(object), None)
-        rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
+    for metric, family in evaluate_family_by_metric(trained, population.select(able)).items():
+        picks, judged = (metric_column(name, metric) for name in ("picks", "judged"))
+        for member, values in enumerate(family.members):
+            rows[split, member][picks] = _spread_over_clients(able, (family.choice == member).numpy().astype(object), None)
+            rows[split, member][judged] = _spread_over_clients(able, values.values.numpy(), np.nan)
 
 
 def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                          local: LocalSGD, engine: Engine, benign: Tensor | None = None) -> list[dict[str, Any]]:
-    """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
+    """Add columns for each client's metrics on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
     fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
-    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples, and for those that are not
-    `benign`, (clients,) bool, where that is given. Returns, for each model, the statistics `before` and `after`; an empty list
-    where no client has two examples.
+    `before_finetuning` and `after_finetuning` of the error, `before_finetuning_loss` and so on, are NaN for clients with fewer
+    than two examples, and for those that are not `benign`, (clients,) bool, where that is given. Returns, for each model, the
+    statistics `before` and `after` of the error, `before_loss` and so on; an empty list where no client has two examples.
     """
     able, summaries = (population.size >= 2 if benign is None else (population.size >= 2) & benign).numpy(), []
     for member, module in enumerate(trained.modules if able.any() else ()):
         tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
-        summaries.append({"before": line_statistics(tuned.before.error), "after": line_statistics(tuned.after.error)})
-        rows[split, member]["before_finetuning"] = _spread_over_clients(able, tuned.before.error.values.numpy(), np.nan)
-        rows[split, member]["after_finetuning"] = _spread_over_clients(able, tuned.after.error.values.numpy(), np.nan)
+        each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
+                for metric, found in one.distributions.items()}
+        summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
+        for (when, metric), found in each.items():
+            column = metric_column(f"{when}_finetuning", metric)
+            rows[split, member][column] = _spread_over_clients(able, found.values.numpy(), np.nan)
     return summaries
 
 
@@ -214,14 +232,16 @@ def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], n
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
-    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, and group where there are groups.
+    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, key, and group where there are any.
 
-    Each is an array over the clients of the population. Clients without names are named by their numbers.
+    Each is an array over the clients of the population. The key stays with a client however clients are split, so that
+    runs with different splits can be compared client by client; clients without names are named by it.
     """
     count = len(population)
-    names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
+    names = population.key.numpy().astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
-           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32)}
+           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32),
+           "key": population.key.numpy()}
     return who if population.group is None else {**who, "group": population.group.numpy()}
 
 
@@ -239,44 +259,7 @@ def _arrow_array(part: ClientColumns, column: str) -> Any:
     """A column of `part` as an arrow array, of the type it has in `clients.parquet`; all null where `part` lacks that column."""
     import pyarrow as arrow
 
-    kind = arrow.type_for_alias(KINDS.get(column, "float64"))
+    kind = arrow.type_for_alias("bool" if column.startswith("picks_") else KINDS.get(column, "float64"))
     if column not in part:
         return arrow.nulls(len(part["client"]), kind)
     return arrow.array(part[column], kind)
-
-
-class TensorBoard:
-    """Writes TensorBoard event files in the run's folder, for a family one subfolder per model."""
-
-    def __init__(self, folder: Path, members: list[str], following: int):
-        """Open the event files below `folder`; what an earlier process wrote for round `following` or later is purged.
-
-        `members` are the names of the models. Raises RunError where TensorBoard is not installed.
-        """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RunError("[evaluate] tensorboard = true needs TensorBoard. Install it with pip install "
-                           "'fedtail[tensorboard]', or write tensorboard = false.") from None
-        places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
-        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
-
-    def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
-
-        `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
-        """
-        for writer, member in zip(self._writers, evaluations, strict=True):
-            for split, evaluation in member.items():
-                own = {} if evaluation.personal is None else evaluation.personal.distributions
-                for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
-                    summary = found.summary()
-                    for name in SHOWN:
-                        writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
-                    writer.add_histogram(f"{metric}/{split}", found.values, round)
-            writer.flush()
-
-    def close(self) -> None:
-        """Close the event files; nothing can be written afterwards."""
-        for writer in self._writers:
-            writer.close()

@@ -14,6 +14,8 @@ from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 
 Fits = Callable[[Any], bool]
 MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an array of so many numbers
+MOST_NUMBERS = 1 << 24               # along one axis of an example
+DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 NAMES = 1000                         # characters of a name
 
 
@@ -30,6 +32,11 @@ def is_text(value: Any) -> bool:
 def is_number_or_null(value: Any) -> bool:
     """Whether a value is a finite int or float (no bool), or None, which stands for a number that was not finite."""
     return value is None or (type(value) in (int, float) and math.isfinite(value))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite int or float (no bool)."""
+    return value is not None and is_number_or_null(value)
 
 
 def list_check(fits: Fits) -> Fits:
@@ -78,6 +85,7 @@ def first_misfit_phrase(value: Mapping[str, Any], needed: Mapping[str, Fits], mo
     return ""
 
 
+CLIENTS_BY_SPLIT = table_check(whole_number_check(0, MOST_CLIENTS))
 PERSONAL = (NONE, EVALUATED, NOT_EVALUATED)
 STATISTICS = table_check(is_number_or_null)
 MEMBERS = list_check(table_check(table_check(STATISTICS)))                       # by model, split, metric and statistic
@@ -88,18 +96,30 @@ ABOUT_MORE = {
         "field": is_text,
         "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
     "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
-    "splits": table_check(whole_number_check(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
+    "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
+    "inputs": table_check(record_check({"shape": list_check(whole_number_check(0, MOST_NUMBERS)),
+                                        "dtype": lambda value: value in DTYPES})),
     "experiment": table_check(lambda value: True), "personal": list_check(lambda value: value in PERSONAL)}
 RESULT = {"round": whole_number_check()}
 COUNTS = list_check(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
 HISTOGRAM = record_check({"edges": list_check(is_number_or_null), "counts": COUNTS})
 LINE_MORE = {"personal": MEMBERS, "personal_models": list_check(table_check(whole_number_check(0, MOST_CLIENTS)))}
-RESULT_MORE = {**LINE_MORE, "members": MEMBERS, "participation": any_check(is_null, STATISTICS), "failed": whole_number_check(),
+FLOOR = record_check({"observed": is_number, "floor": is_number, "highest": is_number, "is_noise": is_boolean})
+SPREAD = record_check({"share": is_number, "share_low": is_number, "share_high": is_number})
+NO_NOISE, NO_PROMISE = record_check({"reason": is_text}), record_check({"reason": is_text})
+FLOORS = any_check(*(record_check({tail: FLOOR, "worst10": FLOOR, "worst5": FLOOR}) for tail in ("p90", "p10")))
+NOISE = list_check(table_check(any_check(NO_NOISE, record_check({"floors": FLOORS, "spread": any_check(is_null, SPREAD)}))))
+BOUND = record_check({"observed": is_number, "bound": is_number_or_null, "note": is_text})
+PROMISED = {"clients": whole_number_check(0, MOST_CLIENTS), "confidence": is_number, "worst10": BOUND}
+PROMISES = list_check(table_check(any_check(NO_PROMISE, *(record_check({tail: BOUND, **PROMISED}) for tail in ("p90", "p10")))))
+RESULT_MORE = {**LINE_MORE, "noise": NOISE, "personal_noise": NOISE, "promises": PROMISES,
+               "members": MEMBERS, "participation": any_check(is_null, STATISTICS), "failed": whole_number_check(),
                "finetuned": any_check(is_null, list_check(table_check(STATISTICS))),
                "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))),
                "personal_histograms": list_check(table_check(HISTOGRAM)), "files": table_check(is_text),
-               "channel": list_check(is_text)}
+               "channel": list_check(is_text), "constant": table_check(table_check(STATISTICS)),
+               "not_finite": list_check(STATISTICS)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
 LINE = {"round": whole_number_check(), "members": MEMBERS}
 
@@ -117,6 +137,8 @@ def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) 
         problem = f"the family has {len(family['values'])} values and {len(about['members'])} models"
     if not problem and "personal" in about and len(about["personal"]) != len(about["members"]):
         problem = f"it has personal models beside {len(about['personal'])} models, and there are {len(about['members'])}"
+    if not problem and "benign" in about and about["benign"].keys() != about.get("splits", {}).keys():
+        problem = "it has benign clients of other splits than its own"
     if not problem and "splits" in about and about["splits"] and not any(split in about["splits"] for split in tested):
         problem = f"it has none of the splits {', '.join(tested)}"
     if problem:
@@ -131,7 +153,7 @@ def checked_line(place: Path, line: Any, members: int | None, needed: Mapping[st
     `more` may be missing. `place` only names the file in the error.
     """
     problem = first_misfit_phrase(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
-    for key in ("members", "personal", "personal_models"):
+    for key in ("members", "personal", "personal_models", "noise", "personal_noise", "promises"):
         if not problem and members is not None and len(line.get(key, [None] * members)) != members:
             problem = f"it is about {len(line[key])} models, and there are {members}"
     if problem:

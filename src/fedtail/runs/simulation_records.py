@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtail.attacks import ClientAttack, benign_clients
+from fedtail.constant_prediction import constant_outputs
+from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.evaluation.evaluate import gives_rates
+from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED, not_evaluated_text, participation_summary
@@ -23,9 +25,11 @@ from fedtail.runs.measurements import (
     add_picked_models,
     client_table_columns,
     evaluate_splits,
+    line_statistics,
     round_line,
     write_client_table,
 )
+from fedtail.runs.run_answers import RunAnswers
 from fedtail.runs.run_folder import FORMAT, TESTED, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -74,7 +78,8 @@ class SimulationRecords:
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
-                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry(), **self._personal_entry()}
+                "start": bytes_digest(module_bytes(self.task.module)), "inputs": input_shapes(self.splits["train"]),
+                **self._benign_entry(), **self._personal_entry()}
 
     def _personal_entry(self) -> dict[str, Any]:
         """The entry of `run.json` that says for each model whether personal models beside it are evaluated; none without any."""
@@ -137,12 +142,27 @@ class SimulationRecords:
 
         Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
         the path of `clients.parquet` in a list. The entries are `finetuned`, the statistics before and after fine-tuning or None,
-        and `participation`, how often (benign) training clients took part, where that is recorded.
+        `participation`, how often (benign) training clients took part, where that is recorded, and `constant`, the statistics of
+        the constant prediction by split and metric.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
-        return self._of_benign_clients(found), more, [self.folder / CLIENTS]
+        return self._of_benign_clients(found), {**more, **self._constant_entry(shown)}, [self.folder / CLIENTS]
+
+    def _constant_entry(self, splits: Populations) -> dict[str, Any]:
+        """The entry of `result.json` with the statistics of the prediction that ignores the inputs, by split and metric.
+
+        It is fitted to the training clients. No entry where there is none for the task's loss.
+        """
+        constant = constant_outputs(self.task, self.splits["train"])
+        if constant is None:
+            return {}
+        found = {split: evaluate_constant(self.task, constant, population, weighted=split == "train")
+                 for split, population in splits.items()}
+        [benign] = self._of_benign_clients([found])
+        return {"constant": {split: {metric: line_statistics(one) for metric, one in evaluation.distributions.items()}
+                             for split, evaluation in benign.items()}}
 
     def _kernel_name(self) -> str:
         """The name of the kernel that training will use.
@@ -178,8 +198,8 @@ class SimulationRecords:
         """Write the table over clients, `clients.parquet`, from the `evaluations` of all splits for each model of `trained`.
 
         It has participation, picks and fine-tuning where they apply. Returns entries for `result.json`: `finetuned`, for each
-        model the error statistics before and after fine-tuning, None where the experiment has none; and `participation`, how
-        often (benign) training clients took part, where rounds are recorded.
+        model the error statistics before and after fine-tuning, None where the experiment has none; `participation`, how
+        often (benign) training clients took part, where rounds are recorded; and those of `RunAnswers.result_entries`.
         """
         tuned, (rows, population) = None, (client_table_columns(evaluations, self.splits), self.splits[self.tested_split])
         took_part: dict[str, Any] = {}
@@ -196,8 +216,19 @@ class SimulationRecords:
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
+        about = RunAnswers(self.experiment, self.splits, self.tested_split, self._within, benign is not None)
+        about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
-        return {"finetuned": tuned, **({"participation": took_part} if took_part else {})}
+        return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
+
+
+def input_shapes(population: Population) -> dict[str, Any]:
+    """The shape and type of one example's inputs, as JSON values: {"x": {"shape": [64], "dtype": "float32"}}.
+
+    Inputs that are a dict are named by its keys. With them a model can be called without the data.
+    """
+    inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+    return {name: {"shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")} for name, one in inputs.items()}
 
 
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from fedtail.data import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine import Engine
 from fedtail.evaluation import Evaluation, evaluate, evaluate_personal
-from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.tune_section import Search
 from fedtail.model_file import model_bytes
 from fedtail.privacy.events import NonPrivateRelease
-from fedtail.runs.files import RunError, RunRefused, hold_folder_lock, refuse_foreign_folder, write_atomically, write_json
+from fedtail.runs.files import RunError, RunRefused, hold_folder_lock, refuse_foreign_folder, write_atomically
 from fedtail.runs.private_tuning import NOT_PRIVATE, PrivateSearch
 from fedtail.runs.recording import Watch, redirect_warnings
+from fedtail.runs.search_results import write_search_result
+from fedtail.runs.trial_values import save_trial_values
 from fedtail.training import Progress, Trained, train
 
 APART = 1_000_003      # between the seeds of private trials: noise that two of them shared would cancel in their difference
+UNSTABLE = 2.0         # times the loss of the untrained model: training that ends above it is about to diverge
 HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to evaluate on
 
 
@@ -28,11 +34,11 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     """Search the settings of an experiment: train trials, record them in `folder`, and write the best experiment to `best.toml`.
 
     Each trial is trained with each of `seeds`; a private search takes one, from which it derives another for each trial. Returns
-    the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path of
-    `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search that
-    `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another search, or
-    other files, and for a private search with several seeds or whose epsilon cannot be stated or is too large; RunError where
-    optuna is not installed.
+    the content of `trials.json` (with `trials`, best first), and `best`, the chosen trial or None, and `file`, the path of
+    `best.toml`: see `write_search_result`. A trial whose statistic, or whose loss for a held-out client, is not finite has
+    diverged: it counts as a trial and is never the best. A search that `watch` stops can be resumed. Raises RunRefused where the
+    folder holds a search and `resume` is False, another search, or other files, and for a private search with several seeds or
+    whose epsilon cannot be stated or is too large; RunError where optuna is not installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
@@ -48,12 +54,39 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
             seed = seeds[0] + APART * len(study.get_trials(deepcopy=False))
-            value = _train_trial(search, chosen, held_out, watch, number) if private is None else \
+            judged = _train_trial(search, chosen, held_out, watch, number) if private is None else \
                 _train_private_trial(private, chosen, seed, folder, study, watch)
-            if value is not None:
-                finite = math.isfinite(value)
-                study.tell(trial, value if finite else None, state=None if finite else _optuna_failed_state())
-        return _write_result(search, study, held_out, folder, len(_ended_trials(study)) >= wanted, private)
+            if judged is not None:
+                _record_trial(study, trial, judged, folder)
+        held = {seed: both[1] for seed, both in held_out.items()}
+        ended, begun = _ended_trials(study), len(study.get_trials(deepcopy=False))
+        return write_search_result(search, ended, held, folder, len(ended) >= wanted, private, begun)
+
+
+class JudgedTrial(NamedTuple):
+    """The statistic of a trial for each seed, NaN where the model diverged, and by seed the keys and values of held-out clients.
+
+    `values` is None for a private trial. `unstable` is whether for a seed the mean loss is far above that of the untrained model.
+    """
+
+    by_seed: tuple[float, ...]
+    values: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
+    unstable: bool = False
+
+    @property
+    def value(self) -> float:
+        """The mean over seeds."""
+        return sum(self.by_seed) / len(self.by_seed)
+
+
+def _record_trial(study: Any, trial: Any, judged: JudgedTrial, folder: Path) -> None:
+    """Tell the optuna `study` how a trial ended, with its statistic by seed, and write the values of its clients to `folder`."""
+    trial.set_user_attr("by_seed", [one if math.isfinite(one) else None for one in judged.by_seed])
+    trial.set_user_attr("unstable", judged.unstable)
+    if judged.values is not None:
+        save_trial_values(folder, trial.number, judged.values)
+    finite = math.isfinite(judged.value)
+    study.tell(trial, judged.value if finite else None, state=None if finite else _optuna_failed_state())
 
 
 def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
@@ -97,8 +130,8 @@ def _number_of_trials(search: Search, study: Any, private: PrivateSearch | None,
 
 
 def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: int, folder: Path, study: Any,
-                         watch: Watch) -> float | None:
-    """Train one trial of a private search with the settings `chosen` and a seed of its own; returns its statistic.
+                         watch: Watch) -> JudgedTrial | None:
+    """Train one trial of a private search with the settings `chosen` and a seed of its own, and have it judged.
 
     None where the watch stopped it. The held-out clients judge it, with noise where `[tune]` has some. Where it is better than
     all earlier trials of the `study`, its model is written to `model.safetensors` in `folder`. Raises RunRefused where the trial
@@ -110,7 +143,8 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
     task = wanted.task.make(seed)
     with wanted.fleet(task, private.population) as fleet:
         trained = train(wanted.algorithm, task, private.population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                        channel=wanted.channel, privacy=private.trial_budget, on_round=partial(_report_round, watch))
+                        channel=wanted.channel, privacy=private.trial_budget, progress=False,
+                        on_round=partial(_report_round, watch))
     if watch.stop:
         return None
     private.check_spent_privacy(trained)
@@ -120,56 +154,31 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
     before = [trial.value for trial in _ended_trials(study) if trial.state.name == "COMPLETE"]
     if math.isfinite(value) and all(value < other if search.better == "lower" else value > other for other in before):
         write_atomically(folder / "model.safetensors", model_bytes(trained.module))
-    return value
+    return JudgedTrial((value,))
 
 
-def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool,
-                  private: PrivateSearch | None) -> dict[str, Any]:
-    """Write `trials.json`, `best.toml` and, for a private search, `privacy.json` to `folder`; returns what `tune` returns.
+def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> JudgedTrial | None:
+    """Train a trial of `search` with the settings `chosen` for each seed, and evaluate held-out clients; None where stopped.
 
-    That is the content of `trials.json` with `best`, the best trial or None, and `file`, the path of `best.toml`. The trials are
-    those that ended in the optuna `study`. `best.toml` is written where a trial gave a finite number; of a private search only
-    once it is `finished`, and `best` is None before. `held_out` has, by seed, the clients to train on and to judge by.
+    `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names the trial to the watch.
     """
-    import tomli_w
-
-    scale = _display_scale(search, next(iter(held_out.values()))[1])
-    worth = [trial for trial in _ended_trials(study) if trial.state.name == "COMPLETE"]
-    ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
-    trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
-    result: dict[str, Any] = {
-        "statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
-        "unit": "%" if scale > 1 else "", "models": search.settings.models, "seeds": list(held_out), "finished": finished,
-        "failed": len(_ended_trials(study)) - len(ranked), "trials": trials}
-    if private is not None:
-        result["privacy"] = private.privacy_statement(len(study.get_trials(deepcopy=False)))
-        write_json(folder / "privacy.json", result["privacy"])
-    write_json(folder / "trials.json", result)
-    if private is not None and not finished:
-        return {**result, "best": None, "file": str(folder / "best.toml")}
-    if ranked:
-        write_atomically(folder / "best.toml", tomli_w.dumps(search.experiment_with(ranked[0].params).as_table()))
-    return {**result, "best": trials[0] if trials else None, "file": str(folder / "best.toml")}
-
-
-def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
-    """Train a trial of `search` with the settings `chosen` for each seed; returns the mean over seeds of its held-out statistic.
-
-    None where the watch stopped it. `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names the
-    trial to the watch.
-    """
-    wanted, values = search.experiment_with(chosen), []
+    wanted, by_seed, values, unstable = search.experiment_with(chosen), [], {}, False
     for seed, (population, held) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         task = wanted.task.make(seed)
         with wanted.fleet(task, population) as fleet:
             trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                            channel=wanted.channel, on_round=partial(_report_round, watch))
+                            channel=wanted.channel, progress=False, on_round=partial(_report_round, watch))
         if watch.stop:
             return None
         judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)
-        values.append(judged[search.settings.metric].statistic(search.statistic))
-    return sum(values) / len(values)
+        found = judged[search.settings.metric]
+        finite = math.isfinite(judged.loss.mean())               # the error of a model that has diverged is no number to go by
+        by_seed.append(found.statistic(search.statistic) if finite else math.nan)
+        values[seed] = (held.key.numpy(), found.values.numpy())
+        untrained = evaluate(wanted.task.make(seed).module, held, task, engine=wanted.evaluation_engine)
+        unstable |= not judged.loss.mean() <= UNSTABLE * untrained.loss.mean()
+    return JudgedTrial(tuple(by_seed), values, unstable)
 
 
 def _judged_evaluation(search: Search, trained: Trained, held: Population, engine: Engine) -> Evaluation:
@@ -177,9 +186,11 @@ def _judged_evaluation(search: Search, trained: Trained, held: Population, engin
 
     For personal models, `held` has held-out examples of the training clients.
     """
-    if search.settings.models == "personal":
-        return evaluate_personal(trained, held, engine=engine).personal
-    return evaluate(trained, held, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)         # such trials are counted, and shown at the end
+        if search.settings.models == "personal":
+            return evaluate_personal(trained, held, engine=engine).personal
+        return evaluate(trained, held, engine=engine)
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:
@@ -203,15 +214,6 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
         return splits["train"], splits["validation"]
     population, held = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
     return population, held
-
-
-def _display_scale(search: Search, population: Population) -> float:
-    """The factor by which the search's statistic is multiplied for display: 100 for error rates, 10,000 for their variance, or 1.
-
-    `population` tells whether the errors of the task are rates.
-    """
-    rates = search.settings.metric == "error" and gives_rates(search.first_experiment().task.make(0), population)
-    return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
 def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:

@@ -1,0 +1,58 @@
+"""What commands print about how sure a result is: verdicts, noise floors and promises about new clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedtail.runs import RunFolder
+
+
+def show_answers(answers: list[dict[str, Any]], split: str, metric: str = "error") -> None:
+    """Print the verdicts about one metric, a sentence for each method, then what their intervals are about.
+
+    `answers` are those of `comparison_answers`; `split` says whether seeds have splits of their own.
+    """
+    shown = [one for one in answers if one["metric"] == metric]
+    for one in shown:
+        typer.secho(one["sentence"], bold=True)
+    for text in dict.fromkeys(_interval_note(one, split) for one in shown if one["estimand"]):
+        typer.echo(text)
+
+
+def show_noise(rows: list[dict[str, Any]]) -> None:
+    """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
+
+    Rows of which that is not known are left out.
+    """
+    from fedtail.runs.client_noise import noise_sentence
+
+    for row in rows:
+        if "floors" in row["noise"]:
+            all_noise = row["noise"]["floors"]["worst10"]["is_noise"]
+            typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
+
+
+def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
+    """Print what the one model of a run promises about new clients, or why it does not; of several models, where to find it."""
+    from fedtail.runs.comparison import metric_direction, metric_unit
+    from fedtail.runs.promise_entries import promise_sentences
+
+    entries = [found[metric] for run in runs for found in run.result.get("promises", ()) if metric in found]
+    better, percent = metric_direction(runs[0], metric), bool(metric_unit(runs[0], metric))
+    told = dict.fromkeys(text for one in entries for text in promise_sentences(one, metric, better, percent)
+                         if len(entries) == 1 or "reason" in one)
+    for text in told:
+        typer.echo(text[0].upper() + text[1:])
+    if any("reason" not in one for one in entries) and len(entries) > 1:
+        typer.echo("What each model promises about new clients is in its result.json, and for all at once on the page.")
+
+
+def _interval_note(one: dict[str, Any], split: str) -> str:
+    """What the intervals of an answer are about, in a sentence."""
+    seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
+    left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
+    return (f"In brackets: {one['confidence']:.0%} intervals for {one['estimand']} ({one['clients_per_seed']} test clients a "
+            f"seed, {one['clients']} in all{seeds}{left}).")

@@ -1,0 +1,154 @@
+"""The answer on a page: verdicts with intervals for new clients, what of the tails is noise, and promises about new clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedtail.report.methods import Method
+from fedtail.runs import RunFolder
+from fedtail.runs.answer_words import digits_for
+from fedtail.runs.answers import TAIL, method_answer
+from fedtail.runs.client_noise import noise_sentence
+from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
+from fedtail.runs.noise_over_seeds import noise_over_seeds
+from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
+from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
+
+ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
+KINDS = {"take it": "take", "do not": "not", "cannot tell": "open"}
+
+
+def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[str]) -> dict[str, Any]:
+    """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
+
+    `panels` has, for each of `metrics`, the answers about each other method (`rows`, and what they are about), `noise`, a
+    sentence for each method on how much of its tail is noise, and `promises`, what each finished model promises about new
+    clients, all at once. `floors` has, by metric and for each method, what a statistic would be if all clients were alike;
+    `split` says whether seeds have splits of their own.
+    """
+    found = {metric: [noise_over_seeds(_pairs(m), metric) if m.runs_with_table else {} for m in methods] for metric in metrics}
+    runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
+    return {
+        "panels": [{**_metric_verdicts(methods, baseline, metric), "noise": _noise_lines(methods, found[metric]),
+                    "promises": _promises(methods, metric)} for metric in metrics],
+        "floors": {metric: [_floors(one, methods[0].runs[0], metric) for one in found[metric]] for metric in metrics},
+        "split": REDRAWN if is_split_redrawn(list(runs.values())) else ONE_SPLIT,
+    }
+
+
+def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each method on how much of its tail is noise, and whether all of it is; none where it is not known."""
+    return [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
+            for m, one in zip(methods, found, strict=True) if "floors" in one]
+
+
+def _floors(found: dict[str, Any], run: RunFolder, metric: str) -> dict[str, float]:
+    """The noise floors of a metric by statistic, as fractions of one for error rates."""
+    scale = 100.0 if metric_unit(run, metric) else 1.0
+    return {name: floor["floor"] / scale for name, floor in found.get("floors", {}).items()}
+
+
+def _pairs(method: Method) -> list[Compared]:
+    """The (run, model) pairs of a method whose runs have a table over clients."""
+    return [(run, method.model) for run in method.runs_with_table.values()]
+
+
+def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> dict[str, Any]:
+    """The answers about one metric for each method but the baseline that shares a finished seed with it.
+
+    A dict of `metric`, `better`, `unit`, `rows` and what the intervals are about. A row has the position of its method, the
+    verdict, its sentence, and `bars`, the tail and the mean with the places of their intervals on one axis, in percent.
+    """
+    sides = [{run.seed: (run, model) for run, model in _pairs(m)} for m in methods]
+    rows = [{"method": k, **method_answer(m.label, sides[k], sides[baseline], metric)}
+            for k, m in enumerate(methods) if k != baseline and set(sides[k]) & set(sides[baseline])]
+    known = [row for row in rows if row["estimand"]]
+    axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
+    shown = [{"method": row["method"], "kind": KINDS.get(row["answer"], "none"), "verdict": row["verdict"],
+              "changes": row["changes"],
+              "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))]
+              if row["estimand"] else []} for row in rows]
+    first: dict[str, Any] = known[0] if known else {}
+    return {"metric": metric, "better": metric_direction(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
+            "rows": shown, "zero": 100 * -axis[0] / (axis[1] - axis[0]), "estimand": first.get("estimand", ""),
+            "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0),
+            "seeds": len(first.get("seeds", ())), "left_out": first.get("left_out", 0)}
+
+
+def _axis(cells: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """The ends of an axis that holds zero and all intervals, with a margin of 5%; (-1, 1) where all are zero."""
+    ends = [0.0, *(cell[end] for cell in cells for end in ("estimate", "low", "high") if cell[end] is not None)]
+    low, high = min(ends), max(ends)
+    margin = 0.05 * (high - low)
+    return (low - margin, high + margin) if high > low else (-1.0, 1.0)
+
+
+def _bar(name: str, cell: dict[str, Any], axis: tuple[float, float], better: str) -> dict[str, Any]:
+    """A difference with its interval as places on the axis, in percent of its width, and as text.
+
+    `way` is "better", "worse" or "open", for an interval that holds zero or has no ends.
+    """
+    def place(value: float) -> float:
+        """Where a value is on the axis, in percent of its width."""
+        return round(100 * (value - axis[0]) / (axis[1] - axis[0]), 3)
+
+    digits, known = digits_for(cell), cell["low"] is not None and cell["high"] is not None
+    sign = 1 if better == "lower" else -1
+    way = "open" if not known or cell["low"] <= 0 <= cell["high"] else "better" if sign * cell["estimate"] < 0 else "worse"
+    low, high = (place(cell["low"]), place(cell["high"])) if known else (0.0, 100.0)
+    ends = f"{_signed(cell['low'], digits)} to {_signed(cell['high'], digits)}" if known else "no interval"
+    return {"name": name, "way": way, "known": known, "dot": place(cell["estimate"]), "low": low, "width": round(high - low, 3),
+            "estimate": _signed(cell["estimate"], digits), "ends": ends}
+
+
+def _signed(value: float, digits: int) -> str:
+    """A number with its sign, a minus of its own and no negative zero."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
+    """What the models of all finished runs promise about new clients in a metric, all at once, whichever is chosen.
+
+    With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
+    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, and the `count` of models.
+    """
+    entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
+               if (entry := _stored_promise(run, m.member, metric)) is not None]
+    held = [(m, run) for m, run, entry in entries if "reason" not in entry]
+    refused = list(dict.fromkeys(entry["reason"] for _, _, entry in entries if "reason" in entry))
+    if any(m.personal for m in methods):
+        refused.append("personal models: a new client has none, so nothing is promised about them.")
+    each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
+    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m]) for m in methods]
+    return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
+            "count": len(held)}
+
+
+def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The promises of a method's models, one for each seed: its label, seeds, clients, and the texts of bounds by statistic."""
+    clients = " · ".join(dict.fromkeys(str(one["clients"]) for one in found))
+    return {"label": label, "seeds": [one["seed"] for one in found], "clients": clients,
+            "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
+
+
+def _stored_promise(run: RunFolder, member: int, metric: str) -> dict[str, Any] | None:
+    """What `result.json` says about new clients under the model at position `member`; None where an old run says nothing."""
+    found = run.result.get("promises")
+    return found[member].get(metric) if found else None
+
+
+def _promised(method: Method, run: RunFolder, metric: str, confidence: float) -> dict[str, Any]:
+    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
+    [values] = values_by_client([(run, method.model)], metric)
+    better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
+    entry = promise_entry(values, (), percent, better, confidence)
+    bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
+    return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}
+
+
+def _bound_text(one: dict[str, Any], percent: bool) -> str:
+    """A bound as text, "34.2%", or why there is none: how many clients it takes."""
+    if one["bound"] is not None:
+        return shown_number(one["bound"], percent)
+    return f"none: takes {one['clients_needed']} clients" if one["clients_needed"] else "none: no bound on the metric"

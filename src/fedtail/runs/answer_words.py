@@ -1,0 +1,87 @@
+"""Numbers and sentences of answers: differences with their intervals, in the metric's own unit and direction. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedtail.inference.statistics import statistic_named
+from fedtail.inference.verdicts import CANNOT_TELL, Verdict
+
+Cell = dict[str, Any]                        # a difference with its interval
+
+
+def verdict_words(decided: Verdict) -> str:
+    """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)"."""
+    if decided.answer != CANNOT_TELL:
+        return decided.answer
+    needed = "more clients would not tell: try more training seeds"
+    if decided.clients is not None:
+        needed = f"it would take about {decided.clients} test clients"
+    return f"this data cannot tell ({needed})"
+
+
+def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str) -> str:
+    """What the tail gains and the mean pays, with their intervals, in words.
+
+    `tail` and `mean` are differences in the metric, method minus baseline, of which `better` says which sign is a gain.
+    """
+    sign = -1.0 if better == "lower" else 1.0
+    what = f" points of {metric}" if unit else f" of {metric}"
+    return (f"{tail_words(tail['statistic'])} {_gain('gain', 'lose', sign, tail)}{what}, and the mean "
+            f"{_gain('gains', 'pays', sign, mean)}")
+
+
+def tail_words(statistic: str) -> str:
+    """Who a tail statistic is about, as the subject of a sentence: "the worst 10% of new clients".
+
+    >>> tail_words("p90")
+    'new clients at the 90th percentile'
+    """
+    found = statistic_named(statistic)
+    if found.kind == "worst":
+        return f"the worst {100 * found.share:g}% of new clients"
+    return f"new clients at the {found.words}"
+
+
+def shown_statistic(name: str, better: str) -> str:
+    """The name of a statistic of values of which larger are worse, as one of the metric itself.
+
+    The 90th percentile of those is the 10th of a metric where higher is better.
+
+    >>> shown_statistic("p90", "higher"), shown_statistic("worst10", "higher")
+    ('p10', 'worst10')
+    """
+    return f"p{100 - float(name[1:]):g}" if better == "higher" and name.startswith("p") else name
+
+
+def range_words(cell: Cell) -> str:
+    """The ends of an interval in words, "2.1 to 6.3", rounded by its width; "no interval" where an end is missing."""
+    if cell["low"] is None or cell["high"] is None:
+        return "no interval"
+    digits = digits_for(cell)
+    low, high = (round(cell[end], digits) + 0.0 for end in ("low", "high"))                      # + 0.0: no -0.00
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def digits_for(cell: Cell) -> int:
+    """How many decimals an estimate deserves: the half-width of its interval has two significant digits; at most 6.
+
+    >>> digits_for({"estimate": 1.0, "low": 0.4, "high": 1.6})
+    2
+    """
+    width = (cell["high"] - cell["low"]) / 2 if cell["low"] is not None and cell["high"] is not None else 0.0
+    width = width or abs(cell["estimate"] or 0.0) / 10
+    return min(6, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 2
+
+
+def _gain(up: str, down: str, sign: float, cell: Cell) -> str:
+    """A difference as a gain or a loss, "gain 4.2 (2.1 to 6.3)": `sign` is 1 where larger is a gain.
+
+    With `down`, a loss, the ends are losses too. Where nothing differs, both words are about zero.
+    """
+    word, way = (up, sign) if sign * cell["estimate"] >= 0 else (down, -sign)
+    ends = [None if cell[end] is None else way * cell[end] for end in ("low", "high")]
+    low, high = ends if way > 0 else ends[::-1]
+    turned = {"estimate": abs(cell["estimate"]), "low": low, "high": high}
+    return f"{word} {turned['estimate']:.{digits_for(turned)}f} ({range_words(turned)})"

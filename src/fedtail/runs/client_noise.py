@@ -1,0 +1,113 @@
+"""How much of a tail over clients is the noise of their few examples: floors and real spread, for result.json. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedtail.errors import FieldError
+from fedtail.inference import real_spread
+from fedtail.inference.noise_floor import noise_floors
+from fedtail.reading import short_text
+from fedtail.runs.answer_words import shown_statistic
+from fedtail.runs.evaluated_models import EvaluatedModel
+from fedtail.runs.run_folder import RunFolder
+
+TAILS = ("p90", "worst10", "worst5")         # of values of which larger are worse
+DRAWS, MOST_DRAWS = 1000, 20_000_000         # simulated populations; values of clients in all of them
+PER_CLIENT = "it is one number for a client, not a mean over its examples"
+
+
+def variance_column(column: str) -> str:
+    """The column of the table over clients with the variance of a metric over a client's examples: "loss_variance" of "loss"."""
+    return f"{column}_variance"
+
+
+def noise_of_run(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, Any]:
+    """What `noise_of_columns` finds for the tested clients of a finished run: read from `result.json`, else from its table."""
+    stored = run.result.get("personal_noise" if model.personal else "noise")
+    if stored and len(stored) > model.member and metric in stored[model.member]:
+        return stored[model.member][metric]
+    if not run.has_client_table:
+        return {"reason": "the values of single clients are not known"}
+    rates, better = metric == "error" and bool(run.about["rates"]), run.about.get("better", {}).get(metric, "lower")
+    return noise_of_columns(run.client_columns(run.tested_split, model.member), model.column(metric), rates, better)
+
+
+def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, better: str) -> dict[str, Any]:
+    """The noise floor of the tails of a metric, and how much of its spread over clients is real, as a dict for `result.json`.
+
+    `rows` are columns of the table over clients; `column` holds the metric. Error `rates` have binomial noise; other means over
+    examples have normal noise of the variance in `variance_column(column)`. `floors` has, by statistic, `observed`, `floor` (its
+    mean if all clients were alike), `highest` (95% of simulations are below) and `is_noise`; `spread` the shares of the variance
+    over clients that is real, or None for fewer than ten clients. Values are in the metric's own unit. Only `reason` where the
+    noise is not known. Clients without a value are left out.
+    """
+    values = np.array([math.nan if v is None else v for v in rows[column]], float) if column in rows else np.zeros(0)
+    variances = np.array(rows.get(variance_column(column), np.full(len(values), np.nan)), float)
+    known = np.isfinite(values)
+    values, variances, sizes = values[known], variances[known], np.asarray(rows["size"])[known] if len(values) else np.zeros(0)
+    if len(values) < 2:
+        return {"reason": "fewer than two clients have a value"}
+    binomial = rates and _are_counts(values, sizes)
+    if not binomial and not np.isfinite(variances).any():
+        return {"reason": PER_CLIENT}
+    sign = 1.0 if better == "lower" else -1.0
+    try:
+        floors = _floors(sign * values, sizes, None if binomial else _pooled_variance(variances, sizes))
+    except FieldError as refused:            # sizes that no run writes
+        return {"reason": short_text(str(refused))}
+    turned = {shown_statistic(name, better): _in_metric_direction(found, sign) for name, found in floors.items()}
+    return {"floors": turned, "spread": _spread(values, sizes, None if binomial else variances)}
+
+
+def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
+    """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`; a tail that is all noise is said to be."""
+    if "reason" in found:
+        return f"the noise floor is not known: {found['reason']}."
+    one = found["spread"]
+    ends = f"{one['share_low']:.0%} to {one['share_high']:.0%}" if one else ""
+    share = f"{one['share']:.0%} of the variance over clients is real ({ends})" if one else ""
+    if not found["floors"][tail]["is_noise"]:
+        return f"{share}." if share else "clients differ by more than noise."
+    all_noise = "this tail is all noise, as far as these clients show" if not one or one["share_low"] <= 0 else \
+        "this tail is no larger than noise alone makes it"
+    return f"{all_noise}: clients of these sizes that are all alike would have as bad a one{f'; {share}' if share else ''}."
+
+
+def _floors(values: np.ndarray, sizes: np.ndarray, variance: float | None) -> dict[str, Any]:
+    """The noise floor of each tail, by statistic; `variance` is that over examples within clients, None for error rates."""
+    draws = int(max(200, min(DRAWS, MOST_DRAWS / len(values))))
+    return dict(zip(TAILS, noise_floors(values, sizes, TAILS, example_variance=variance, draws=draws), strict=True))
+
+
+def _in_metric_direction(found: Any, sign: float) -> dict[str, Any]:
+    """A `NoiseFloor` of values times `sign` as a dict of values themselves."""
+    return {"observed": sign * found.observed, "floor": sign * found.floor, "highest": sign * found.highest,
+            "is_noise": found.is_noise}
+
+
+def _spread(values: np.ndarray, sizes: np.ndarray, variances: np.ndarray | None) -> dict[str, Any] | None:
+    """How much of the spread is real, as a dict; None where there are too few clients with two or more examples."""
+    try:
+        found = real_spread(values, sizes, example_variances=variances)
+    except FieldError:
+        return None
+    return {"share": found.share, "share_low": found.share_low, "share_high": found.share_high, "std": found.std,
+            "low": found.low, "high": found.high if math.isfinite(found.high) else None, "observed_std": found.observed_std,
+            "is_noise": found.is_noise}
+
+
+def _are_counts(values: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether all values are whole numbers of errors over sizes; not so where an example is a sequence with a rate of its own."""
+    errors = values * sizes
+    return bool((np.abs(errors - np.round(errors)) <= 1e-3).all() and (values >= 0).all() and (values <= 1).all())
+
+
+def _pooled_variance(variances: np.ndarray, sizes: np.ndarray) -> float:
+    """The variance over examples within clients, pooled by degrees of freedom."""
+    known = np.isfinite(variances)
+    return float((variances[known] * (sizes[known] - 1)).sum() / max((sizes[known] - 1).sum(), 1))

@@ -1,0 +1,112 @@
+"""Which models of finished runs are no use, in words: not finite, or no better than a constant prediction. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedtail.divergence import constant_text, left_out_text, not_finite_text, parameters_text
+from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
+
+if TYPE_CHECKING:
+    from fedtail.runs.run_folder import RunFolder
+
+DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
+
+
+def is_diverged(run: RunFolder, model: EvaluatedModel) -> bool:
+    """Whether a model of a finished run has diverged: its parameters, or its mean loss over the tested clients, are not finite.
+
+    So it is as well where that loss is more than 1000 times what it was before training, and what a constant prediction has.
+    False where the run did not evaluate the loss and does not say whether its parameters are finite.
+    """
+    lost = not model.personal and _not_finite(run, model).get("parameters", 0) > 0
+    found = _tested(run, model).get("loss")
+    return lost or (found is not None and _loss_is_lost(run, model, found.get("mean")))
+
+
+def _loss_is_lost(run: RunFolder, model: EvaluatedModel, loss: float | None) -> bool:
+    """Whether the final mean loss of a model is not finite, or more than 1000 times both its start and the constant's."""
+    if not _is_finite(loss):
+        return True
+    first = EvaluatedModel(model.member).statistics(run.metrics[0]).get(run.tested_split, {}) if run.metrics else {}
+    known = [one["loss"]["mean"] for one in (first, constant_statistics(run)) if _is_finite(one.get("loss", {}).get("mean"))]
+    return bool(known) and loss is not None and loss > DIVERGED * max(known) > 0
+
+
+def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[int]:
+    """The seeds of those of the (run, model) pairs whose model is not finite."""
+    return [run.seed for run, model in found if is_diverged(run, model)]
+
+
+def divergence_sentences(runs: Sequence[RunFolder]) -> list[str]:
+    """What is wrong with the models of finished runs, a sentence for each model and reason, with its seeds; empty for nothing.
+
+    That is parameters or losses that are not finite, answers that were left out, and a mean loss above that of the constant
+    prediction; the numbers are those of the worst seed. Runs that are not finished are left out.
+    """
+    found: dict[tuple[str, int], list[tuple[float, int, str]]] = {}
+    for run in runs:
+        for model in evaluated_models(run) if run.is_finished else ():
+            for reason, size, text in (*_broken(run, model), *_left_out(run, model)):
+                found.setdefault((_model_name(run, model), reason), []).append((size, run.seed, text))
+    return [f"{name}, {_seeds_text([seed for _, seed, _ in each])}: {max(each)[2]}" for (name, _), each in found.items()]
+
+
+def _seeds_text(seeds: Sequence[int]) -> str:
+    """ "seed 3", or "seeds 0, 1, of which the worst has these numbers"."""
+    many = len(seeds) > 1
+    return f"seeds {', '.join(map(str, sorted(seeds)))} (numbers of the worst)" if many else f"seed {seeds[0]}"
+
+
+def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:
+    """What is wrong with one model of a run, at most one entry: a number of the reason, how bad it is, and the text."""
+    lost = {} if model.personal else _not_finite(run, model)
+    if lost.get("parameters"):
+        return [(1, lost["parameters"], parameters_text(int(lost["parameters"]), int(lost["of"])))]
+    if lost.get("clients"):
+        clients = run.about.get("benign", run.about["splits"])[run.tested_split]
+        who = f"{run.tested_split.replace('_', '-')} clients"
+        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
+    loss, constant = (found.get("loss", {}).get("mean") for found in (_tested(run, model), constant_statistics(run)))
+    if is_diverged(run, model):
+        found = "is not finite" if loss is None else f"is {loss:.3g}, more than {DIVERGED:g} times what it was before training"
+        return [(1, 0.0, f"the mean loss over clients {found}: the model has diverged. Lower the learning rate, or clip "
+                         "updates.")]
+    return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
+
+
+def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:
+    """That answers of clients were left out of a run, said once for all its models; in the form of `_broken`."""
+    failed, asked = run.result.get("failed", 0), (run.result.get("participation") or {}).get("total")
+    if not failed or model != EvaluatedModel(0):
+        return []
+    return [(3, failed, left_out_text(failed, None if asked is None else int(asked)))]
+
+
+def constant_statistics(run: RunFolder) -> dict[str, Any]:
+    """The statistics of the constant prediction over the tested clients, by metric and name; empty where they are not known."""
+    return (run.result.get("constant") or {}).get(run.tested_split, {}) if run.is_finished else {}
+
+
+def _tested(run: RunFolder, model: EvaluatedModel) -> dict[str, Any]:
+    """The last statistics of a model over the tested clients, by metric and name; empty where there are none."""
+    return model.statistics(run.result).get(run.tested_split, {}) if "members" in run.result else {}
+
+
+def _not_finite(run: RunFolder, model: EvaluatedModel) -> dict[str, float]:
+    """What `result.json` says of a model about numbers that are not finite; empty for runs of earlier versions."""
+    known = run.result.get("not_finite") or []
+    return known[model.member] if model.member < len(known) else {}
+
+
+def _model_name(run: RunFolder, model: EvaluatedModel) -> str:
+    """The name of a model of a run, as tables have it."""
+    name = run.name if len(run.members) == 1 else f"{run.name}, {run.members[model.member]}"
+    return model_label(run, model, name)
+
+
+def _is_finite(value: float | None) -> bool:
+    """Whether a value of a file is a finite number; None stands for one that is not."""
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,60 @@
+"""Promises of a finished run about new clients, by test clients that had no part in making its models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+from fedtail.data import Population
+from fedtail.errors import FieldError
+from fedtail.experiment.data_section import DataPlan
+from fedtail.reading import short_text
+from fedtail.runs.promise_entries import promise_entry
+
+Identities = dict[str, list[Hashable]]       # of the clients of each split
+WRITE = "For a promise write split = { train = 0.6, validation = 0.2, test = 0.2 } below [data]."
+
+
+def client_identities(data: DataPlan, splits: Mapping[str, Population]) -> Identities:
+    """Who the clients of each split are, so that equal entries mean the same client, by name of the split.
+
+    Names where all clients have some: a client that is in the training file and in the file of `test_path` is one client. Else
+    keys, which stay with a client when clients are split. The splits of `label_shift` are drawn client by client, and clients
+    without names of another file cannot be told apart from those of the first: they are taken as others.
+    """
+    if data.split is None:
+        return {split: [(split, key) for key in one.key.tolist()] for split, one in splits.items()}
+    if all(one.names is not None for one in splits.values()):
+        return {split: [str(name) for name in one.names] for split, one in splits.items() if one.names is not None}
+    other = "test" if data.test_path is not None else ""
+    return {split: [(split, key) if split == other else key for key in one.key.tolist()] for split, one in splits.items()}
+
+
+def held_out_promise(values: Iterable[float], tested: str, identities: Identities, used: Mapping[str, str], rates: bool,
+                     better: str) -> dict[str, Any]:
+    """What can be promised about new clients by `values`, those of the clients of the split `tested`, for `result.json`.
+
+    `used` says what each split that had a part in making the models did, by its name: {"train": "trained them"}. Where a tested
+    client is in one of them, or has no finite value, there is no promise, but a `reason`. Other entries: see `promise_entry`.
+    """
+    mine, values = identities[tested], list(values)
+    missing = sum(not math.isfinite(value) for value in values)
+    if missing:
+        return no_promise(f"there is no value for {missing} of {len(values)} tested clients, and one of them may be the worst.")
+    makers = [key for split in used for key in identities[split]]
+    try:
+        return promise_entry(dict(zip(mine, values, strict=True)), makers, rates, better)
+    except FieldError as refused:
+        return no_promise(_reason(str(refused), set(mine), identities, used))
+
+
+def no_promise(reason: str) -> dict[str, Any]:
+    """The entry of `result.json` where nothing is promised, with the reason."""
+    return {"reason": short_text(reason, 900)}
+
+
+def _reason(text: str, mine: set[Hashable], identities: Identities, used: Mapping[str, str]) -> str:
+    """Why there is no promise: what was refused, after what the tested clients did, and what to write instead."""
+    did = [what for split, what in used.items() if mine & set(identities[split])]
+    return f"the tested clients {' and '.join(did)}: {text} {WRITE}" if did else text

@@ -1,0 +1,41 @@
+"""Noise floors of one method over its seeds, in shown units and in words. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fedtail.runs.client_noise import noise_of_run
+from fedtail.runs.values_by_client import Compared
+
+Noise = dict[str, Any]
+
+
+def noise_over_seeds(found: Sequence[Compared], metric: str = "error") -> Noise:
+    """The noise floors of a method's tails, mean over its (run, model) pairs, and how much of the spread over clients is real.
+
+    A dict as `noise_of_columns` returns, with error rates in percent. A tail is noise where it is in more than half of the seeds.
+    The share that is real is the mean over seeds, and its interval the smallest that holds those of all seeds. Only `reason`,
+    that of the first run without floors, where a run has none.
+    """
+    each = [noise_of_run(run, model, metric) for run, model in found]
+    refused = next((one for one in each if "reason" in one), None)
+    if refused is not None:
+        return refused
+    scale = 100.0 if metric == "error" and found[0][0].about["rates"] else 1.0
+    floors = {name: _mean_floor([one["floors"][name] for one in each], scale) for name in each[0]["floors"]}
+    spreads = [one["spread"] for one in each if one["spread"]]
+    return {"floors": floors, "spread": _joined_spread(spreads) if len(spreads) == len(each) else None, "seeds": len(each)}
+
+
+def _mean_floor(each: Sequence[dict[str, Any]], scale: float) -> dict[str, Any]:
+    """One floor for several seeds: means of the numbers, times `scale`, and whether most are noise."""
+    numbers = {name: scale * statistics.fmean(one[name] for one in each) for name in ("observed", "floor", "highest")}
+    return {**numbers, "is_noise": 2 * sum(one["is_noise"] for one in each) > len(each)}
+
+
+def _joined_spread(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One share of the variance that is real for several seeds, with an interval that holds all of theirs."""
+    return {"share": statistics.fmean(one["share"] for one in each), "share_low": min(one["share_low"] for one in each),
+            "share_high": max(one["share_high"] for one in each)}

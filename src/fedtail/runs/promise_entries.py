@@ -1,0 +1,68 @@
+"""What a run promises about new clients, as entries of result.json and in words. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedtail.inference import Promise, promise
+from fedtail.inference.statistics import statistic_named
+from fedtail.runs.answer_words import shown_statistic
+
+PROMISED = ("p90", "worst10")
+CONFIDENCE = 0.95
+UNBOUNDED = "a promise about a worst share needs a metric with known bounds, as error rates have"
+RATES = (0.0, 1.0)
+
+
+def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], rates: bool, better: str,
+                  confidence: float = CONFIDENCE) -> dict[str, Any]:
+    """Bounds on the 90th percentile and on the worst tenth over all future clients, as a dict for `result.json`.
+
+    `values` are those of held-out clients by identity; `used` the identities of all that had a part in making the model. The
+    entries are `clients`, `confidence` and, for each statistic, `observed`, `bound` (None where there is none), `clients_needed`
+    for one and `note`. Where higher is better, bounds are lower ones and the percentile is the 10th. Raises FieldError where a
+    client is in both or has no finite value.
+    """
+    sign, used = (1.0 if better == "lower" else -1.0), list(used)
+    turned = {key: sign * value for key, value in values.items()}
+    found = {name: promise(turned, used, name, bounds=RATES if rates else None, confidence=confidence)
+             for name in PROMISED if rates or not name.startswith("worst")}
+    entry = {shown_statistic(name, better): _bound_entry(one, sign) for name, one in found.items()}
+    if not rates:
+        worst = statistic_named("worst10").of(np.array(list(turned.values())))
+        entry["worst10"] = {"observed": sign * worst, "bound": None, "clients_needed": None, "note": UNBOUNDED}
+    return {"clients": len(values), "confidence": confidence, **entry}
+
+
+def promise_sentences(entry: Mapping[str, Any], metric: str, better: str, percent: bool) -> list[str]:
+    """Sentences on what an entry of `promise_entry` promises, or why it does not; error rates in percent."""
+    if "reason" in entry:
+        return [f"no promise about new clients: {entry['reason']}"]
+    return [_sentence(name, one, entry, metric, better, percent) for name, one in entry.items() if isinstance(one, dict)]
+
+
+def _bound_entry(found: Promise, sign: float) -> dict[str, Any]:
+    """A promise about values times `sign` as a dict about the values themselves."""
+    return {"observed": sign * found.observed, "bound": sign * found.bound if math.isfinite(found.bound) else None,
+            "clients_needed": found.clients_needed, "note": found.note}
+
+
+def _sentence(name: str, one: Mapping[str, Any], entry: Mapping[str, Any], metric: str, better: str, percent: bool) -> str:
+    """One sentence on the bound of a statistic, or why there is none."""
+    what = statistic_named(name)
+    about = f"the mean {metric} of the worst {100 * what.share:g}% of new clients" if what.kind == "worst" else \
+        f"the {what.words} of the {metric} over new clients"
+    if one["bound"] is None:
+        return f"no promise about {about}: {one['note']}."
+    side = "most" if better == "lower" else "least"
+    return (f"{about} is at {side} {shown_number(one['bound'], percent)}, with confidence {100 * entry['confidence']:.3g}% "
+            f"({entry['clients']} held-out clients show {shown_number(one['observed'], percent)}).")
+
+
+def shown_number(value: float, percent: bool) -> str:
+    """A value as text: in percent with one decimal, or with four significant digits."""
+    return f"{100 * value:.1f}%" if percent else f"{value:.4g}"

@@ -1,0 +1,484 @@
+"""What comparisons, runs and pages say about new clients: verdicts, splits redrawn by seed, noise floors and promises."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+import fedtail
+from fedtail.cli import app
+from fedtail.data import label_shift
+from fedtail.experiment import read_experiment
+from fedtail.inference import new_client_interval, promise
+from fedtail.models import SoftmaxRegression
+from fedtail.report import page_data, write_page
+from fedtail.runs import RunFolder, find_runs, run
+from fedtail.runs.answer_words import digits_for, verdict_words
+from fedtail.runs.answers import answer_from_values, method_answer
+from fedtail.runs.client_noise import noise_of_columns, noise_sentence
+from fedtail.runs.evaluated_models import EvaluatedModel
+from fedtail.runs.held_out_promises import client_identities, held_out_promise
+from fedtail.runs.models_of_run import load_models
+from fedtail.runs.noise_over_seeds import noise_over_seeds
+from fedtail.runs.promise_entries import promise_entry, promise_sentences
+from run_folders import change, write_folder
+
+from run_cases import BASE, METHODS, Onlooker, experiment
+
+RANDOM = np.random.default_rng
+SHARED = EvaluatedModel(0)
+SEEDS = (0, 1, 2)
+
+
+def made_up(place: Path, name: str, seed: int, errors: np.ndarray, keys: np.ndarray, **about) -> RunFolder:
+    """A finished run without training, of error rates of clients of 100 examples with these keys."""
+    folder = write_folder(place / name / f"seed-{seed}", errors, [100] * len(errors), seed, name, **about)
+    change(folder.path, lambda table: table.update(key=keys.tolist()))
+    return RunFolder.open(folder.path)
+
+
+def clients_of(seed: int, clients: int = 120) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys, and error rates under a baseline and under a method that helps the worst clients much and costs the best little."""
+    random = RANDOM(seed)
+    keys = random.choice(400, clients, replace=False)
+    level = np.random.default_rng(99).beta(2, 6, 400)[keys]
+    base = random.binomial(100, level) / 100
+    return keys, base, random.binomial(100, 0.5 * level + 0.1) / 100
+
+
+@pytest.fixture
+def compared(tmp_path) -> tuple[dict, dict]:
+    sides: tuple[dict, dict] = ({}, {})
+    for seed in SEEDS:
+        keys, base, mine = clients_of(seed)
+        for side, name, errors in zip(sides, ("base", "mine"), (base, mine), strict=True):
+            side[seed] = (made_up(tmp_path, name, seed, errors, keys), SHARED)
+    return sides
+
+
+# the verdict
+
+def test_a_method_is_judged_by_paired_clients_nested_in_seeds(compared):
+    base, mine = compared
+    found = method_answer("mine", mine, base)
+    by_key = [[dict(sorted(zip(keys.tolist(), values.tolist(), strict=True))) for keys, *both in map(clients_of, SEEDS) for values in [both[k]]]
+              for k in (0, 1)]
+    for name in ("mean", "p90", "worst10"):
+        wanted = new_client_interval(by_key[1], name, baseline=by_key[0], bounds=(0, 1))
+        for end in ("estimate", "low", "high"):
+            assert found[name][end] == pytest.approx(100 * getattr(wanted, end)), (name, end)
+    assert found["answer"] == "take it"
+    assert found["seeds"] == [0, 1, 2]
+    assert found["clients"] == len(set().union(*by_key[0])) < 360         # some clients are in both seeds
+    assert found["clients_per_seed"] == 120
+    assert re.fullmatch(r"mine: take it; the worst 10% of new clients gain [\d.]+ \([\d.]+ to [\d.]+\) points of error, and the mean "
+                        r"(gains|pays) [\d.]+ \(-?[\d.]+ to -?[\d.]+\)\.", found["sentence"])
+    assert found["estimand"] == "new clients of the same population; observed value of clients of this size; mean over 3 training seeds"
+
+
+def test_clients_are_paired_by_key_whatever_their_order(compared):
+    base, mine = compared
+    before = method_answer("mine", mine, base)
+    order = RANDOM(5).permutation(120)
+    place = mine[0][0].path
+    change(place, lambda table: table.update({name: [table[name][k] for k in order] for name in ("key", "error", "loss", "size")}))
+    again = method_answer("mine", {**mine, 0: (RunFolder.open(place), SHARED)}, base)
+    assert again["worst10"]["low"] == pytest.approx(before["worst10"]["low"])
+
+
+def test_seeds_that_make_clients_of_their_own_do_not_share_them(tmp_path):
+    """The keys of two draws of a generator are the same numbers, not the same clients."""
+    sides: tuple[dict, dict] = ({}, {})
+    for seed in SEEDS:
+        _, base, mine = clients_of(seed)
+        for side, name, errors in zip(sides, ("base", "mine"), (base, mine), strict=True):
+            about = {"experiment": {"data": {"kind": "label_shift", "seed": "run"}}}
+            side[seed] = (made_up(tmp_path, name, seed, errors, np.arange(120), **about), SHARED)
+    assert method_answer("mine", sides[1], sides[0])["clients"] == 360
+
+
+@pytest.mark.parametrize("metric", ["loss", "score"])
+def test_a_metric_where_higher_is_better_is_judged_by_its_own_bad_end(tmp_path, metric):
+    """score = -loss: every difference is mirrored, the verdict is not."""
+    sides: tuple[dict, dict] = ({}, {})
+    for seed in SEEDS:
+        keys, base, mine = clients_of(seed)
+        for side, name, errors in zip(sides, ("base", "mine"), (base, mine), strict=True):
+            run = made_up(tmp_path, name, seed, errors, keys, metrics=["loss", "error", "score"],
+                          better={"loss": "lower", "error": "lower", "score": "higher"})
+            change(run.path, lambda table: table.update(score=[-value for value in table["loss"]]))
+            side[seed] = (RunFolder.open(run.path), SHARED)
+    found, mirrored = method_answer("mine", sides[1], sides[0], "loss"), method_answer("mine", sides[1], sides[0], "score")
+    assert found["answer"] == mirrored["answer"] == "take it"
+    assert found["changes"].replace("loss", "score") == mirrored["changes"]
+    for own, other in (("mean", "mean"), ("worst10", "worst10"), ("p90", "p10")):
+        assert mirrored[other]["estimate"] == pytest.approx(-found[own]["estimate"])
+        assert (mirrored[other]["low"], mirrored[other]["high"]) == pytest.approx((-found[own]["high"], -found[own]["low"]))
+
+
+def test_clients_without_a_value_are_left_out_and_counted(compared):
+    base, mine = compared
+    place = mine[0][0].path
+    change(place, lambda table: table.update(error=[math.nan, *table["error"][1:]]))
+    found = method_answer("mine", {**mine, 0: (RunFolder.open(place), SHARED)}, base)
+    assert found["left_out"] == 2                                    # the client's value, and the baseline's that it is paired with
+    assert found["clients_per_seed"] == 119
+    assert found["answer"] == "take it"
+
+
+def test_too_few_clients_cannot_tell_and_say_how_many_would():
+    random = RANDOM(0)
+    base = dict(enumerate(random.beta(2, 6, 30)))
+    found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
+    assert (found["answer"], found["clients_needed"]) == ("cannot tell", 50)
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); the worst 10% of new clients "
+                                        "gain 5.00 (no interval)")
+    assert found["sentence"].endswith("points of error, and the mean gains 5.00 (5.00 to 5.00). 30 clients can be asked "
+                                      "about their worst 17%: --tail worst17.")
+    asked = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base], tail="worst17")
+    assert asked["answer"] == "take it"
+
+
+def test_a_method_that_diverged_is_not_to_be_taken(compared):
+    base, mine = compared
+    place = mine[1][0].path / "result.json"
+    result = json.loads(place.read_text())
+    result["members"][0]["test"]["loss"]["mean"] = None
+    place.write_text(json.dumps(result))
+    lost = {**mine, 1: (RunFolder.open(place.parent), SHARED)}
+    assert method_answer("mine", lost, base)["sentence"] == "mine: do not; the model has diverged (1 of 3 seeds)."
+    assert method_answer("base", base, lost)["sentence"] == "base: no answer: the model of the baseline has diverged."
+
+
+def test_a_price_decides_what_the_mean_may_pay():
+    base = dict(enumerate(RANDOM(1).beta(2, 6, 200)))
+    mine = {key: 0.3 * value + 0.2 for key, value in base.items()}                # the worst gain about 0.2, the mean pays 0.025
+    assert answer_from_values("mine", [mine], [base])["answer"] == "take it"
+    assert answer_from_values("mine", [mine], [base], price=0.1)["answer"] == "do not"
+
+
+@pytest.mark.parametrize(("low", "high", "digits"), [(1.0, 1.2, 2), (-30.0, 10.0, 0), (0.001, 0.0012, 5), (None, None, 2), (1.0, 1.0, 2)])
+def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
+    assert digits_for({"estimate": 1.1, "low": low, "high": high}) == digits
+
+
+def test_a_verdict_that_more_clients_would_not_change_says_so():
+    said = verdict_words(fedtail.inference.Verdict("cannot tell", "", None))
+    assert said == "this data cannot tell (more clients would not tell: try more training seeds)"
+
+
+# the split of a comparison
+
+MORE = BASE.replace("clients = 16\nsizes = [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 4]\n", f"clients = 60\nsizes = {[6] * 60}\n")
+TWO = MORE + METHODS["delta_fl"] + '[[method]]\nname = "FedAvg"\nrisk = "Mean"\n[[method]]\nname = "Delta-FL"\n'
+
+
+def call(*words: str):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "140"})
+
+
+def keys_by_run(place: str) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(one.name, one.seed): tuple(one.client_columns("test")["key"].tolist()) for one in find_runs([place])}
+
+
+def test_comparisons_redraw_the_split_by_seed_unless_the_file_fixes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("two.toml").write_text(TWO)
+    done = call("compare", "two.toml", "--seeds", "0,1", "--out", "c", "--json")
+    assert done.exit_code == 0, done.output
+    told, found = json.loads(done.stdout), keys_by_run("c")
+    assert found["FedAvg", 0] == found["Delta-FL", 0] != found["FedAvg", 1] == found["Delta-FL", 1]
+    assert told["split"] == json.loads(Path("c/comparison.json").read_text())["split"] == "redrawn for every seed"
+    assert [(one["method"], one["metric"]) for one in told["answers"]] == [("Delta-FL", "error"), ("Delta-FL", "loss")]
+    assert RunFolder.open("c/fedavg/seed-1").about["experiment"]["data"]["split"]["seed"] == "run"
+    fixed = call("compare", "two.toml", "--seeds", "0,1", "--out", "f", "--set", "data.split.seed=0", "--set", "rounds=1", "--json")
+    assert json.loads(fixed.stdout)["split"] == "one for all seeds"
+    assert len(set(keys_by_run("f").values())) == 1
+    shown = call("compare", "two.toml", "--seeds", "0,1", "--out", "c", "--resume").stdout
+    assert "Delta-FL: this data cannot tell" in shown.splitlines()[-3]
+    assert "95% intervals for new clients of the same population; observed value of clients of this size" in shown
+    assert "split redrawn for every seed" in shown
+
+
+def test_an_older_comparison_is_resumed_with_its_one_split(tmp_path, monkeypatch):
+    """Earlier versions had one split for all seeds: what is missing is trained on the same clients."""
+    monkeypatch.chdir(tmp_path)
+    Path("two.toml").write_text(TWO)
+    for seed in (0, 1):
+        run(read_experiment("two.toml", method="FedAvg"), seed, Path("c/fedavg") / f"seed-{seed}", Onlooker())
+    done = call("compare", "two.toml", "--seeds", "0,1", "--out", "c", "--resume")
+    assert done.exit_code == 0, done.output
+    assert "c was begun with one split for all seeds, and goes on with it." in done.stderr
+    assert len(set(keys_by_run("c").values())) == 1
+    assert json.loads(Path("c/comparison.json").read_text())["split"] == "one for all seeds"
+
+
+def test_data_that_come_split_are_redrawn_whole():
+    data = experiment().data
+    assert data.redrawn_by_seed().follows == {"split.seed"}
+    assert experiment("delta_fl", "data.split.seed=3").data.redrawn_by_seed().follows == frozenset()
+    text = 'rounds = 1\n[data]\nkind = "label_shift"\n'
+    for more, follows in (("", {"seed"}), ("seed = 4\n", frozenset())):
+        source = fedtail.experiment.Source.parse(text + more, "x.toml", Path(), ())
+        assert fedtail.experiment.data_section.plan_data(source).redrawn_by_seed().follows == follows
+
+
+# noise floors
+
+def test_a_floor_of_other_losses_is_that_of_normal_noise():
+    """Many clients with equal sizes: the worst 10% of normal values is mean + std * density(z) / 0.1, known in closed form."""
+    random, sizes = RANDOM(0), np.full(4000, 25)
+    rows = {"loss": 2 + random.normal(0, 0.2, 4000), "loss_variance": random.chisquare(24, 4000) / 24, "size": sizes}
+    found = noise_of_columns(rows, "loss", False, "lower")
+    z = stats.norm.ppf(0.9)
+    overall = rows["loss"].mean()
+    assert found["floors"]["worst10"]["floor"] == pytest.approx(overall + 0.2 * stats.norm.pdf(z) / 0.1, abs=0.003)
+    assert found["floors"]["p90"]["floor"] == pytest.approx(overall + 0.2 * z, abs=0.003)
+    assert found["spread"]["share_low"] == 0
+    assert found["floors"]["worst10"]["is_noise"] == (found["floors"]["worst10"]["observed"] <= found["floors"]["worst10"]["highest"])
+
+
+def test_a_floor_where_higher_is_better_is_at_the_other_end():
+    random = RANDOM(1)
+    rows = {"loss": 2 + random.normal(0, 0.5, 300), "loss_variance": np.full(300, 1.0), "size": np.full(300, 16)}
+    mirrored = {"loss": -rows["loss"], "loss_variance": rows["loss_variance"], "size": rows["size"]}
+    plain, turned = noise_of_columns(rows, "loss", False, "lower"), noise_of_columns(mirrored, "loss", False, "higher")
+    assert set(turned["floors"]) == {"p10", "worst10", "worst5"}
+    assert turned["floors"]["p10"]["floor"] == pytest.approx(-plain["floors"]["p90"]["floor"])
+    assert turned["floors"]["worst10"]["observed"] == pytest.approx(-plain["floors"]["worst10"]["observed"])
+    assert turned["spread"]["share"] == pytest.approx(plain["spread"]["share"])
+
+
+def test_a_tail_that_is_all_noise_is_said_to_be():
+    """All clients have error 0.2; of 100 such tails, about five are called real."""
+    called, sentences = [], []
+    for seed in range(40):
+        sizes = np.full(150, 12)
+        rows = {"error": RANDOM(seed).binomial(sizes, 0.2) / sizes, "size": sizes}
+        found = noise_of_columns(rows, "error", True, "lower")
+        called.append(found["floors"]["worst10"]["is_noise"])
+        sentences.append(noise_sentence(found))
+    assert sum(called) >= 33                                                      # P[Bin(40, 0.95) < 33] < 0.0002
+    told = [text.startswith("this tail is all noise, as far as these clients show: clients of these sizes that are all alike would have as "
+                            "bad a one; ") for text in sentences]
+    assert sum(told) >= 30                                                        # the interval of the spread holds 0 too, with 95%
+    assert not any(text and not noise for text, noise in zip(told, called, strict=True))
+    real = {"error": RANDOM(0).binomial(12, RANDOM(1).beta(1, 4, 150)) / 12, "size": np.full(150, 12)}
+    assert re.fullmatch(r"\d+% of the variance over clients is real \(\d+% to \d+%\)\.", noise_sentence(noise_of_columns(real, "error", True, "lower")))
+
+
+def test_the_noise_of_a_number_for_a_whole_client_is_not_known():
+    rows = {"auc": np.linspace(0.5, 1, 20), "size": np.full(20, 30)}
+    assert noise_sentence(noise_of_columns(rows, "auc", False, "higher")) == (
+        "the noise floor is not known: it is one number for a client, not a mean over its examples.")
+    assert "reason" in noise_of_columns({"auc": np.array([math.nan]), "size": np.array([3])}, "auc", False, "higher")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> RunFolder:
+    """A run with 60 clients: 30 train, 15 validate, 15 test."""
+    wanted = experiment("delta_fl", *CLIENTS)
+    return run(wanted, 0, tmp_path_factory.mktemp("trained") / "r", Onlooker())
+
+
+CLIENTS = ("data.clients=60", f"data.sizes={[3 + k % 7 for k in range(60)]}")
+
+
+def test_a_run_keeps_the_variance_of_each_clients_losses_and_the_floors(trained):
+    wanted = experiment("delta_fl", *CLIENTS)
+    test = wanted.data.load(0)["test"]
+    [module] = load_models(trained)[1]
+    rows = trained.client_columns("test")
+    for k in range(len(test)):
+        x, y = test.client(k)
+        losses = fedtail.losses.cross_entropy(module(x), y).detach().double().numpy()
+        assert rows["loss"][k] == pytest.approx(losses.mean(), rel=1e-4)
+        assert rows["loss_variance"][k] == pytest.approx(losses.var(ddof=1), rel=1e-3)
+    assert rows["key"].tolist() == test.key.tolist()
+    noise = trained.result["noise"][0]
+    assert set(noise) == {"loss", "error"}
+    assert noise["error"]["floors"]["worst10"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["error"]["worst10"])
+    assert noise["loss"]["floors"]["p90"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["loss"]["p90"])
+    shown = noise_over_seeds([(trained, SHARED)])
+    assert shown["floors"]["p90"]["floor"] == pytest.approx(100 * noise["error"]["floors"]["p90"]["floor"])
+
+
+def test_runs_of_earlier_versions_have_floors_of_their_error_rates(tmp_path):
+    found = noise_over_seeds([(write_folder(tmp_path / "old", RANDOM(0).binomial(10, 0.3, 50) / 10), SHARED)])
+    assert found["floors"]["worst10"]["floor"] > 30
+
+
+# promises
+
+def test_a_run_promises_by_test_clients_that_had_no_part_in_it(trained, tmp_path):
+    entry = trained.result["promises"][0]["error"]
+    assert entry["p90"]["bound"] is None
+    assert entry["p90"]["note"] == "it takes 29 held-out clients, and there are 15"
+    assert promise_sentences(entry, "error", "lower", True)[0] == (
+        "no promise about the 90th percentile of the error over new clients: it takes 29 held-out clients, and there are 15.")
+    wanted = experiment("delta_fl", *CLIENTS, "data.split={ train = 0.3, validation = 0.1, test = 0.6 }", 'evaluate.keep_best="worst10"')
+    found = run(wanted, 0, tmp_path / "enough", Onlooker())
+    errors = dict(enumerate(found.client_columns("test")["error"].tolist()))
+    for name in ("p90", "worst10"):
+        direct = promise(errors, (), name, bounds=(0, 1))
+        bound = found.result["promises"][0]["error"][name]["bound"]
+        assert (bound is None and not direct.exists) or bound == pytest.approx(direct.bound)
+    assert found.result["promises"][0]["error"]["p90"]["bound"] is not None
+    assert found.result["promises"][0]["loss"]["worst10"]["bound"] is None       # a loss has no bound
+
+
+@pytest.mark.parametrize(("name", "settings", "did"), [
+    ("delta_fl", ("data.split={ train = 0.4, test = 0.6 }", 'evaluate.keep_best="p90"'), "chose the best model (keep_best)"),
+    ("delta_fl", ("data.split={ train = 1.0, within = 0.4 }",), "trained the model"),
+    ("delta_fl", ("data.split={ train = 1.0 }",), "trained the model"),
+    ("ditto", (), "trained the model"),
+])
+def test_clients_that_made_the_model_are_refused_as_witnesses(tmp_path, name, settings, did):
+    found = run(experiment(name, *CLIENTS, *settings), 0, tmp_path / "r", Onlooker())
+    for entry in found.result["promises"][0].values():
+        assert set(entry) == {"reason"}
+        assert entry["reason"].startswith(f"the tested clients {did}: ")
+        assert "Judge a model by clients that never trained, tuned, stopped or chose it." in entry["reason"]
+
+
+def test_a_client_of_the_training_file_is_refused_in_the_test_file(tmp_path):
+    random = RANDOM(0)
+    for file, clients in (("train", range(40)), ("test", range(35, 80)), ("other", range(40, 80))):
+        names = np.repeat([f"site {k:02d}" for k in clients], 4)
+        np.savez(tmp_path / f"{file}.npz", x=random.normal(size=(len(names), 60)).astype(np.float32), y=random.integers(0, 10, len(names)),
+                 client=names)
+    text = BASE[:BASE.index("[data]")] + '[data]\nkind = "arrays"\npath = "train.npz"\ntest_path = "{}.npz"\n' + \
+        BASE[BASE.index("[task.module]"):] + METHODS["delta_fl"]
+    for file in ("test", "other"):
+        (tmp_path / f"{file}.toml").write_text(text.format(file))
+        entry = run(read_experiment(tmp_path / f"{file}.toml"), 0, tmp_path / f"run-{file}", Onlooker()).result["promises"][0]["error"]
+        assert ("reason" in entry) == (file == "test")
+    assert "5 of 45 clients had a part in making the model (site 35, site 36, site 37 and 2 more)" in \
+        json.loads((tmp_path / "run-test" / "result.json").read_text())["promises"][0]["error"]["reason"]
+
+
+def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
+    plan = experiment("delta_fl", *CLIENTS).data
+    splits = plan.load(0)
+    who = client_identities(plan, splits)
+    assert not set(who["test"]) & set(who["train"])
+    drawn = replace(plan, split=None)
+    same = {"train": splits["train"], "test": splits["train"]}
+    assert not set(client_identities(drawn, same)["test"]) & set(client_identities(drawn, same)["train"])
+    assert client_identities(plan, same)["test"] == client_identities(plan, same)["train"]
+    refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, True, "lower")
+    assert set(refused) == {"reason"}
+
+
+def test_a_client_without_a_value_may_be_the_worst():
+    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, True, "lower")
+    assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
+
+
+def test_promises_where_higher_is_better_are_lower_bounds():
+    values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
+    found = promise_entry(values, (), False, "higher")
+    direct = promise({key: -value for key, value in values.items()}, (), "p90")
+    assert found["p10"]["bound"] == pytest.approx(-direct.bound)
+    assert found["p10"]["bound"] < found["p10"]["observed"]
+    assert "the 10th percentile of the accuracy over new clients is at least" in promise_sentences(found, "accuracy", "higher", False)[0]
+
+
+# the page
+
+def test_the_page_opens_with_the_answer_and_promises_for_all_models_at_once(compared, tmp_path):
+    base, mine = compared
+    runs = [one for side in (base, mine) for one, _ in side.values()]
+    for one in runs:
+        place = one.path / "result.json"
+        result = json.loads(place.read_text())
+        entry = promise_entry(dict(enumerate(one.clients["error"].tolist())), (), True, "lower")
+        place.write_text(json.dumps({**result, "promises": [{"error": entry}]}))
+    runs = [RunFolder.open(one.path) for one in runs]
+    data = page_data(runs)
+    panel = next(one for one in data["answers"]["panels"] if one["metric"] == "error")
+    [row] = panel["rows"]
+    assert (row["kind"], row["verdict"]) == ("take", "take it")
+    assert row["bars"][0]["way"] == "better"
+    promised = panel["promises"]
+    assert (promised["count"], [one["label"] for one in promised["models"]]) == (6, ["base", "mine"])
+    errors = dict(enumerate(runs[0].clients["error"].tolist()))
+    jointly = promise(errors, (), "p90", confidence=1 - 0.05 / 6).bound
+    assert promised["models"][0]["bounds"]["p90"][0] == f"{100 * jointly:.1f}%"
+    assert jointly > promise(errors, (), "p90").bound
+    text = write_page(runs, tmp_path).read_text()
+    assert 0 < text.index('id="answer"') < text.index('class="facts"') < text.index('id="methods"')
+    assert "All of these bounds hold at once" in text
+    assert "alike " in text
+    assert "not the uncertainty about new clients" in text
+
+
+def test_a_page_of_one_run_has_no_verdict_but_its_noise_and_promise(trained, tmp_path):
+    data = page_data([trained])
+    assert [panel["rows"] for panel in data["answers"]["panels"]] == [[], []]
+    text = write_page([trained], tmp_path).read_text()
+    assert "How sure is this?" in text
+    assert "none: takes 29 clients" in text
+    assert "A promise about new clients" in text
+
+
+# files from anyone
+
+@pytest.mark.parametrize("damage", [
+    {"noise": [{"error": {"floors": {}, "spread": None}}]}, {"noise": []}, {"promises": [{"error": {"clients": 3}}]},
+    {"noise": [{"error": {"floors": {"p90": None}, "spread": None}}]}, {"promises": [{"error": {"reason": 3}}]}])
+def test_entries_that_no_run_writes_are_refused(trained, tmp_path, damage):
+    import shutil
+
+    place = tmp_path / "r"
+    shutil.copytree(trained.path, place)
+    result = json.loads((place / "result.json").read_text())
+    (place / "result.json").write_text(json.dumps({**result, **damage}))
+    with pytest.raises(ValueError, match="is not what a run writes"):
+        _ = RunFolder.open(place).result
+
+
+# speed
+
+def test_intervals_floors_and_promises_cost_less_than_a_tenth_of_training_the_demo():
+    """A twentieth of the demo's rounds, with its cohorts and its 500 test clients: 20 times that is its training. CPU seconds, the
+    least of three, so that other work on the machine changes little."""
+    data = label_shift(train_clients=250, validation_clients=1, test_clients=500, pool_size=90_000)
+    base = fedtail.fedavg(100, learning_rate=0.1, batch_size=None)
+    tails = [fedtail.delta_fl(theta, 100, learning_rate=0.1, batch_size=None) for theta in (0.5, 0.25)]
+    task = fedtail.Task(SoftmaxRegression(20, 10))
+
+    def train():
+        return fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=50, seed=0)
+
+    result = train()
+    errors = [fedtail.evaluate(module, data.test).error.values for module in result.modules]
+    values = [dict(enumerate(one.tolist())) for one in errors]
+
+    def judge():
+        for one in values[1:]:
+            answer_from_values("mine", [one], [values[0]])
+        for one in errors:
+            noise_of_columns({"error": one.numpy(), "size": data.test.size.numpy()}, "error", True, "lower")
+        for one in values:
+            promise_entry(one, (), True, "lower")
+
+    def least_seconds(work) -> float:
+        found = []
+        for _ in range(3):
+            began = time.process_time()
+            work()
+            found.append(time.process_time() - began)
+        return min(found)
+
+    judge()
+    assert least_seconds(judge) < 0.1 * 20 * least_seconds(train)

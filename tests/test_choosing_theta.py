@@ -1,0 +1,178 @@
+"""Which theta: `fedtail tune` and `fedtail choose` by validation clients, the simpler of two that are about as good, and warnings."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedtail.cli import app
+from fedtail.experiment.tune_section import Choices, Range
+from fedtail.runs import find_runs, run
+from fedtail.runs.choosing import choose_for_everybody
+from fedtail.runs.search_warnings import search_warnings
+from fedtail.runs.simpler_choice import Candidate, choose_simpler
+from fedtail.runs.trial_values import read_trial_values, save_trial_values
+
+from run_cases import BASE, METHODS, Onlooker, experiment
+
+RANDOM = np.random.default_rng
+
+
+def candidate(theta: float, *values: np.ndarray) -> Candidate:
+    return Candidate(f"tail_fraction = {theta}", {"risk.tail_fraction": theta}, tuple(float(v.mean()) for v in values),
+                     tuple(dict(enumerate(v.tolist())) for v in values))
+
+
+# one standard error
+
+@pytest.mark.parametrize(("distance", "chosen"), [(0.5, 1), (0.9, 1), (1.1, 0), (3.0, 0)])
+def test_a_simpler_setting_is_chosen_within_one_standard_error_of_the_paired_difference(distance, chosen):
+    """The standard error of a mean difference of n clients is std / sqrt(n); the means are that many of them apart."""
+    random = RANDOM(0)
+    best, noise = random.normal(0.5, 0.3, 400), random.normal(0, 0.1, 400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) * 0.1
+    simple = best + noise + distance * 0.1 / math.sqrt(400)
+    found = choose_simpler([candidate(0.3, best), candidate(1.0, simple)], "mean", "mean of the error")
+    assert found.differences[1].estimate == pytest.approx(distance * 0.005)
+    assert found.differences[1].error == pytest.approx(0.005, rel=0.08)           # resampled 999 times: 2.2% per standard error
+    assert (found.best, found.chosen) == (0, chosen)
+    if chosen:
+        assert found.reason.startswith("chosen: tail_fraction = 1.0. Its mean of the error is 0.00")
+        assert "within one standard error" in found.reason
+    else:
+        assert found.reason == "chosen: tail_fraction = 0.3. It has the best mean of the error, and nothing simpler is within one standard error of it."
+
+
+def test_of_several_that_are_close_the_simplest_is_chosen_and_never_a_less_simple_one():
+    base = RANDOM(1).normal(0.5, 0.3, 200)
+    close = [candidate(theta, base + RANDOM(k).normal(0, 0.2, 200)) for k, theta in enumerate((0.2, 0.4, 0.8))]
+    level = [Candidate(one.name, one.settings, (0.5,), ({key: v - np.mean(list(one.values[0].values())) for key, v in one.values[0].items()},))
+             for one in close]
+    found = choose_simpler(level, "mean", "mean")
+    assert level[found.chosen].settings["risk.tail_fraction"] == 0.8
+    worse = choose_simpler([candidate(1.0, base), candidate(0.1, base + 1e-4 * RANDOM(0).normal(size=200))], "mean", "mean")
+    assert worse.chosen == worse.best or worse.chosen == 0
+
+
+@pytest.mark.parametrize(("field", "simple", "other"), [("risk.tilt", 0.5, 2.0), ("risk.power", 0.0, 1.0), ("local.learning_rate", 0.1, 0.2)])
+def test_simpler_is_closer_to_plain_averaging(field, simple, other):
+    base = RANDOM(1).normal(0.5, 0.3, 200)
+    both = [Candidate(str(v), {field: v}, (0.5 + 1e-6 * k,), (dict(enumerate(base + k * 1e-6 + RANDOM(k).normal(0, 0.1, 200))),))
+            for k, v in enumerate((other, simple))]
+    assert choose_simpler(both, "worst10", "worst10").chosen in ((0,) if field == "local.learning_rate" else (0, 1))
+    assert choose_simpler(both[:1], "worst10", "worst10").reason == f"chosen: {other}. It has the best worst10."
+
+
+def test_a_statistic_without_intervals_goes_by_its_seeds():
+    both = [Candidate("0.5", {"risk.tail_fraction": 0.5}, (1.0, 1.2, 1.1)), Candidate("1", {"risk.tail_fraction": 1.0}, (1.1, 1.2, 1.15))]
+    found = choose_simpler(both, "std", "std")
+    less = np.array([0.1, 0.0, 0.05])
+    assert found.differences[1].error == pytest.approx(less.std(ddof=1) / math.sqrt(3))
+    assert found.chosen == 0
+    alone = [Candidate(one.name, one.settings, one.by_seed[:1]) for one in both]
+    assert choose_simpler(alone, "std", "std").reason.endswith("How sure that is, one seed cannot tell for this statistic.")
+
+
+# warnings
+
+SPACE = {"local.learning_rate": Range(0.001, 1.0, True), "risk.tail_fraction": Choices((0.3, 0.5, 1.0))}
+
+
+@pytest.mark.parametrize(("rate", "theta", "texts"), [
+    (0.03, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
+    (0.99, 0.5, ["local.learning_rate = 0.99 is at the edge of the search, whose largest value is 1: a better one may lie beyond."]),
+    (0.00101, 0.3, ["local.learning_rate = 0.00101 is at the edge", "risk.tail_fraction = 0.3 is at the edge of the search, whose smallest value is 0.3:"]),
+])
+def test_the_edge_of_a_search_is_told(rate, theta, texts):
+    found = search_warnings(SPACE, {"local.learning_rate": rate, "risk.tail_fraction": theta}, [], [])
+    assert len(found) == len(texts)
+    assert all(one.startswith(text) for one, text in zip(found, texts, strict=True))
+
+
+def test_a_neighbour_that_diverged_is_told():
+    chosen = {"local.learning_rate": 0.1, "risk.tail_fraction": 0.5}
+    other = [{"local.learning_rate": rate, "risk.tail_fraction": 0.5} for rate in (0.05, 0.4)]
+    diverged = [{"local.learning_rate": 0.2, "risk.tail_fraction": 0.5}]
+    assert search_warnings(SPACE, chosen, other, diverged) == [
+        "local.learning_rate = 0.1 lies next to 0.2, which diverged: with other clients or seeds it may diverge too."]
+    assert search_warnings(SPACE, chosen, other, [{"local.learning_rate": 0.7, "risk.tail_fraction": 0.5}]) == []      # 0.4 lies between
+    assert search_warnings(SPACE, chosen, other, [{"local.learning_rate": 0.9, "risk.tail_fraction": 1.0}]) == []      # another theta, and far away
+
+
+# tune
+
+def call(*words: str):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "160"})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")                # what diverges says so
+def test_tune_shows_every_trial_with_its_spread_and_what_diverged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n"
+        "    def __init__(self, broken=0.0): super().__init__(60, 10); self.broken = broken\n"
+        "    def forward(self, x): return super().forward(x) / (1.0 - self.broken) if self.broken < 1 else super().forward(x) * float('nan')\n")
+    search = "[tune]\ntrials = 6\n[tune.search]\ntask.module.broken = [0.0, 0.5, 1.0]\nrisk.tail_fraction = [0.5, 1.0]\n"
+    module = '[task.module]\npart = "nets:Net"\nbroken = 0.0\n'
+    text = BASE.replace('[task.module]\npart = "SoftmaxRegression"\nfeatures = 60\nclasses = 10\n', module)
+    Path("t.toml").write_text('seeds = "0..1"\n' + text + METHODS["delta_fl"] + search)
+    done = call("tune", "t.toml", "--trust", ".", "--out", "t", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert (len(result["trials"]), len(result["diverged"]), result["failed"]) == (4, 2, 2)
+    for trial in result["trials"]:
+        assert trial["value"] == pytest.approx(np.mean(trial["by_seed"]))
+        assert trial["std"] == pytest.approx(np.std(trial["by_seed"], ddof=1))
+    assert [trial["settings"]["task.module.broken"] for trial in result["diverged"]] == [1.0, 1.0]
+    chosen = result["best"]["settings"]
+    assert tomllib.loads(Path("t/best.toml").read_text())["risk"]["tail_fraction"] == chosen["risk.tail_fraction"]
+    assert any("which diverged" in text for text in result["warnings"]) == (chosen["task.module.broken"] == 0.5)
+    best = result["trials"][0]
+    for trial, less in zip(result["trials"], result["differences"], strict=True):
+        assert less["estimate"] == pytest.approx(trial["value"] - best["value"], abs=1e-9)
+    shown = call("tune", "t.toml", "--trust", ".", "--out", "t", "--resume").stdout
+    assert shown.count("diverged (2 of 2 seeds)") == 2
+    assert shown.count(" +- ") >= 4
+    assert "Chosen: " in shown
+
+
+def test_values_of_a_trial_are_kept_by_client_and_seed(tmp_path):
+    save_trial_values(tmp_path, 3, {0: (np.array([5, 7]), np.array([0.1, 0.2])), 1: (np.array([5, 9]), np.array([0.3, 0.4]))})
+    assert read_trial_values(tmp_path, 3, (0, 1), -1.0, True) == ({5: -0.1, 7: -0.2}, {5: -0.3, 9: -0.4})
+    assert read_trial_values(tmp_path, 3, (0, 1), 1.0, False)[1] == {(1, 5): 0.3, (1, 9): 0.4}
+    assert read_trial_values(tmp_path, 4, (0, 1), 1.0, True) is None
+    (tmp_path / "trials" / "3.npz").write_bytes(b"PK no archive")
+    assert read_trial_values(tmp_path, 3, (0, 1), 1.0, True) is None
+
+
+# choose
+
+def test_a_family_chooses_for_everybody_by_its_validation_clients(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        run(experiment("family"), seed, tmp_path / "f" / f"seed-{seed}", Onlooker())
+    found = choose_for_everybody("f")
+    assert len(found["files"]) == 2
+    values = [np.mean([100 * np.quantile(one.client_columns("validation", k)["error"], 0.9) for one in find_runs(["f"])]) for k in range(3)]
+    assert [row["value"] for row in found["models"]] == pytest.approx(values)
+    best = int(np.argmin(values))
+    assert found["index"] <= best                                       # thetas are 1.0, 0.5, 0.2: the same or a simpler one
+    assert (found["statistic"], found["clients"]) == ("p90", 4)
+    shown = call("choose", "f").stdout
+    assert "p90 of the error over 4 validation clients (%), +- std over 2 seeds" in shown
+    assert "Chosen: " in shown
+
+
+def test_choosing_for_everybody_needs_a_family_with_validation_clients(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(experiment("delta_fl"), 0, tmp_path / "one", Onlooker())
+    run(experiment("family", "data.split={ train = 0.5, test = 0.5 }"), 0, tmp_path / "none", Onlooker())
+    assert "is of one model, so there is nothing to choose" in call("choose", "one").stderr
+    done = call("choose", "none")
+    assert (done.exit_code, "has no validation clients to choose by, and test clients are for the result." in done.stderr) == (2, True)
