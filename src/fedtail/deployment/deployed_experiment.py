@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtail.channel import Channel, SecureChannel
 from fedtail.experiment.experiment import Experiment, build_experiment, build_experiments, pick_method
+from fedtail.experiment.noise_section import has_noise_from_budget
 from fedtail.experiment.source import ExperimentError, Source, Trusted
 
 ONE_QUESTION = {"part": "ExactQuantile", "bits": 12}
@@ -25,6 +26,9 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
     source = Source.read(path, trust=trust)
     if "attack" in source.tables:
         raise source.error_at(("attack",), "an attack is simulated, and nothing of it exists on a deployment. Remove [attack].")
+    if has_noise_from_budget(source):
+        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for the simulator, in which every client answers; on "
+                              "a deployment the noise of a budget is another. `fedtail privacy` finds it: write the number.")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)

@@ -24,6 +24,7 @@ from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, plan_data
 from fedtail.experiment.engine_section import UNSET, EnginePlan
+from fedtail.experiment.noise_section import with_noise_from_budget
 from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_code_file, toml_value
 from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
 from fedtail.experiment.task_section import TaskPlan, plan_task
@@ -290,10 +291,12 @@ def build_experiment(source: Source, name: str) -> Experiment:
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
         raise source.error_at(("name",), FieldError("name", "text", given))
+    channel = build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"])
+    budget = _build_section(source, "privacy", PrivacyBudget)
+    source = with_noise_from_budget(source, budget, rounds, channel, lambda one: _build_algorithm(one)[0])
     algorithm, family = _build_algorithm(source)
-    return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm,
-                      build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"]),
-                      _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
+    return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm, channel,
+                      budget, family, _build_section(source, "engine", EnginePlan),
                       _build_section(source, "evaluate", EvaluationPlan), source, _build_attack(source))
 
 
