@@ -12,9 +12,9 @@ from fedtail.experiment.trust import AS_WRITTEN
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
+from test_experiment import BASE, parsed, refused
 
 from cases import small_population
-from test_experiment import BASE, parsed, refused
 
 PEOPLE = small_population(120, seed=3)
 BUDGET = {"epsilon": 4.0, "delta": 1e-3, "rounds": 3}

@@ -240,7 +240,8 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float | None 
         return replace(fedavg(cohort_size, **local), sample=sample,
                        aggregate=PrivateMean(clip_norm, noises(z), float(cohort_size)))
 
-    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, partial(noise_for_method, with_noise, population)))
+    find = partial(noise_for_method, with_noise, population)
+    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
 
 
 def fed_adadps(population: int, clip_norm: float, noise_multiplier: float, divisor: Tensor, cohort_size: int = 100,
@@ -308,7 +309,8 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
         return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
                        aggregate=PrivateMean(clip_norm, noises(z), tail_fraction * cohort_size))
 
-    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, partial(noise_for_method, with_noise, population)))
+    find = partial(noise_for_method, with_noise, population)
+    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
 
 
 def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: int, cohort_size: int = 100,

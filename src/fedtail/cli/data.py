@@ -21,7 +21,7 @@ _BAR = 40        # characters of the longest bar
 @print_errors_as_sentences
 def describe(
     path: Path = typer.Argument(..., metavar="FILE", show_default=False,
-                                help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
+                                help=".npz, .parquet, .csv, or a folder: LEAF, a saved population, a data set."),
     x: list[str] | None = options.X,
     y: str | None = options.Y,
     client: str | None = options.CLIENT,

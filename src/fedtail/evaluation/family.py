@@ -83,7 +83,7 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")
     trained.task.check(population)
-    own, held = population.split_examples(fraction, seed)
+    own, held = population.split_examples(within=1 - fraction, seed=seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
     choice = _best_models(torch.stack([_client_errors(t, own) for t in tasks]))
     errors = torch.stack([_client_errors(t, held) for t in tasks])                # (models, clients)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.attacks import ClientAttack
 from fedtail.channel import Channel
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
+from fedtail.devices import checked_device
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
@@ -378,15 +377,12 @@ def _checked_device(source: Source) -> str:
     Raises ExperimentError where it is neither a CPU nor a CUDA device, or where PyTorch sees no GPU for the latter.
     """
     device = source.tables.get("device", "cpu")
-    try:
-        kind = torch.device(device).type if isinstance(device, str) else ""
-    except (RuntimeError, ValueError):
-        raise source.error_at(("device",), FieldError("device", "cpu or cuda", device)) from None
-    if kind not in ("cpu", "cuda"):
+    if not isinstance(device, str) or device.partition(":")[0] not in ("cpu", "cuda"):
         raise source.error_at(("device",), FieldError("device", "cpu or cuda", device))
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise source.error_at(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
-    return str(device)
+    try:
+        return str(checked_device(device))
+    except FieldError as reason:
+        raise source.error_at(("device",), reason) from None
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:

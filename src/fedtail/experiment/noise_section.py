@@ -50,8 +50,8 @@ def with_noise_from_budget(source: Source, budget: PrivacyBudget, rounds: int, c
         return changed
 
     if isinstance(build(with_noise(1.0)), PartPlan):
-        raise source.error_at(keys[0], "the noise of a budget follows from all parts, and code of your own was not imported. Write "
-                                       "the number in place of \"budget\", or allow the code with --trust.")
+        raise source.error_at(keys[0], "the noise of a budget follows from all parts, and code of your own was not imported. "
+                                       "Write the number in place of \"budget\", or allow the code with --trust.")
     try:
         noise = noise_for_method(lambda z: build(with_noise(z)), population, budget.epsilon, budget.delta, rounds, channel,
                                  budget.adjacency)

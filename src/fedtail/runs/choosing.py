@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedtail.data import Population
-from fedtail.data.tables import checked_suffix
+from fedtail.data.tables import read_file
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import plan_task
@@ -22,7 +22,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
                  trust: Trusted = ()) -> dict[str, Any]:
     """The error of every model of a finished run on one client's examples, and which model has the smallest.
 
-    `place` is the run's folder, or one with a single run in it. `data` is an `.npz` or `.parquet` file, in which `x` and `y`
+    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which `x` and `y`
     name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
     error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
     folders and packages in `trust`.
@@ -39,8 +39,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
-    read = Population.from_parquet if checked_suffix(data) == ".parquet" else Population.from_npz
-    mine = read(data, x, y, None)                       # one client: this one
+    mine = Population.from_arrays(**read_file(data, x, y, None))                       # one client: this one
     picked = choose(modules, mine.client(0), task)
     scale = 100.0 if run.about["rates"] else 1.0
     models = [{"model": name, "error": scale * error, "chosen": k == picked.index}
