@@ -15,11 +15,13 @@ from fedtail.data.generators import (
 from fedtail.data.leaf import encode_characters
 from fedtail.data.partition import by_column, dirichlet, label_shards, quantity_skew
 from fedtail.data.population import Population, pad_sequences
+from fedtail.data.scaling import Scaling
 from fedtail.data.sets import as_sets
 
 __all__ = [
     "LinearClients",
     "Population",
+    "Scaling",
     "Splits",
     "as_sets",
     "by_column",

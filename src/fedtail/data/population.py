@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from fedtail.draws import hash_bits
 from fedtail.errors import FieldError
 from fedtail.types import Examples
 
+if TYPE_CHECKING:
+    from fedtail.data.scaling import Scaling
+
 CPU = torch.device("cpu")
 
 __all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "select_rows"]
@@ -46,7 +49,7 @@ class Population:
     sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client
     (hospital chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the
     client when clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that
-    sees it opens them there. Nothing here costs a Python object per client.
+    sees it opens them there. `scaling` is by what the inputs were scaled, where they were. Nothing here costs a Python object per client.
     """
 
     node: ClassVar[None] = None           # all clients are here; a `ClientRegistry` says which node holds each
@@ -59,6 +62,7 @@ class Population:
     group: Tensor | None = None           # (clients,) int64
     names: np.ndarray | None = None       # (clients,) what the data called them
     folder: Path | None = None
+    scaling: Scaling | None = None        # by what the inputs were scaled, if they were
 
     def __post_init__(self) -> None:
         """Raise ValueError unless `mass` holds one positive, finite number for each client."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fedtail.data import Population
+from fedtail.data import Population, Scaling
+from fedtail.data.scaling import SCALING
 from fedtail.data.tables import read_file
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
@@ -23,7 +24,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     """The error of every model of a finished run on one client's examples, and which model has the smallest.
 
     `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which `x` and `y`
-    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
+    name the arrays; they are scaled as the run's were. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
     error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
     folders and packages in `trust`.
 
@@ -40,6 +41,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
     mine = Population.from_arrays(**read_file(data, x, y, None))                       # one client: this one
+    mine = Scaling.load(run.path)(mine) if (run.path / SCALING).is_file() else mine
     picked = choose(modules, mine.client(0), task)
     scale = 100.0 if run.about["rates"] else 1.0
     models = [{"model": name, "error": scale * error, "chosen": k == picked.index}

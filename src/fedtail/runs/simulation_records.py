@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.attacks import ClientAttack, benign_clients
+from fedtail.data.scaling import SCALING
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
@@ -111,10 +112,14 @@ class SimulationRecords:
     def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
+        Where inputs were scaled, by what is written to `scaling.safetensors`: the run's models take scaled inputs.
         `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
         run).
         """
         write_atomically(self.folder / INITIAL, module_bytes(self.task.module))
+        scaling = self.splits["train"].scaling
+        if scaling is not None:
+            write_atomically(self.folder / SCALING, scaling.to_bytes())
         if self.tail:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
         return self._of_benign_clients(self._evaluate_splits(start, self._shown_splits()))
@@ -136,13 +141,14 @@ class SimulationRecords:
         """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
         Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
-        the path of `clients.parquet` in a list. The entries are `finetuned`, the statistics before and after fine-tuning or None,
+        the path of `clients.parquet` in a list, with that of the scaling where inputs were scaled. The entries are `finetuned`, the statistics before and after fine-tuning or None,
         and `participation`, how often (benign) training clients took part, where that is recorded.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
-        return self._of_benign_clients(found), more, [self.folder / CLIENTS]
+        scaling = [self.folder / SCALING] if self.splits["train"].scaling is not None else []
+        return self._of_benign_clients(found), more, [self.folder / CLIENTS, *scaling]
 
     def _kernel_name(self) -> str:
         """The name of the kernel that training will use.
