@@ -220,7 +220,7 @@ def as_inputs(column: Any) -> Any:
 
 
 def stack_columns(columns: dict[str, Any]) -> np.ndarray:
-    """Several columns of single numbers as one matrix, (examples, columns); integers beside floats take the floats' precision.
+    """Several columns of single numbers as one matrix of floats, (examples, columns), in their precision, or else float64.
 
     Raises ValueError for a column of lists.
     """
@@ -229,6 +229,7 @@ def stack_columns(columns: dict[str, Any]) -> np.ndarray:
             raise ValueError(f"column {name!r} holds lists, which cannot be stacked with {len(columns) - 1} other columns. "
                              f"Write x={name!r}, or choose columns of numbers.")
     kind = common_dtype(columns.values())
+    kind = kind if kind.kind == "f" else np.dtype(np.float64)              # features, not tokens
     return np.stack([column.astype(kind) for column in columns.values()], axis=1)
 
 
