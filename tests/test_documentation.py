@@ -170,6 +170,19 @@ def test_no_figure_of_a_page_comes_from_elsewhere(page, figures):
         assert figure in held, figure
 
 
+def test_figures_and_studies_of_the_page_of_decisions_are_committed():
+    page = (DOCS / "howto" / "which-method.md").read_text()
+    text = re.sub(r"```.*?```", "", page, flags=re.S)
+    held = "".join((EXPERIMENTS / name / "README.md").read_text() for name in ("where_not", "corrupted_tails"))
+    figures = re.findall(r"(?<!θ = )\b\d+\.\d\d\b(?! \|$)", text)
+    assert len(figures) > 10
+    for figure in figures:
+        assert figure in held, figure
+    studies = set(re.findall(r"`((?:where_not|table2|[a-z]+_[a-z_0-9]+|interpolation))`", text)) - {"delta_fl", "q_ffl", "dp_ftrl", "dp_delta_fl"}
+    assert "corrupted_tails" in studies
+    assert {name for name in studies if not (EXPERIMENTS / name / "results.json").is_file()} == set()
+
+
 def flat(page: Path) -> str:
     return " ".join(page.read_text().split())
 

@@ -512,7 +512,7 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[family]\nrisk.tail_fraction = [1.0, 0.5]\n", "Mean has no field 'tail_fraction'."),
     (BASE + "[family]\nsample.cohort_size = [2, 3]\n", "e.toml, line 14: the members of a Family are trained on one cohort"),
     (BASE + "[family]\nlocal.learning_rate = [0.1, 0.1]\n", "the models of a family differ, got [0.1, 0.1]. Name each value once."),
-    (BASE + "[task]\nmetrics = 3\n", "e.toml, line 15: metrics must be a list of tables, got 3."),
+    (BASE + "[task]\nmetrics = 3\n", "e.toml, line 15: metrics must be a list of names and tables, got 3."),
     ("device = 'meta'\n" + BASE, "e.toml, line 1: device must be cpu or cuda, got 'meta'."),
     ("device = 'gpu0'\n" + BASE, "e.toml, line 1: device must be cpu or cuda, got 'gpu0'."),
     (BASE + "[engine]\nkernel = 'fast'\n", "e.toml, line 15: kernel must be one of 'auto', 'closed', 'stacked', 'module', got 'fast'."),

@@ -241,3 +241,12 @@ def test_integer_noise_and_releases_without_noise_in_groups():
     for wrong in (0, 2.5):
         with pytest.raises(ValueError, match="size must be a whole number of units"):
             group_privacy([(CLIENTS, 1)], wrong, 1e-5)
+
+
+def test_an_evaluation_whose_noise_is_for_clients_is_refused_beside_local_training_whose_noise_is_for_examples():
+    method = replace(fedtail.fedavg(5, learning_rate=0.1), local=fedtail.ExamplePrivateSGD(1.0, 1.0))
+    private = fedtail.FederatedEvaluation(noise=fedtail.GaussianNoise(2.0))
+    with pytest.raises(ValueError, match=r"^the method hides single examples, and the noise of its evaluation hides clients: no one epsilon is about both\. "):
+        private.round_with_evaluation(method)
+    assert fedtail.FederatedEvaluation().round_with_evaluation(method).unit == "example"
+    assert private.round_with_evaluation(replace(method, local=fedtail.LocalSGD())).unit == "client"

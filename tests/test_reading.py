@@ -23,7 +23,7 @@ from fedtail.data.tables import read_arrays, read_npy
 from fedtail.deployment.registry import read_node_info
 from fedtail.experiment import ExperimentError, Source
 from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
-from fedtail.privacy.ledger_file import HEAD, LedgerError, LedgerFile
+from fedtail.privacy.ledger_file import HEADS, LedgerError, LedgerFile
 from fedtail.reading import DEPTH, Unreadable, checked_file_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
 from fedtail.runs.execution import is_run_finished_and_intact
@@ -244,7 +244,7 @@ def test_errors_about_numbers_with_many_digits_are_short(tmp_path):
         Population.open(tmp_path / "people")
     assert len(str(found.value)) < 2000
     ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text(json.dumps(HEAD) + "\n" + json.dumps({"x" * 5000: 1}) + "\n")
+    ledger.write_text(json.dumps(HEADS["client"]) + "\n" + json.dumps({"x" * 5000: 1}) + "\n")
     with pytest.raises(LedgerError, match="is damaged") as found:
         LedgerFile(ledger).read()
     assert len(str(found.value)) < 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pytest import approx
 
 from browser import Visit, chromium
+from fedtail.experiment import read_experiments
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder
 from fedtail.runs import run as run_experiment
@@ -167,6 +169,35 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, family_page):
         visit.page.wait_for_function("document.querySelector('#histogram .main-svg').clientWidth <= 320")
         assert visit.overflow() <= 0
         assert visit.problems == []
+
+
+def test_every_table_is_handed_out_as_csv_in_full_and_settings_make_the_runs_again(browser, family, family_page, tmp_path):
+    with Visit(browser, family_page) as visit:
+        assert visit.page.locator(".csv").count() == visit.page.locator(".scroll").count() >= 2
+        with visit.page.expect_download() as saved:
+            visit.page.locator(".bar:has(+ .scroll #table) .csv").click()
+        head, *rows = csv.reader(Path(saved.value.path()).read_text().splitlines())
+        column, first = head.index("90th percentile"), THETAS[0]
+        assert float(rows[0][column]) == approx(numbers_of(family, first)["p90"], rel=1e-12)
+        assert len(rows) == len(THETAS)
+        assert head[0] == "error"
+        with visit.page.expect_download() as saved:
+            visit.page.locator(".bar:has(+ .scroll #client-table) .csv").click()
+        found = list(csv.reader(Path(saved.value.path()).read_text().splitlines()))[1:]
+        assert len(found) == len(page_data(family)["clients"]["names"]) > visit.page.locator("#client-table tbody tr").count()
+        settings = visit.page.locator(".settings pre").first.text_content()
+    (tmp_path / "again.toml").write_text(settings.replace("draft-family", "runs-family"))      # `once` has moved the data
+    again = read_experiments(tmp_path / "again.toml", [], [])[0]
+    assert again.name == family[0].name
+    assert sorted(again.seeds) == sorted(run.seed for run in family)
+
+
+def test_a_hint_says_that_a_table_goes_on_sideways_and_goes_where_it_ends(browser, family_page):
+    with Visit(browser, family_page, width=390) as visit:
+        hint = visit.page.locator(".bar:has(+ .scroll #table) .hint")
+        assert hint.is_visible()
+        visit.page.eval_on_selector(".scroll:has(#table)", "frame => { frame.scrollLeft = frame.scrollWidth; }")
+        hint.wait_for(state="hidden", timeout=5000)
 
 
 def test_personal_models_are_a_method_of_their_own_and_participation_is_shown(browser, tmp_path):

@@ -492,7 +492,7 @@ def test_what_a_channel_refuses(private, exact, gathers, channel):
 
 
 def test_channels_say_how_many_they_need_and_what_the_server_sees():
-    assert (Channel().minimum, PlainChannel().minimum, IntegerChannel().minimum, SecureChannel(7).minimum) == (1, 1, 1, 7)
+    assert (Channel().minimum, PlainChannel().minimum, IntegerChannel().minimum, SecureChannel(7).minimum) == (0, 0, 0, 7)
     assert (Channel().label, PlainChannel().label, IntegerChannel().label) == ("Channel", "rows in the clear", "sums of integers, not masked")
     with pytest.raises(TypeError, match="Channel has no encoding"):
         Channel().encoding(1, 1.0)

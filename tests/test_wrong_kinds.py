@@ -42,6 +42,8 @@ def refusal(task: Task, population: Population) -> str:
     (lambda: Task(nn.Linear(4, 3), metrics={"auc": auc}), "metrics is a dict; a list of Metric is needed"),
     (lambda: Task(nn.Linear(4, 3), metrics=auc), 'metrics must be a list of Metric, got auc. Write metrics=[Metric("auc", auc)'),
     (lambda: Task(nn.Linear(4, 3), metrics=Metric("auc", auc)), "metrics must be a list of Metric, got a Metric. Write metrics=[Metric('auc', ...)]."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["roc_auc"]), "got a str in it. Write fedtail.metrics.roc_auc(), or one of your own."),
+    (lambda: Task(nn.Linear(4, 3), metrics=[fedtail.metrics.roc_auc]), "got roc_auc in it. Write roc_auc(): ready-made metrics are called."),
     (lambda: Engine("gpu"), "device must be cpu, cuda or cuda:1, got 'gpu'. For a GPU write \"cuda\"."),
     (lambda: Engine("cuda:99"), "device is cuda:99, but PyTorch sees"),
     (lambda: LABELLED.to("cuda:99"), "device is cuda:99, but PyTorch sees"),

@@ -53,7 +53,9 @@ class Metric:
     """A named number for every client, from outputs and targets.
 
     `per="example"`: the function returns one number per example, a client's value is their mean. `per="client"`: it is
-    called with one client's outputs and targets and returns one number (an AUC, say). `better` says which tail is the bad one.
+    called with one client's outputs and targets and returns one number (an AUC, say), or NaN where the metric is not defined for
+    this client (one with a single class): it is then left out of this metric, and counted. `better` says which end is the bad
+    one. `fedtail.metrics` has ready-made ones.
     """
 
     name: str

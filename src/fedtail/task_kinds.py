@@ -56,7 +56,7 @@ def refuse_wrong_metrics(metrics: Any, kind: type) -> None:
     """
     if isinstance(metrics, Mapping):
         name = next(iter(metrics), "mine")
-        raise TypeError(f"metrics is a dict; a list of Metric is needed, which also says which values are better. Write "
+        raise TypeError("metrics is a dict; a list of Metric is needed, which also says which values are better. Write "
                         f"metrics=[Metric({name!r}, {_name_of(metrics.get(name))}, better=\"higher\")].")
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
         raise TypeError(f"metrics must be a list of Metric, got {_name_of(metrics)}. Write metrics=[{_as_metric(metrics, kind)}].")
@@ -134,5 +134,9 @@ def _as_metric(value: Any, kind: type) -> str:
     """What to write for a `value` that was given as a metric: a call of Metric for a function, an instance of `kind` as it is."""
     if isinstance(value, kind):
         return f"Metric({getattr(value, 'name', 'mine')!r}, ...)"
+    if isinstance(value, str):
+        return f"fedtail.metrics.{value}(), or one of your own"
     name = getattr(value, "__name__", "mine")
+    if getattr(value, "__module__", "") == "fedtail.metrics":
+        return f"{name}(): ready-made metrics are called"
     return f'Metric("{name}", {name}), with better="higher" and per="client" where they apply'

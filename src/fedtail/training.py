@@ -17,8 +17,10 @@ from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import refuse_mechanism
 from fedtail.client_memory import ClientMemory
 from fedtail.composition import check_composition
+from fedtail.constant_prediction import constant_outputs
 from fedtail.data.population import Population
 from fedtail.deprecated import old_names
+from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, left_out_text, parameters_text
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.fleet import Fleet, RoundView
@@ -86,6 +88,7 @@ class Trained:
     stopped: str = ""                   # why it ended before its rounds were done, where a budget was spent
     ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that was released; .guarantee(delta) prices it
     evaluation: tuple[Any, ...] | None = field(default=None, repr=False)      # of the models, by the clients of the fleet
+    constant: Tensor | None = field(default=None, repr=False)      # outputs that ignore the inputs, fitted to the training clients
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -214,16 +217,18 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
 
     `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. `rounds`, `engine`, `channel`,
     `evaluation` and `on_round` are those of `train`. Warns (`NoContributionWarning`) where no client contributed in any round of
-    a new run.
+    a new run, where a model is not finite (`DivergedWarning`) and where answers were left out (`AnswersLeftOutWarning`).
     """
     if population is not None:
         first.task.check(population)
+        first = first if first.constant is not None else replace(first, constant=constant_outputs(first.task, population))
     with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         check_planned_rounds(first.algorithm, first.rounds + rounds)
         fleet.restore_memory(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
-        trained, anyone = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
+        trained, anyone, asked = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
+    _warn_of_divergence(trained, trained.failed - first.failed, asked)
     if rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
@@ -277,24 +282,26 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
 
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-                on_round: OnRound | None) -> tuple[Trained, bool]:
+                on_round: OnRound | None) -> tuple[Trained, bool, int]:
     """Continue the run `trained` for up to `rounds` rounds; returns the run after the last, and whether any client contributed.
 
-    The latter is true also if the fleet cannot tell. The clients of `fleet` are asked over `channel`. Calls `on_round` after each
+    The latter is true also if the fleet cannot tell. The third result is the number of clients sampled in these rounds, each as
+    often as it was, as far as the fleet can tell. The clients of `fleet` are asked over `channel`. Calls `on_round` after each
     round, and ends where that returns True or, with a `BudgetSpentWarning`, where the privacy budget is spent. With an
     `evaluation`, the models are evaluated in every `every`-th round, and once more at the end unless the run ended early.
     """
-    anyone, stop = False, False
+    anyone, stop, asked = False, False, 0
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
             state, found = _run_one_round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
-            return replace(trained, stopped=str(reason)), anyone
+            return replace(trained, stopped=str(reason)), anyone, asked
         view = fleet.round_view()
         failed = trained.failed + (view.num_failed if view else 0)
         anyone = anyone or view is None or view.num_contributors > 0
+        asked += view.cohort_size if view else 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -302,7 +309,19 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
             break
     if evaluation is not None and not stop:
         trained = replace(trained, evaluation=_evaluate_final_models(trained, fleet, channel, evaluation))
-    return trained, anyone
+    return trained, anyone, asked
+
+
+def _warn_of_divergence(trained: Trained, failed: int, asked: int) -> None:
+    """Warn the caller of `train` where a model of `trained` is not finite, or `failed` of `asked` answers were left out.
+
+    No more than one warning: `DivergedWarning` for the former, `AnswersLeftOutWarning` for the latter.
+    """
+    lost, total = max(((int((~p.isfinite()).sum()), p.numel()) for p in result_params(trained.algorithm, trained.state)))
+    if lost:
+        warnings.warn(parameters_text(lost, total), DivergedWarning, stacklevel=4)
+    elif 0 < failed < asked:
+        warnings.warn(left_out_text(failed, asked), AnswersLeftOutWarning, stacklevel=4)
 
 
 def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_name, output_folder, run_jobs, show_runs, show_saved_folder
+from fedtail.cli.run import check_metric, fail_if_diverged, folder_name, output_folder, run_jobs, show_runs, show_saved_folder
 from fedtail.cli.terminal import print_errors_as_sentences
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def compare(
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
     trust: list[str] = options.TRUST,
+    metric: str | None = options.METRIC,
     as_json: bool = options.JSON,
 ) -> None:
     """Train several methods on the same clients, cohorts and batches, and compare them.
@@ -36,13 +37,14 @@ def compare(
     """
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
-    from fedtail.runs.comparison import paired_differences, rows_by_method
+    from fedtail.runs.comparison import FEW_CLIENTS, number_of_tested_clients, paired_differences, rows_by_method, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
     changes = options.settings_with_device(settings, device)
     wanted = [one for file in experiments for one in read_experiments(file, changes, trust)]
     check_methods_comparable(wanted)
+    check_metric(wanted, metric)
     numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
 
     def jobs(folder: Path) -> list[Job]:
@@ -51,14 +53,19 @@ def compare(
 
     folder = out or output_folder(Path("runs") / folder_name(experiments[0].stem), jobs, resume)
     runs = run_jobs(jobs(folder), folder, resume, as_json)
-    less = paired_differences(runs)
-    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], "rows": rows_by_method(runs),
-                                     "differences": less})
-    show_runs(runs, folder, as_json, {"differences": less})
+    every = {name: {"rows": rows_by_method(runs, name), "differences": paired_differences(runs, name)}
+             for name in dict.fromkeys((*shown_metrics(runs), "loss"))}
+    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], **every["error"], "metrics": every})
+    less = {name: every[name]["differences"] for name in shown_metrics(runs, metric)}
+    first, *others = less
+    show_runs(runs, folder, as_json, {"differences": less[first], "metric_differences": {name: less[name] for name in others}}, metric)
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
-        show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
+        few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+        for rows in less.values():
+            show_differences(rows, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)", few)
         show_saved_folder(folder)
+    fail_if_diverged(runs)
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:

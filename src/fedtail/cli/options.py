@@ -19,6 +19,8 @@ ADDRESS = typer.Option(None, "--address", metavar="HOST:PORT", show_default=Fals
 TRUST = typer.Option([], "--trust", metavar="FOLDER|PACKAGE", show_default=False,
                      help="Where code of your own that the file names may be imported from: a folder (. is this one), or an "
                           "installed package. May be given again; without it only fedtail's own parts are run.")
+METRIC = typer.Option(None, "--metric", metavar="NAME", show_default=False,
+                      help="Which metric the tables are about: loss, error, or one of the file's; by default all but the loss.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
 
 X = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False)

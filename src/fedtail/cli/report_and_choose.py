@@ -27,7 +27,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:
@@ -44,16 +44,19 @@ def choose(
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
     trust: list[str] = options.TRUST,
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="What to choose by: error, loss, or one of the file's."),
     as_json: bool = options.JSON,
 ) -> None:
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
     from fedtail.runs.choosing import choose_model
 
-    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust)
+    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust, metric)
     if as_json:
         print_json(picked)
         return
     unit = " (%)" if picked["unit"] else ""
-    cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
-    show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
+    show = "{:.2f}" if unit else "{:.4g}"
+    cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
+    better = ", higher is better" if picked["better"] == "higher" else ""
+    show_table(f"{metric[:1].upper()}{metric[1:]} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")

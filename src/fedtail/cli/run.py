@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -34,17 +34,20 @@ def run(
     engine: str | None = options.ENGINE,
     address: str | None = options.ADDRESS,
     trust: list[str] = options.TRUST,
+    metric: str | None = options.METRIC,
     as_json: bool = options.JSON,
 ) -> None:
     """Train the method of an experiment file and keep everything in a run folder.
 
     One seed is one run, in the folder itself; several are in seed-0, seed-1, ... below it. A run can be killed at any moment
-    and goes on with --resume as if it had not been. Ctrl-C finishes the round, saves, and says how to go on.
+    and goes on with --resume as if it had not been. Ctrl-C finishes the round, saves, and says how to go on. The exit code is 1
+    where a trained model is not finite.
     """
     from fedtail.experiment import read_experiment
 
     changes = options.settings_with_engine(options.settings_with_device(settings, device), engine, address)
     wanted = read_experiment(experiment, changes, method, trust)
+    check_metric([wanted], metric)
     numbers = options.chosen_seeds(seeds, wanted.seeds)
 
     def jobs(folder: Path) -> list[Job]:
@@ -53,7 +56,8 @@ def run(
 
     folder = out or output_folder(Path("runs") / folder_name(wanted.name), jobs, resume)
     runs = run_jobs(jobs(folder), folder, resume, as_json)
-    show_runs(runs, folder, as_json)
+    show_runs(runs, folder, as_json, metric=metric)
+    fail_if_diverged(runs)
 
 
 def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
@@ -103,32 +107,83 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: LoadedData) -> None:
             checked.add(wanted.name)
 
 
-def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Print a table of the runs' errors, what limits those of personal models, and their privacy guarantees.
+def check_metric(wanted: Sequence[Experiment], metric: str | None) -> None:
+    """Raise ExperimentError, before anything is trained, where an experiment does not have the metric of --metric."""
+    from fedtail.experiment import ExperimentError
 
-    With `as_json`, one JSON object instead, to which the entries of `more` are added. The line with `folder` is printed only
-    where `more` is None.
+    for one in wanted if metric is not None else ():
+        known = one.task.metric_names
+        if metric not in known:
+            raise ExperimentError(f"{one.name} has no metric {metric!r}; it has {', '.join(known)}. Write metrics = "
+                                  "[\"roc_auc\"] below [task] for more.")
+
+
+def fail_if_diverged(runs: Sequence[RunFolder]) -> None:
+    """Print to stderr which models are not finite, and raise `typer.Exit` with code 1; do nothing where all are finite."""
+    from fedtail.runs.diverged import is_diverged
+    from fedtail.runs.evaluated_models import evaluated_models
+
+    lost = list(dict.fromkeys(f"{run.name}, seed {run.seed}" for run in runs for model in evaluated_models(run)
+                              if is_diverged(run, model)))
+    if lost:
+        exit_with_message(f"diverged: the model is not finite ({'; '.join(lost)}). Lower local.learning_rate.", FAILED)
+
+
+def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None,
+              metric: str | None = None) -> None:
+    """Print tables of the runs' metrics, what limits those of personal models, and their privacy guarantees.
+
+    There is a table for `metric`, or without one for the error and every further metric; fewer than 20 clients are shown by name.
+    What is wrong with a model is in red. With `as_json`, one JSON object instead, to which the entries of `more` are added. The
+    line with `folder` is printed only where `more` is None.
     """
-    from fedtail.cli.terminal import show_finetuned_errors, show_statistics
-    from fedtail.runs.comparison import metric_unit, rows_by_method
+    from fedtail.cli.terminal import show_alarms
+    from fedtail.runs.comparison import constant_row, rows_by_method, shown_metrics
+    from fedtail.runs.diverged import divergence_sentences
     from fedtail.runs.evaluated_models import personal_sentences
 
-    table, limits = rows_by_method(runs), personal_sentences(runs)
+    limits, alarms, metrics = personal_sentences(runs), divergence_sentences(runs), shown_metrics(runs, metric)
     if as_json:
-        notes = {"notes": limits} if limits else {}
-        print_json({"rows": table, **(more or {}), **notes, "runs": [str(run.path) for run in runs]})
+        notes = ({"notes": limits} if limits else {}) | ({"diverged": alarms} if alarms else {})
+        print_json({"rows": rows_by_method(runs, metrics[0]), "constant": constant_row(runs, metrics[0]), **(more or {}), **notes,
+                    "metrics": {name: rows_by_method(runs, name) for name in metrics[1:]}, "runs": [str(run.path) for run in runs]})
         return
-    about = runs[0].about
-    clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
-    unit = f", {metric_unit(runs[0])}" if metric_unit(runs[0]) else ""
-    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
-    rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
-    show_statistics(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
-    show_finetuned_errors(runs)
+    for name in metrics:
+        show_metric_tables(runs, name)
+    show_alarms(alarms)
     for line in (*limits, *privacy_lines(runs)):
         typer.echo(line)
     if more is None:
         show_saved_folder(folder)
+
+
+def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
+    """Print the tables about one metric of runs: by method beside the constant prediction, by client where those are few.
+
+    After fine-tuning too, where there was some.
+    """
+    from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
+    from fedtail.runs.comparison import (
+        FEW_CLIENTS,
+        constant_row,
+        metric_direction,
+        metric_unit,
+        number_of_tested_clients,
+        rows_by_method,
+    )
+
+    table, constant, about = rows_by_method(runs, metric), constant_row(runs, metric), runs[0].about
+    clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
+    unit = f", {metric_unit(runs[0], metric)}" if metric_unit(runs[0], metric) else ""
+    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
+    rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
+    better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
+    few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+    title = f"{metric[:1].upper()}{metric[1:]} on {clients} after {rounds} rounds{unit}{better}{over}"
+    show_statistics([*table, *([constant] if constant else [])], title, few)
+    if few:
+        show_clients_by_name(runs, metric)
+    show_finetuned_errors(runs, metric, few)
 
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
+from fedtail.directions import bad_percentile_name
+
 if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
-COLUMNS = (("mean", "mean"), ("p90", "p90"), ("worst 10%", "worst10"), ("best 10%", "best10"))
 LONGEST = 24      # of a name, so that the bar fits beside it in 80 columns
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 REFUSALS = (ValueError, TypeError, FileNotFoundError, FileExistsError, PermissionError, ImportError, ConnectionError)
@@ -58,62 +59,118 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(to_json_values(value), allow_nan=False))
 
 
-def show_statistics(rows: list[dict[str, Any]], title: str) -> None:
-    """Print a table of error statistics under a title, one line for each method; "+-" is the standard deviation over seeds.
+def statistic_columns(better: str, few: bool = False) -> tuple[tuple[str, str], ...]:
+    """The columns of a table of statistics over clients, each a title and the statistic's name.
 
-    `rows` are those of `rows_by_method`: dicts with `method` and, for each statistic, its `mean` and `std`. The columns are the
-    mean, 90th percentile, worst and best tenth over clients.
+    `better` says which values of the metric are better: the percentile is p90, or p10 where higher ones are. Of `few` clients,
+    the single worst and best stand in the place of tenths.
     """
-    cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
-    show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
+    if few:
+        worst, best = ("p100", "p0") if better == "lower" else ("p0", "p100")
+        return (("mean", "mean"), ("worst client", worst), ("best client", best))
+    percentile = bad_percentile_name(better)
+    return (("mean", "mean"), (percentile, percentile), ("worst 10%", "worst10"), ("best 10%", "best10"))
 
 
-def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
+def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -> None:
+    """Print a table of the statistics of a metric, one line for each method; "+-" is the standard deviation over seeds.
+
+    `rows` are those of `rows_by_method`: dicts with `method`, `better` and, for each statistic, its `mean` and `std`. The columns
+    are those of `statistic_columns`. Where the metric is not defined for all clients, a last column says for how many it is.
+    """
+    columns = statistic_columns(rows[0]["better"], few)
+    some = any(row["defined"] for row in rows)
+    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])] for row in rows]
+    show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
+
+
+def show_differences(rows: list[dict[str, Any]], alike: str, few: bool = False) -> None:
     """Print a table of each method's paired difference to the baseline; "+-" is the standard error over seeds.
 
     `rows` are those of `paired_differences`; `alike` is the part of the title that says what the methods share, such as "on the
-    same cohorts and batches". Prints nothing where there are no rows or no difference is finite.
+    same cohorts and batches". Of `few` clients, the single worst and best are shown. Prints nothing where there are no rows or no
+    difference is finite.
     """
     if not rows or all(row["mean"]["mean"] is None for row in rows):
         return
-    cells = [[row["method"], *(_difference_cell(row[key]) for _, key in COLUMNS)] for row in rows]
-    few = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
-    show_table(f"Difference to {rows[0]['baseline']} {alike}, with its standard error over seeds{few}",
-          ["method", *(name for name, _ in COLUMNS)], cells)
+    columns = statistic_columns(rows[0]["better"], few)
+    cells = [[row["method"], *(_difference_cell(row, key) for _, key in columns)] for row in rows]
+    alone = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
+    what = "" if rows[0]["metric"] == "error" else f" in {rows[0]['metric']} ({rows[0]['better']} is better)"
+    show_table(f"Difference{what} to {rows[0]['baseline']} {alike}, with its standard error over seeds{alone}",
+               ["method", *(name for name, _ in columns)], cells)
 
 
-def show_finetuned_errors(runs: list[RunFolder]) -> None:
-    """Print a table of errors before and after fine-tuning on half of each test client's examples, as evaluated on the rest.
+def show_finetuned_errors(runs: list[RunFolder], metric: str = "error", few: bool = False) -> None:
+    """Print a table of a metric before and after fine-tuning on half of each test client's examples, as evaluated on the rest.
 
     Prints nothing where no run fine-tuned.
     """
     from fedtail.runs.comparison import finetuned_rows
 
-    rows = finetuned_rows(runs)
+    rows = finetuned_rows(runs, metric)
     if rows:
-        cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
-        show_table("Evaluated on half of each client's examples, fine-tuned on the other half",
-                   ["method", *(name for name, _ in COLUMNS)], cells)
+        show_statistics(rows, "Evaluated on half of each client's examples, fine-tuned on the other half"
+                        + ("" if metric == "error" else f": {metric}"), few)
 
 
-def _mean_cell(cell: dict[str, float | None]) -> str:
-    """`cell`, a mean over seeds with its standard deviation, as "1.23 +- 0.04"; "1.23" if the deviation is None.
+def show_clients_by_name(runs: list[RunFolder], metric: str) -> None:
+    """Print a metric of every tested client by name, worst first: a column for each method, means over seeds."""
+    from fedtail.runs.comparison import metric_unit, rows_by_client
 
-    `cell` has `mean` and `std`; without a mean the text is "not finite".
+    rows = rows_by_client(runs, metric)
+    if not rows:
+        return
+    unit = metric_unit(runs[0], metric)
+    methods = list(rows[0]["values"])
+    cells = [[row["client"], str(row["size"]), *("-" if (value := row["values"][name]) is None else _number_text(value, unit)
+                                                 for name in methods)] for row in rows]
+    show_table(f"Every client, worst first: {metric}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
+
+
+def show_alarms(sentences: list[str]) -> None:
+    """Print sentences about models that are no use, in red where the terminal has colours."""
+    for text in sentences:
+        typer.secho(text, fg=typer.colors.RED, bold=True)
+
+
+def _number_text(value: float, unit: str, sign: str = "") -> str:
+    """A number of a table: two decimals in percent, else four significant digits; `sign` is "+" to write the sign of all."""
+    return f"{value:{sign}.2f}" if unit else f"{value:{sign}.4g}"
+
+
+def _mean_cell(row: dict[str, Any], key: str) -> str:
+    """The statistic `key` of a row, a mean over seeds with its standard deviation, as "1.23 +- 0.04"; "1.23" without one.
+
+    "diverged" where a model of the row is not finite, "not finite" where the mean is None for another reason.
     """
+    cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
-        return "not finite"
-    return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
+        return "diverged" if row.get("diverged") else "not finite"
+    mean = _number_text(cell["mean"], unit)
+    return mean if cell["std"] is None else f"{mean} +- {_spread_text(cell['std'], unit)}"
 
 
-def _difference_cell(cell: dict[str, float | None]) -> str:
-    """`cell`, a mean difference with its standard error, as "+0.12 +- 0.03"; "+0.12" if the error is None.
+def _defined_cell(row: dict[str, Any]) -> str:
+    """For how many clients the metric of a row is defined, the least over seeds first: "19", "18 to 20"; "all" for all."""
+    if not row["defined"]:
+        return "all"
+    least, most = min(row["defined"].values()), max(row["defined"].values())
+    return str(least) if least == most else f"{least} to {most}"
 
-    `cell` has `mean` and `stderr`; without a difference the text is "none".
-    """
+
+def _difference_cell(row: dict[str, Any], key: str) -> str:
+    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" without a difference."""
+    cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"
-    return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"
+    mean = _number_text(cell["mean"], unit, "+")
+    return mean if cell["stderr"] is None else f"{mean} +- {_spread_text(cell['stderr'], unit)}"
+
+
+def _spread_text(value: float, unit: str) -> str:
+    """A standard deviation or error of a table: two decimals in percent, else two significant digits."""
+    return f"{value:.2f}" if unit else f"{value:.2g}"
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:

@@ -52,8 +52,8 @@ def tune(
         exit_with_message("the random number of trials was zero: nothing was tried, and nothing is released. To search again in "
                           "another folder costs as much again.", FAILED)
     if result["finished"] and not result["best"]:
-        exit_with_message("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a "
-                          "number is enough) and the learning rates.", FAILED)
+        exit_with_message("no trial gave a number: all diverged, or the metric is defined for no held-out client. Check the "
+                          "data, the metric and the learning rates.", FAILED)
     if not result["finished"]:
         exit_with_message(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
 
@@ -68,7 +68,8 @@ def show_trials(result: dict[str, Any]) -> None:
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
     best = result["trials"][:SHOWN]
     cells = [[_cell_text(trial["value"]), *(_cell_text(trial["settings"][name]) for name in names)] for trial in best]
-    title = f"{len(result['trials'])} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
+    lost = f" and {result['failed']} that diverged" if result["failed"] else ""
+    title = f"{len(result['trials'])} trials{lost}, the best by {result['statistic']} of the {result['metric']} over held-out clients"
     unit = f", {result['unit']}" if result["unit"] else ""
     how = f" ({result['better']} is better{_seeds_note(result['seeds'])})"
     show_table(title + unit + how, [result["statistic"], *names], cells)

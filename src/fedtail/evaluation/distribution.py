@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.directions import bad_percentile_name
 from fedtail.errors import FieldError
 from fedtail.risk.superquantile import superquantile_weights
 
@@ -27,8 +28,9 @@ class Distribution:
     Percentiles without mass follow numpy's linear rule; with mass, percentile q is the smallest value whose cumulative
     mass reaches q percent. Worst and best are means of a tail, to the fraction of a client (superquantiles).
 
-    A client of mass zero is as if absent. A statistic that means nothing is NaN: every one over no client, or where a client's
-    value is NaN, as that of a model that has diverged; with infinite values, those that would take infinity from infinity.
+    A client of mass zero is as if absent, and so is one for whom the metric is not `defined` (the AUC of a client with one
+    class). A statistic that means nothing is NaN: every one over no client, or where a client's value is NaN though the metric is
+    defined, as that of a model that has diverged; with infinite values, those that would take infinity from infinity.
 
     >>> Distribution(torch.tensor([0.1, 0.2, 0.3, 0.4])).worst(0.5).__round__(3)
     0.35
@@ -39,15 +41,21 @@ class Distribution:
     better: Literal["lower", "higher"] = "lower"
     rates: bool = False                                # error rates in [0, 1], whose accuracies are 1 - value
     sizes: Tensor | None = None                        # (clients,) how many examples each value is the mean of; None: not known
+    defined: Tensor | None = None                      # (clients,) bool: for whom the metric is defined; None: for all
 
     def __len__(self) -> int:
-        """The number of clients, including those of mass zero."""
+        """The number of clients, including those of mass zero and those for whom the metric is not defined."""
         return len(self.values)
+
+    @property
+    def num_defined(self) -> int:
+        """The number of clients for whom the metric is defined, so that statistics are over them."""
+        return len(self) if self.defined is None else int(self.defined.sum())
 
     def of_clients(self, chosen: Tensor) -> Distribution:
         """The distribution over some of the clients: `chosen` is a mask, (clients,) bool, or positions."""
-        mass, sizes = (None if one is None else one[chosen] for one in (self.mass, self.sizes))
-        return replace(self, values=self.values[chosen], mass=mass, sizes=sizes)
+        mass, sizes, defined = (None if one is None else one[chosen] for one in (self.mass, self.sizes, self.defined))
+        return replace(self, values=self.values[chosen], mass=mass, sizes=sizes, defined=defined)
 
     def by_client(self) -> Distribution:
         """A copy in which every client has the same weight: statistics over clients (devices)."""
@@ -99,6 +107,14 @@ class Distribution:
         ranked, order = values.sort()
         reached = share[order].cumsum(0) * (1 + 1e-12)
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
+
+    def bad_percentile(self, share: float = 10) -> float:
+        """The percentile beyond which the worst `share` percent of the clients are: p90 of an error, p10 where higher is better.
+
+        >>> Distribution(torch.tensor([0.5, 0.6, 0.7, 0.8, 0.9]), better="higher").bad_percentile().__round__(3)
+        0.54
+        """
+        return self.statistic(bad_percentile_name(self.better, share))
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
         """The percentiles `percents` (0 to 100) in a dict such as {"p20": ..., "p50": ...}, in the given order."""
@@ -155,7 +171,8 @@ class Distribution:
     def scores(self) -> Tensor:
         """The numbers whose fairness `angle` and `kl_to_uniform` measure, for the clients whose mass is not zero.
 
-        They are accuracies, 1 - value, where `rates` is true; else the values. One NaN where there are no clients.
+        They are accuracies, 1 - value, where `rates` is true; else the values. One NaN where there are no clients. Clients for
+        whom the metric is not defined are left out.
         """
         values, _ = self._values_with_mass()
         return 1 - values if self.rates else values
@@ -175,12 +192,13 @@ class Distribution:
         }
 
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:
-        """The values of the clients whose mass is not zero, and their shares of the mass, which sum to one.
+        """The values of the clients that count, and their shares of the mass, which sum to one.
 
-        All shares are equal where `mass` is None. Where there are no such clients, the result is one NaN with share 1.
+        These are the clients whose mass is not zero and for whom the metric is defined. All shares are equal where `mass` is None.
+        Where there are no such clients, the result is one NaN with share 1.
         """
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
-        here = mass != 0
+        here = mass != 0 if self.defined is None else (mass != 0) & self.defined
         values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])
         total = mass.sum()
         if not bool(total > 0):

@@ -6,6 +6,7 @@ import math
 from numbers import Integral
 
 from fedtail.data.population import Population
+from fedtail.directions import better_statistic_values, is_better
 from fedtail.engine.engine import Engine
 from fedtail.errors import FieldError
 from fedtail.evaluation.distribution import parse_keep_best
@@ -41,7 +42,7 @@ class EarlyStopping:
             return False
         distribution = evaluate(progress.trained, self.population, engine=self.engine)[self.metric]
         value = distribution.statistic(self.statistic)
-        better = value < self.value if distribution.better == "lower" else value > self.value
+        better = is_better(value, self.value, better_statistic_values(self.statistic, distribution.better))
         if math.isfinite(value) and (self.best is None or better):
             self.best, self.value, self.waited = progress.trained, value, 0
         else:

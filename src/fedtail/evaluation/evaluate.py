@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import Tensor, nn
 
-from fedtail.clients import batches_across_clients, client_means
 from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
-from fedtail.engine.blocks import cohort_blocks
+from fedtail.divergence import DivergedWarning, WorseThanConstantWarning, constant_text, not_finite_text
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
-from fedtail.engine.kernels import Kernel
-from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.client_values import client_values_in_blocks
+from fedtail.evaluation.constant import constant_values
 from fedtail.evaluation.distribution import Distribution, text_table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
@@ -37,6 +36,7 @@ class Evaluation:
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
     personal: Evaluation | None = None    # of personal models, on the same examples of the same clients; None: there are none
     has_model: Tensor | None = field(default=None, compare=False)      # of personal models, (clients,) bool: who has one
+    constant: Evaluation | None = None    # of a constant prediction, fitted to training clients; None where it is not known
 
     def __getitem__(self, name: str) -> Distribution:
         """The distribution of the metric `name` over clients.
@@ -81,26 +81,38 @@ class Evaluation:
             raise TypeError("a federated evaluation knows sums over clients only, so that none can be left out.")
         own = None if self.personal is None else self.personal.of_clients(chosen)
         has = None if self.has_model is None else self.has_model[chosen]
-        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has)
+        constant = None if self.constant is None else self.constant.of_clients(chosen)
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has, constant)
 
     def _with_each(self, change: Callable[[Any], Any]) -> Evaluation:
         """A copy in which every distribution, those of personal models too, is what `change` makes of it."""
-        own = None if self.personal is None else self.personal._with_each(change)
-        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model)
+        own, constant = (None if one is None else one._with_each(change) for one in (self.personal, self.constant))
+        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model, constant)
 
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
         Metrics of personal models follow in lines of their own. The columns are mean, std, p10, p50, p90, worst10, worst5 and
         best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
-        are, by the first metric.
+        are, by the first metric; a metric that is not defined for all of them says for how many. The column `constant` has the
+        mean of a constant prediction, where that is known.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         own = {} if self.personal is None else self.personal.distributions
-        rows = {name: d.summary() for name, d in self.distributions.items()}
-        rows |= {f"{name}, personal": d.summary() for name, d in own.items()}
-        both = all("mean_by_example" in row for row in rows.values())
-        return text_table(rows, (*COLUMNS, "mean_by_example") if both else COLUMNS, digits=4, title=f"{clients} clients")
+        rows = {f"{name}{defined_note(d)}": d.summary() for name, d in self.distributions.items()}
+        rows |= {f"{name}, personal{defined_note(d)}": d.summary() for name, d in own.items()}
+        columns = [*COLUMNS, *(["mean_by_example"] if all("mean_by_example" in row for row in rows.values()) else [])]
+        if self.constant is not None:
+            columns.append("constant")
+            for name, row in zip((*self.distributions, *own), rows.values(), strict=True):
+                row["constant"] = self.constant[name].mean()
+        return text_table(rows, columns, digits=4, title=f"{clients} clients")
+
+
+def defined_note(found: Any) -> str:
+    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
+    few = isinstance(found, Distribution) and found.num_defined < len(found)
+    return f", defined for {found.num_defined} of {len(found)}" if few else ""
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
@@ -111,6 +123,10 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     the loss, the error and the metrics, by default those of training. `engine` sets device, dtype and workers; its `kernel`
     is not used here. `old` takes the engine's settings as keywords, which is deprecated. Raises what `Task.check` raises
     where model and data do not fit.
+
+    Beside a `Trained` model of a simulation, `constant` of the result is the evaluation of the prediction that ignores the
+    inputs (majority class, mean), fitted to the training clients. Warns (`DivergedWarning`) where the loss of a client is not
+    finite, and (`WorseThanConstantWarning`) where the mean loss is above that of the constant prediction.
     """
     engine = resolve_engine(engine, old, "evaluate")
     task = task_with_model(model, task)
@@ -118,7 +134,28 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
     values = client_values_in_blocks(kernel, params, population, task.all_metrics, engine.workers)
-    return evaluation_from_values(task, values, population, weighted)
+    found = evaluation_from_values(task, values, population, weighted)
+    if isinstance(model, Trained) and model.constant is not None:
+        found = replace(found, constant=evaluate_constant(task, model.constant, population, weighted))
+    _warn_of_divergence(found)
+    return found
+
+
+def evaluate_constant(task: Task, constant: Tensor, population: Population, weighted: bool = False) -> Evaluation:
+    """The evaluation of constant outputs on every client of a population; `constant` is that of `Trained`.
+
+    `weighted` weights clients by mass, else all have equal weight.
+    """
+    return evaluation_from_values(task, constant_values(task, constant, population), population, weighted)
+
+
+def _warn_of_divergence(found: Evaluation) -> None:
+    """Warn the caller of `evaluate` where a client's loss is not finite, or the mean loss is above that of the constant."""
+    lost = int((~found.loss.values.isfinite()).sum())
+    if lost:
+        warnings.warn(not_finite_text(lost, len(found.loss)), DivergedWarning, stacklevel=3)
+    elif found.constant is not None and found.loss.mean() > found.constant.loss.mean():
+        warnings.warn(constant_text(found.loss.mean(), found.constant.loss.mean()), WorseThanConstantWarning, stacklevel=3)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
@@ -163,55 +200,24 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
         return None
 
 
-def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                            workers: int | None = None) -> dict[str, Tensor]:
-    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
-
-    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where it
-    pays (None: one for each core, on a CPU); their number does not change the values. Raises ValueError where a metric per client
-    does not return one number.
-    """
-    blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
-
-    def block_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in the block at position `block`: a dict by metric name of tensors (clients,) float64."""
-        return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
-
-    parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
-    return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
-
-
-def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """The metrics of every client of `population` under the model `params`: a dict by name of tensors (clients,) float64.
-
-    `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
-    called once with all its outputs and targets, and raises ValueError where it does not return one number.
-    """
-    flat = [m for m in metrics if m.per == "example"]
-    values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
-    whole = [m for m in metrics if m.per == "client"]
-    if whole:
-        batches = batches_across_clients(population, kernel.flat, params)
-        parts = [(kernel.outputs(params, inputs), targets) for _, inputs, targets in batches]
-        outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
-        targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
-        for metric in whole:
-            numbers = [torch.as_tensor(metric.function(o, t), dtype=torch.float64) for o, t in zip(outputs, targets, strict=True)]
-            if any(number.numel() != 1 for number in numbers):
-                raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(numbers[0].shape)}.")
-            values[metric.name] = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
-    return {m.name: values[m.name] for m in metrics}
-
-
 def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
     """An evaluation from the values of the clients of `population`, `values[name]` (clients,), for every metric of the task.
 
-    `weighted` weights clients by their mass, else all have equal weight.
+    `weighted` weights clients by their mass, else all have equal weight. A metric per client is not defined for those whose value
+    is NaN while their loss is a number: they are left out of it.
     """
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
-    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size)
-                       for m in task.all_metrics})
+    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size,
+                                            _defined_clients(m, values)) for m in task.all_metrics})
+
+
+def _defined_clients(metric: Metric, values: Mapping[str, Tensor]) -> Tensor | None:
+    """For which clients a metric is defined, (clients,) bool, by its and the loss's `values`; None where it is for all."""
+    if metric.per == "example":
+        return None
+    undefined = values[metric.name].isnan() & ~values["loss"].isnan()
+    return ~undefined if bool(undefined.any()) else None
 
 
 def gives_rates(task: Task, population: Population) -> bool:

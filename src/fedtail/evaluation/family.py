@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
+from fedtail.directions import bad_percentile_name
 from fedtail.engine.kernel_choice import evaluation_kernel
+from fedtail.errors import FieldError
+from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.distribution import Distribution, text_table
-from fedtail.evaluation.evaluate import client_values_in_blocks, gives_rates
-from fedtail.task import Task
+from fedtail.evaluation.evaluate import defined_note, evaluation_from_values
+from fedtail.task import Metric, Task
 from fedtail.training import Trained, result_params
 
 ALONE = 0      # the one client of a population made on its own device
@@ -21,19 +24,21 @@ ALONE = 0      # the one client of a population made on its own device
 
 @dataclass(frozen=True)
 class Choice:
-    """Which model of a family suits one client, by its own examples."""
+    """Which model of a family suits one client, by a metric on its own examples."""
 
     index: int
-    errors: tuple[float, ...]           # of every model, on those examples
+    errors: tuple[float, ...]           # of every model, on those examples: the error, or the metric that was asked for
     module: nn.Module
+    metric: str = "error"
 
 
-def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None = None) -> Choice:
-    """Pick the model with the least error on one client's own held-out examples `data`, a pair (x, y).
+def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None = None, metric: str = "error") -> Choice:
+    """Pick the model with the best `metric`, the error by default, on one client's own held-out examples `data`, a pair (x, y).
 
-    Ties go to the first model. `task` gives the error function; by default it is that of a plain `Task` around each model.
-    Everything runs locally, on the CPU: nothing leaves the client. Raises ValueError without models, and what `Task.check`
-    raises where a model does not fit the data.
+    Ties go to the first model. `task` gives the error function and the metrics; by default it is a plain `Task` around each
+    model. Everything runs locally, on the CPU: nothing leaves the client. Raises ValueError without models, where the metric is
+    not defined for these examples under any model, and what `Task.check` raises where a model does not fit the data; FieldError
+    for a metric that the task does not have.
     """
     if not models:
         raise ValueError("choose needs at least one model.")
@@ -41,43 +46,68 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
     tasks = [replace(task, module=m) if task else Task(m) for m in models]
     for one in tasks:
         one.check(client)
-    errors = torch.stack([_client_errors(one, client) for one in tasks])          # (models, 1)
-    index = int(_best_models(errors)[ALONE])
-    return Choice(index, tuple(errors[:, ALONE].tolist()), models[index])
+    chosen = metric_named(tasks[0], metric)
+    values = torch.stack([_client_metrics(one, client)[metric] for one in tasks])          # (models, 1)
+    if bool(values.isnan().all()) and chosen.per == "client":
+        raise ValueError(f"{metric} is not defined for these {client.num_examples} examples, so no model can be chosen by it. "
+                         "Choose by the error or the loss.")
+    index = int(_best_models(values, chosen.better)[ALONE])
+    return Choice(index, tuple(values[:, ALONE].tolist()), models[index], metric)
+
+
+def metric_named(task: Task, name: str) -> Metric:
+    """The metric of the task called `name`; raises FieldError, which lists those there are, for another name."""
+    known = {metric.name: metric for metric in task.all_metrics}
+    if name not in known:
+        raise FieldError("metric", "one of the task", name, f"There are {', '.join(known)}.")
+    return known[name]
 
 
 @dataclass(frozen=True)
 class FamilyEvaluation:
-    """Errors of held-out halves, for each model alone and for the model each client picked by its other half."""
+    """A metric on held-out halves, for each model alone and for the model each client picked by its other half.
+
+    A client for whom the metric is not defined on its first half picks the first model.
+    """
 
     names: tuple[str, ...]
     members: tuple[Distribution, ...]
     chosen: Distribution
     choice: Tensor                      # (clients,) which model each client picked
+    metric: str = "error"
 
     def counts(self) -> dict[str, int]:
         """How many clients picked each model, in a dict by the model's name; 0 for a model that none picked."""
         return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
 
     def table(self) -> str:
-        """Aligned text with the mean, 90th percentile and worst tenth of the error over clients.
+        """Aligned text with the mean, the percentile at the bad end (p90, or p10 where higher is better) and the worst tenth.
 
         One line for each model, which says how many clients picked it, and a last line for the models that clients picked.
         """
         picks = zip(self.counts().items(), self.members, strict=True)
-        rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
+        rows = {f"{name} (picked by {count})": values.summary() for (name, count), values in picks}
         rows["each client's own pick"] = self.chosen.summary()
-        return text_table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
+        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
+        return text_table(rows, columns, digits=4, title=f"{self.metric}{defined_note(self.chosen)}")
 
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
-                    names: Sequence[str] = ()) -> FamilyEvaluation:
+                    names: Sequence[str] = (), metric: str = "error") -> FamilyEvaluation:
     """Let each client of `population` pick a model of a trained family by a part of its examples; evaluate all on the other part.
 
-    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. The result has, on the other part,
-    the errors of every model and of each client's pick. `names` are the models' names, by default "model 0" and so on; raises
-    ValueError unless there is one for each model, FieldError for a client with one example.
+    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. Clients pick by `metric`, and the
+    result has, on the other part, that metric of every model and of each client's pick. `names` are the models' names, by
+    default "model 0" and so on; raises ValueError unless there is one for each model, FieldError for a client with one example
+    and for a metric that the task does not have.
     """
+    metric_named(trained.task, metric)
+    return evaluate_family_by_metric(trained, population, fraction, seed, names)[metric]
+
+
+def evaluate_family_by_metric(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
+                              names: Sequence[str] = ()) -> dict[str, FamilyEvaluation]:
+    """What `evaluate_family` gives, for every metric of the task at once, by its name."""
     models = result_params(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
@@ -85,24 +115,29 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     trained.task.check(population)
     own, held = population.split_examples(within=1 - fraction, seed=seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
-    choice = _best_models(torch.stack([_client_errors(t, own) for t in tasks]))
-    errors = torch.stack([_client_errors(t, held) for t in tasks])                # (models, clients)
-    picked = errors.gather(0, choice[None])[0]
-    rates = gives_rates(trained.task, population)
-    members = tuple(Distribution(e, rates=rates, sizes=held.size) for e in errors)
-    return FamilyEvaluation(names, members, Distribution(picked, rates=rates, sizes=held.size), choice)
+    on_own, on_held = ([_client_metrics(t, part) for t in tasks] for part in (own, held))
+    each = [evaluation_from_values(t, values, held) for t, values in zip(tasks, on_held, strict=True)]
+    found = {}
+    for metric in trained.task.all_metrics:
+        choice = _best_models(torch.stack([values[metric.name] for values in on_own]), metric.better)
+        picked = {name: torch.stack([values[name] for values in on_held]).gather(0, choice[None])[0] for name in on_held[0]}
+        members, chosen = tuple(one[metric.name] for one in each), evaluation_from_values(trained.task, picked, held)[metric.name]
+        found[metric.name] = FamilyEvaluation(names, members, chosen, choice, metric.name)
+    return found
 
 
-def _best_models(errors: Tensor) -> Tensor:
-    """The index of the model with the least error for each client, (clients,) int64, from errors of shape (models, clients).
+def _best_models(values: Tensor, better: str = "lower") -> Tensor:
+    """The index of the model with the best value for each client, (clients,) int64, from values of shape (models, clients).
 
-    Ties go to the first model. A model whose error is NaN, having diverged, is picked only where all are NaN.
+    `better` values are "lower" or "higher" ones. Ties go to the first model. A model whose value is NaN, having diverged, is
+    picked only where all are NaN.
     """
-    return errors.nan_to_num(nan=float("inf")).argmin(0)
+    losses = values if better == "lower" else -values
+    return losses.nan_to_num(nan=float("inf")).argmin(0)
 
 
-def _client_errors(task: Task, population: Population) -> Tensor:
-    """The mean error over examples of every client of `population` under the task's module, (clients,) float64, on the CPU."""
+def _client_metrics(task: Task, population: Population) -> dict[str, Tensor]:
+    """All metrics of every client of `population` under the task's module, by name, (clients,) float64, on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
-    return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]
+    return client_values_in_blocks(kernel, params, population, task.all_metrics)

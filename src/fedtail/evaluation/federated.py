@@ -18,10 +18,11 @@ from fedtail.channel.base import RoundLost
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
-from fedtail.evaluation.evaluate import Evaluation, client_values
+from fedtail.evaluation.client_values import client_values
+from fedtail.evaluation.evaluate import Evaluation
 from fedtail.fleet import Broadcast
 from fedtail.personal.base import PersonalModels
-from fedtail.privacy.events import Release
+from fedtail.privacy.events import Release, Unit
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
@@ -84,7 +85,8 @@ class MetricRange(Part):
 class ClientMetrics(Part):
     """The client half: metrics of each client's task on its own examples, as rows that can be summed.
 
-    A client without examples in the split, or with a metric that is not finite, answers zeros and is in no bin.
+    A client without examples in the split, or with a metric per example that is not finite, answers zeros and is in no bin. One
+    for whom a metric per client is not defined (NaN) is in no bin of that metric, and in those of the others.
     """
 
     ranges: tuple[MetricRange, ...]
@@ -102,7 +104,10 @@ class ClientMetrics(Part):
         return self.values(clients, clients.params(model))
 
     def values(self, clients: Clients, params: Tensor) -> Tensor:
-        """Runs on the client: each client's metrics under the model `params` (dim,), (clients, metrics) float64, as `losses`."""
+        """Runs on the client: each client's metrics under the model `params` (dim,), (clients, metrics) float64, as `losses`.
+
+        All are NaN where a metric per example is not finite: the model has diverged for this client.
+        """
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
         if missing:
@@ -112,18 +117,20 @@ class ClientMetrics(Part):
         if bool(has.any()):
             metrics = tuple(known[one.name] for one in self.ranges)
             values = client_values(clients.kernel, params, population, metrics)
-            found[has] = torch.stack([values[one.name].cpu() for one in self.ranges], 1)
+            told = torch.stack([values[one.name].cpu() for one in self.ranges], 1)
+            of_examples = torch.tensor([metric.per == "example" for metric in metrics])
+            found[has] = told.where(told[:, of_examples].isfinite().all(1)[:, None], math.nan)
         return found
 
     def rows(self, values: Tensor) -> Tensor:
         """Runs on the client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
 
-        All zeros for a client with any metric that is NaN or infinite, so that it is in no bin.
+        Zeros in the place of a metric that is NaN or infinite, so that the client is in none of its bins.
         """
-        finite = values.isfinite().all(1)
-        known = values.where(finite[:, None], 0.0)
-        rows = torch.cat([one.rows(column) for one, column in zip(self.ranges, known.T.contiguous(), strict=True)], 1)
-        return rows * finite[:, None]
+        finite = values.isfinite()
+        known = values.where(finite, 0.0).T.contiguous()
+        each = zip(self.ranges, known, finite.T, strict=True)
+        return torch.cat([one.rows(column) * here[:, None] for one, column, here in each], 1)
 
     @property
     def row_width(self) -> int:
@@ -312,10 +319,24 @@ class EvaluatedRound:
     only: bool = False
     personal: Mapping[int, Any] = field(default_factory=dict)      # client halves, by the position of the method's member
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError where the evaluation's noise is for clients and the method's is for examples.
+
+        One example more may move its client from one bin of a histogram to another, which is more than one client more does.
+        """
+        if self.unit == "example" and self.evaluation.mechanism.private:
+            raise ValueError("the method hides single examples, and the noise of its evaluation hides clients: no one epsilon is "
+                             "about both. Evaluate without noise, or train with LocalSGD.")
+
     @property
     def sample(self) -> Sampler:
         """The method's sampler, which draws the cohort."""
         return self.method.sample
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy of the round, which is the method's."""
+        return self.method.unit
 
     @property
     def minimum_cohort(self) -> int:

@@ -16,14 +16,9 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import isolate_generators
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.client_values import client_values, client_values_in_blocks
 from fedtail.evaluation.distribution import text_table
-from fedtail.evaluation.evaluate import (
-    Evaluation,
-    client_values,
-    client_values_in_blocks,
-    evaluation_from_values,
-    task_with_model,
-)
+from fedtail.evaluation.evaluate import Evaluation, evaluation_from_values, task_with_model
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -39,10 +34,10 @@ class FineTuned:
     before: Evaluation
     after: Evaluation
 
-    def table(self) -> str:
-        """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
-        return text_table({"before": self.before.error.summary(), "after": self.after.error.summary()},
-                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
+    def table(self, metric: str = "error") -> str:
+        """Aligned text: a metric before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
+        return text_table({"before": self.before[metric].summary(), "after": self.after[metric].summary()},
+                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=metric)
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,

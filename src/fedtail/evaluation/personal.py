@@ -13,14 +13,9 @@ from fedtail.engine.blocks import cohort_blocks
 from fedtail.engine.engine import Engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.workers import num_workers, run_blocks
+from fedtail.evaluation.client_values import client_values, client_values_in_blocks
 from fedtail.evaluation.distribution import text_table
-from fedtail.evaluation.evaluate import (
-    Evaluation,
-    check_task_once,
-    client_values,
-    client_values_in_blocks,
-    evaluation_from_values,
-)
+from fedtail.evaluation.evaluate import Evaluation, check_task_once, evaluation_from_values
 from fedtail.rows import Recalled, RowReferences, Rows
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
@@ -34,13 +29,13 @@ class PersonalEvaluation:
     personal: Evaluation
     has_model: Tensor                   # (clients,) bool: who has a personal model; the others are evaluated by the shared one
 
-    def table(self) -> str:
-        """Aligned text: the error of the shared and of the personal models, with its statistics over clients.
+    def table(self, metric: str = "error") -> str:
+        """Aligned text: a metric of the shared and of the personal models, with its statistics over clients.
 
         The corner says how many clients have a personal model.
         """
-        rows = {"shared": self.shared.error.summary(), "personal": self.personal.error.summary()}
-        title = f"error, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
+        rows = {"shared": self.shared[metric].summary(), "personal": self.personal[metric].summary()}
+        title = f"{metric}, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
         return text_table(rows, ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=title)
 
 

@@ -10,6 +10,7 @@ import torch
 from fedtail.errors import FieldError
 from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_by_name, plan_part, toml_value
 from fedtail.experiment.source import Source, nearest_hint
+from fedtail.metrics import ready_made
 from fedtail.modules import set_precision
 from fedtail.task import Metric, Task
 
@@ -23,6 +24,11 @@ class TaskPlan:
     module: PartPlan
     rest: dict[str, Any]
     dtype: str = "float32"
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of all metrics of the task: "loss", "error" and those of the section."""
+        return ["loss", "error", *(metric.name for metric in self.rest.get("metrics", ()))]
 
     def make(self, seed: int) -> Task:
         """The task with a new module, initialised by `seed` and in the precision of the section.
@@ -44,7 +50,7 @@ class TaskPlan:
         """The [task] section with every field, defaults included, as a dict that can be written to an experiment file."""
         rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
         rest |= {name: toml_value(value) for name, value in self.rest.items() if name != "metrics"}
-        metrics = [{k: v for k, v in toml_value(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
+        metrics = [_metric_in_file(metric) for metric in self.rest.get("metrics", ())]
         return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.as_table()}
 
 
@@ -68,19 +74,35 @@ def plan_task(source: Source) -> TaskPlan:
         raise source.error_at(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
     listed = table.pop("metrics", [])
     if not isinstance(listed, list):
-        raise source.error_at(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
+        raise source.error_at(("task", "metrics"), FieldError("metrics", "a list of names and tables", listed,
+                                                              'Write metrics = ["roc_auc"].'))
     metrics = tuple(_build_metric(source, index, entry) for index, entry in enumerate(listed))
     rest = checked_arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
     return TaskPlan(plan_part(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
 
 
+def _metric_in_file(metric: Metric) -> Any:
+    """A metric as a file has it: the name of a ready-made one, else a table."""
+    known = ready_made()
+    if metric.name in known and metric == known[metric.name]():
+        return metric.name
+    return {name: value for name, value in toml_value(metric).items() if name != "part"}
+
+
 def _build_metric(source: Source, index: int, table: Any) -> Metric:
     """The `Metric` described by `table`, entry number `index` of the list `metrics` in [task] of `source`.
 
-    Raises ExperimentError, which names the key at fault, where it is no table or a field does not fit.
+    It is the name of a metric of `fedtail.metrics`, or a table with the fields of a `Metric`. Raises ExperimentError, which names
+    the key at fault, where it is neither or a field does not fit.
     """
+    known = ready_made()
+    if isinstance(table, str) and table in known:
+        return known[table]()
+    if isinstance(table, str):
+        raise source.error_at(("task", "metrics"), f"fedtail.metrics has no {table!r}. {nearest_hint(table, known)} Your own is "
+                                                   f'{{ name = "{table}", function = "mine:{table}", per = "client" }}.')
     if not isinstance(table, dict):
-        raise source.error_at(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
+        raise source.error_at(("task", "metrics"), f"a metric is a name or a table, got {table!r}. Write \"roc_auc\", or "
                                                    '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
     key = ("task", "metrics", index)
     return PartPlan("Metric", Metric, checked_arguments(source, key, table, Metric, "a metric"), source, key).make()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fedtail.directions import Better, bad_percentile_name, better_statistic_values
 from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, build_experiment, method_names, pick_method
@@ -21,9 +22,6 @@ from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_
 if TYPE_CHECKING:
     from fedtail.privacy.noise import Noise
 
-Better = Literal["lower", "higher"]
-SPREADS = ("std", "variance")               # better small, whichever way the metric points
-TAIL: dict[Better, str] = {"lower": "p90", "higher": "p10"}      # a percentile of those who do worst
 SEARCHED = (*METHOD, "task", "rounds")      # what a trial may change; its data and seeds are those of all trials
 
 
@@ -132,12 +130,12 @@ class Search:
     @property
     def statistic(self) -> str:
         """The name of the statistic to choose by: that of `[tune]`, by default p90, or p10 of a metric where higher is better."""
-        return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
+        return self.settings.statistic or bad_percentile_name(self.metrics[self.settings.metric])
 
     @property
     def better(self) -> Better:
         """Which values of the statistic are better, "lower" or "higher". Lower for std and variance, else as for the metric."""
-        return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
+        return better_statistic_values(self.statistic, self.metrics[self.settings.metric])
 
     def experiment_with(self, chosen: dict[str, Any]) -> Experiment:
         """The experiment of the file with the searched fields set to the values `chosen`, by dotted name ("risk.tail_fraction").

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtail.report.client_errors import PageClients, client_column, column_by_seed
 from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick_label
+from fedtail.report.settings import end_dates, model_size_line
 from fedtail.report.statistics import (
     STATISTICS,
     json_numbers,
@@ -24,8 +25,20 @@ from fedtail.runs.evaluated_models import EvaluatedModel, personal_sentences
 JUDGED = ("mean", "p90", "worst10")
 
 
+def default_title(runs: Sequence[RunFolder]) -> str:
+    """What a page about `runs` is called unless somebody says otherwise: "FedAvg and Delta-FL on digits".
+
+    More than three methods are counted, not named; data that differ or have no name are left out.
+    """
+    names, data = list(dict.fromkeys(run.name for run in runs)), {str(run.about.get("data", "")) for run in runs}
+    named = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    who = named if len(names) <= 3 else f"{len(names)} methods"
+    where = data.pop() if len(data) == 1 else ""
+    return f"{who} on {where}" if where else who
+
+
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """The facts in the page's header, by title: Data, Clients, Rounds, Seeds, Privacy, Device and Versions, each as text.
+    """The facts in the page's header, by title: Data, Clients, Model, Rounds and others, each as text.
 
     Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
     run has a guarantee.
@@ -34,10 +47,11 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     sizes = _join_distinct_texts(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
     return {"Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
-            "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
+            "Model": model_size_line(runs), "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
             **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
-            "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs), "Versions": versions}
+            "Date": end_dates(runs), "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs),
+            "Versions": versions}
 
 
 def _privacy_line(run: RunFolder) -> str:

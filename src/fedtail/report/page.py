@@ -12,12 +12,14 @@ from typing import Any
 from fedtail.report.client_errors import PageClients, client_comparison, error_distributions, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
-from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
+from fedtail.report.overview import caveats, default_title, family_slider, header_facts, methods_table
+from fedtail.report.settings import method_settings
 from fedtail.report.tail import participation_counts, tail_membership
 from fedtail.runs import RunFolder
 from fedtail.runs.files import to_json_values, write_atomically
 
-STYLE, SCRIPTS, TEMPLATE = "page.css", ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js"), "page.html.j2"
+STYLE, TEMPLATE = "page.css", "page.html.j2"
+SCRIPTS = ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js", "handing_out.js")
 NAME = "report.html"
 # Blue, vermilion, green, purple, amber, sky, grey: distinct with any kind of colour vision (after Okabe and Ito).
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b35c93", "#c98500", "#3a9ad9", "#777777", "#8c5a2b")
@@ -25,16 +27,17 @@ BESIDE_A_FAMILY = ("#009e73", "#c98500", "#777777", "#8c5a2b", "#3a9ad9")      #
 RAMP = ((217, 95, 14), (192, 74, 120), (123, 88, 178), (0, 114, 178))      # from the tail to everybody
 
 
-def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The distribution over clients",
+def write_page(runs: Sequence[RunFolder], out: Path | str, title: str | None = None,
                baseline: str | None = None) -> Path:
     """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
-    `title` is the page's heading. Returns the path of the page; folders are created. Methods are the distinct names among the
-    runs, in their order; `baseline` names the one that the others are compared with, by default the first. The file is replaced
-    atomically. Raises ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
+    `title` is the page's heading, by default the methods and their data. Returns the path of the page; folders are created.
+    Methods are the distinct names among the runs, in their order; `baseline` names the one that the others are compared with, by
+    default the first. The file is replaced atomically. Raises ValueError where the runs cannot be on one page, and ImportError
+    where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
-    text = render_page(page_data(runs, baseline), title)
+    text = render_page(page_data(runs, baseline), title or default_title(runs))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
     return path
@@ -77,9 +80,10 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
     Its keys are the page's sections ("facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
-    "clients", "tail", "participation") and settings of the page ("deployed", "tested", "percent", "baseline", "focus", "splits",
-    "metrics", "thresholds"). `baseline` names the method that the others are compared with, by default the first. Raises
-    ValueError where there are no runs, where they cannot be on one page, or where no method has that name.
+    "clients", "tail", "participation", "settings") and what the page is set to ("deployed", "tested", "percent", "baseline",
+    "focus", "splits", "metrics", "thresholds"). `baseline` names the method that the others are compared with, by
+    default the first. Raises ValueError where there are no runs, where they cannot be on one page, or where no method has that
+    name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -94,7 +98,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
         "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods, clients, percent) for f in families],
-        **_client_sections(methods, first, clients, training),
+        "settings": method_settings(runs), **_client_sections(methods, first, clients, training),
     }
 
 

@@ -14,19 +14,21 @@ from fedtail.data.tables import read_file
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import plan_task
+from fedtail.runs.comparison import metric_direction, metric_unit
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
 
 
 def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
-                 trust: Trusted = ()) -> dict[str, Any]:
-    """The error of every model of a finished run on one client's examples, and which model has the smallest.
+                 trust: Trusted = (), metric: str = "error") -> dict[str, Any]:
+    """A metric, by default the error, of every model of a finished run on one client's examples, and which model is the best.
 
-    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which `x` and `y`
-    name the arrays; they are scaled as the run's were. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
-    error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
-    folders and packages in `trust`.
+    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which
+    `x` and `y` name the arrays; inputs are scaled as those of the run were. Returns a dict: `chosen` (name), `index`, `examples`
+    (their number), `metric`, `better`, `unit`, `models` (each with its `value`, which is also under the name of the metric, in
+    percent for error rates) and `file`, the chosen model's path. The user's own modules are imported only from the folders and
+    packages in `trust`.
 
     Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
     missing, RunError where a model file is damaged.
@@ -42,12 +44,12 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
         raise FileNotFoundError(f"there is no file {data}.")
     mine = Population.from_arrays(**read_file(data, x, y, None))                       # one client: this one
     mine = Scaling.load(run.path)(mine) if (run.path / SCALING).is_file() else mine
-    picked = choose(modules, mine.client(0), task)
-    scale = 100.0 if run.about["rates"] else 1.0
-    models = [{"model": name, "error": scale * error, "chosen": k == picked.index}
-              for k, (name, error) in enumerate(zip(run.members, picked.errors, strict=True))]
-    return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples,
-            "unit": "%" if run.about["rates"] else "", "models": models, "file": str(run.models[picked.index])}
+    picked, unit = choose(modules, mine.client(0), task, metric), metric_unit(run, metric)
+    scale = 100.0 if unit else 1.0
+    models = [{"model": name, metric: scale * value, "value": scale * value, "chosen": k == picked.index}
+              for k, (name, value) in enumerate(zip(run.members, picked.errors, strict=True))]
+    return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples, "metric": metric,
+            "better": metric_direction(run, metric), "unit": unit, "models": models, "file": str(run.models[picked.index])}
 
 
 def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:

@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
+from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
+from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
 from fedtail.runs.run_folder import RunFolder
 
-STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
+STATISTICS = ("mean", "std", "p0", "p10", "p50", "p90", "p100", "worst10", "worst5", "best10", "variance", "angle", "kl")
+FEW_CLIENTS = 20                                 # fewer are shown by name: a tenth of them is less than two
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
 Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
@@ -20,14 +22,17 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
     Personal models that were evaluated have a row of their own, "Ditto, personal" beside "Ditto, shared", with `personal` true. A
-    row has `method`, `personal`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error
-    rates are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
-    one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
-    ValueError for one without the metric.
+    row has `method`, `metric`, `better`, `personal`, `unit`, `seeds`, `failed`, `diverged`, `defined` and for each name in
+    STATISTICS a dict with `mean` and `std`. Error rates are in percent. `failed` is the number of answers left out because a loss
+    or an update was not finite; `diverged` has the seeds whose model is not finite; `defined` is the number of clients for whom
+    the metric is defined, by seed, None where it is for all. `std` is None for one seed; both are None where a value is not
+    finite or a model has diverged. Raises FileNotFoundError for a run that is not finished, and ValueError for one without the
+    metric.
     """
-    return [{"method": method, "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric),
-             "seeds": [run.seed for run, _ in found],
-             "failed": sum(run.result.get("failed", 0) for run, _ in found),
+    return [{"method": method, "metric": metric, "better": metric_direction(found[0][0], metric),
+             "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric), "seeds": [run.seed for run, _ in found],
+             "failed": sum(run.result.get("failed", 0) for run, _ in found), "diverged": diverged_seeds(found),
+             "defined": _defined_by_seed(found, metric),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
             for method, found in _runs_by_method(runs).items()]
 
@@ -35,7 +40,7 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method but the first, the baseline: method minus baseline, paired by the seeds they share.
 
-    A row has `method`, `baseline`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
+    A row has `method`, `baseline`, `metric`, `better`, `unit`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
     rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
     empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
     without the metric.
@@ -48,9 +53,22 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
         shared = [seed for seed in own if seed in first]
         pairs = {name: zip(_statistic_values([own[s] for s in shared], metric, name),
                            _statistic_values([first[s] for s in shared], metric, name), strict=True) for name in STATISTICS}
-        table.append({"method": method, "baseline": baseline, "seeds": shared,
+        table.append({"method": method, "baseline": baseline, "metric": metric, "better": metric_direction(found[0][0], metric),
+                      "unit": metric_unit(found[0][0], metric), "seeds": shared,
                       **{name: _mean_and_stderr([a - b for a, b in both]) for name, both in pairs.items()}})
     return table
+
+
+def shown_metrics(runs: Sequence[RunFolder], metric: str | None = None) -> list[str]:
+    """The metrics that tables about runs show: `metric` alone, or without one the error and all others but the loss.
+
+    Raises ValueError, which lists those there are, where a run does not have the metric.
+    """
+    common = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
+    if metric is not None and metric not in common:
+        raise ValueError(f"there is no metric {metric!r} in all runs; there are {', '.join(common)}. Write metrics = [\"roc_auc\"] "
+                         "below [task] for more.")
+    return [metric] if metric else sorted((name for name in common if name != "loss"), key=lambda name: name != "error")
 
 
 def metric_unit(run: RunFolder, metric: str = "error") -> str:
@@ -58,43 +76,94 @@ def metric_unit(run: RunFolder, metric: str = "error") -> str:
     return "%" if metric == "error" and run.about["rates"] else ""
 
 
-def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
-    """Two rows for each method (each shared model of a family): the clients' errors before and after fine-tuning.
+def metric_direction(run: RunFolder, metric: str) -> str:
+    """Which values of a metric of a run are better, "lower" or "higher"; lower where the run does not say."""
+    return run.about.get("better", {}).get(metric, "lower")
 
-    A row has `method`, and for each name in STATISTICS a dict with `mean` and `std` over seeds. Error rates are in percent.
-    Runs without fine-tuning are left out.
+
+def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None:
+    """A row, like those of `rows_by_method`, for the prediction that ignores the inputs, over the distinct seeds of the runs.
+
+    None where no run knows it: it was made by an earlier version, on nodes, or with a loss that has none.
     """
-    def errors(run: RunFolder, model: EvaluatedModel, when: str) -> dict[str, float]:
-        """The statistics of the error of a run's model by name, in shown units; `when` is "before" or "after" fine-tuning."""
-        return convert_to_shown_units(run, run.result["finetuned"][model.member][when], "error")
+    by_seed = {run.seed: run for run in runs if metric in constant_statistics(run)}
+    if not by_seed:
+        return None
+    each = [convert_to_shown_units(run, constant_statistics(run)[metric], metric) for run in by_seed.values()]
+    first = next(iter(by_seed.values()))
+    return {"method": "constant prediction", "metric": metric, "better": metric_direction(first, metric), "personal": False,
+            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": None,
+            **{name: _mean_and_std_over_seeds([one[name] for one in each]) for name in STATISTICS}}
 
-    tuned = [run for run in runs if run.result.get("finetuned")]
-    return [{"method": f"{method}, {when} fine-tuning",
-             **{name: _mean_and_std_over_seeds([errors(run, model, when)[name] for run, model in found]) for name in STATISTICS}}
+
+def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
+    """One row for each tested client, by name: its `client`, `size` and `values`, the metric by method, a mean over its seeds.
+
+    Worst first, by the mean over methods; a value is None where the metric is not defined or not finite in every seed. Error
+    rates are in percent. Runs without a table over clients are left out.
+    """
+    values: dict[str, dict[str, list[float]]] = {}
+    sizes: dict[str, int] = {}
+    methods = _runs_by_method(run for run in runs if run.has_client_table)
+    for method, found in methods.items():
+        for run, model in found:
+            scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
+            for name, size, value in zip(columns["name"], columns["size"], columns[model.column(metric)], strict=True):
+                sizes[str(name)] = int(size)
+                values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
+    rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
+            for name, each in values.items()]
+    sign = -1 if any(metric_direction(run, metric) == "lower" for run in runs) else 1
+    return sorted(rows, key=lambda row: sign * (_mean_of_finite([v for v in row["values"].values() if v is not None]) or 0.0))
+
+
+def number_of_tested_clients(run: RunFolder) -> int:
+    """How many clients the statistics of a run are over: the benign ones of the tested split."""
+    return run.about.get("benign", run.about["splits"])[run.tested_split]
+
+
+def finetuned_rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
+    """Two rows for each method (each shared model of a family): a metric of the clients before and after fine-tuning.
+
+    A row has `method`, `metric`, `better`, and for each name in STATISTICS a dict with `mean` and `std` over seeds. Error rates
+    are in percent. Runs without fine-tuning are left out, and so are those of earlier versions unless the metric is the error.
+    """
+    def found_statistics(run: RunFolder, model: EvaluatedModel, when: str) -> dict[str, float]:
+        """The statistics of a run's model by name, in shown units; `when` is "before" or "after" fine-tuning."""
+        return convert_to_shown_units(run, run.result["finetuned"][model.member][metric_column(when, metric)], metric)
+
+    tuned = [run for run in runs if run.result.get("finetuned") and metric_column("after", metric) in run.result["finetuned"][0]]
+    return [{"method": f"{method}, {when} fine-tuning", "metric": metric, "better": metric_direction(found[0][0], metric),
+             "unit": metric_unit(found[0][0], metric), "diverged": [], "defined": None,
+             **{name: _mean_and_std_over_seeds([found_statistics(run, model, when)[name] for run, model in found])
+                for name in STATISTICS}}
             for method, found in _runs_by_method(tuned).items() if not found[0][1].personal for when in ("before", "after")]
 
 
 def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, float]:
     """The statistics of `metric` over the test clients of a finished run, by name, for one of its models.
 
-    Error rates are in percent; values that were not finite are NaN. Raises ValueError where `result.json` has no such metric.
+    Error rates are in percent; values that were not finite are NaN, and so are all where the model has diverged. Raises
+    ValueError where `result.json` has no such metric.
     """
     try:
-        return convert_to_shown_units(run, model.statistics(run.result)[run.tested_split][metric], metric)
+        found = convert_to_shown_units(run, model.statistics(run.result)[run.tested_split][metric], metric)
     except (KeyError, IndexError):
+        known = ", ".join(run.about.get("metrics", ()))
         raise ValueError(f"{run.path / 'result.json'} lacks statistics of the {metric} over {run.tested_split} clients, so the "
-                         "run cannot be compared.") from None
+                         f"run cannot be compared. Its metrics are {known}.") from None
+    return dict.fromkeys(found, math.nan) if is_diverged(run, model) else found
 
 
 def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
     """A copy of `found`, the statistics of a run's metric by name, in the unit they are shown in, with NaN in place of None.
 
     Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep their
-    unit.
+    unit. Statistics that a run of an earlier version lacks are NaN.
     """
     scale = 100.0 if metric_unit(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
-    return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
+    return {name: math.nan if (value := found.get(name)) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
 def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
@@ -108,6 +177,20 @@ def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
             name = run.name if len(run.members) == 1 else f"{run.name}, {run.members[model.member]}"
             methods.setdefault(model_label(run, model, name), []).append((run, model))
     return methods
+
+
+def _defined_by_seed(found: Sequence[Compared], metric: str) -> dict[int, int] | None:
+    """For how many clients a metric is defined, by seed; None where it is for all of them."""
+    each = {run.seed: model.statistics(run.result).get(run.tested_split, {}).get(metric, {}).get("defined") for run, model in found}
+    if all(count is None for count in each.values()):
+        return None
+    return {run.seed: int(number_of_tested_clients(run) if each[run.seed] is None else each[run.seed]) for run, _ in found}
+
+
+def _mean_of_finite(values: Sequence[float]) -> float | None:
+    """The mean of the finite numbers among `values`; None where there is none."""
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(known) if known else None
 
 
 def _statistic_values(found: Sequence[Compared], metric: str, name: str) -> list[float]:

@@ -45,6 +45,11 @@ def personal_column(metric: str) -> str:
     return f"personal_{metric}"
 
 
+def metric_column(name: str, metric: str) -> str:
+    """The name of a column, or of an entry, about a metric: "judged" of the error, "judged_auc" of another."""
+    return name if metric == "error" else f"{name}_{metric}"
+
+
 def evaluated_models(run: RunFolder) -> list[EvaluatedModel]:
     """The models of a run that can be compared: its shared ones, in order, then personal ones beside them that were evaluated."""
     own = [EvaluatedModel(k, True) for k, found in enumerate(run.personal) if found == EVALUATED]
@@ -64,11 +69,12 @@ def model_label(run: RunFolder, model: EvaluatedModel, name: str) -> str:
 def participation_summary(counts: np.ndarray) -> dict[str, float]:
     """How often clients took part, from `counts`, (clients,), the rounds for which each was sampled, as a dict of numbers.
 
-    `clients` is their number and `never` how many were never sampled; `min`, `median` and `max` are over the others, or 0.
+    `clients` is their number, `total` the sum of the counts and `never` how many were never sampled; `min`, `median` and `max`
+    are over the others, or 0.
     """
     some = counts[counts > 0]
     spread = (some.min(), np.median(some), some.max()) if len(some) else (0, 0, 0)
-    return {"clients": len(counts), "never": int((counts == 0).sum()),
+    return {"clients": len(counts), "total": int(counts.sum()), "never": int((counts == 0).sum()),
             **dict(zip(("min", "median", "max"), map(float, spread), strict=True))}
 
 

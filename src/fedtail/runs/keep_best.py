@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedtail.directions import better_statistic_values, is_better
 from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.model_file import model_bytes, training_record
 from fedtail.runs.files import RunError, write_atomically, write_json
@@ -42,7 +43,8 @@ class KeepBest:
                                f"{', '.join(split.distributions)}.")
             distribution = split[self.metric]
             value, before = distribution.statistic(self.statistic), self.found[k]
-            if math.isfinite(value) and (before is None or _is_better(value, before["value"], distribution.better)):
+            better = better_statistic_values(self.statistic, distribution.better)
+            if math.isfinite(value) and (before is None or is_better(value, before["value"], better)):
                 modules = modules or trained.modules
                 record = training_record(trained.ledger, trained.rounds)
                 write_atomically(self.best_model_file(k), model_bytes(modules[k], record))
@@ -56,8 +58,3 @@ class KeepBest:
     def best_model_files(self) -> list[Path]:
         """The paths of the best models that exist, in the order of the members."""
         return [place for k in range(len(self.members)) if (place := self.best_model_file(k)).is_file()]
-
-
-def _is_better(value: float, before: float, which: str) -> bool:
-    """Whether `value` is strictly better than `before`, where `which` ("lower" or "higher") says which values are better."""
-    return value < before if which == "lower" else value > before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
 from fedtail.engine import Engine
-from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, evaluate_personal, finetune
+from fedtail.directions import bad_percentile_name
+from fedtail.divergence import DivergedWarning
+from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_personal, finetune
+from fedtail.evaluation.family import evaluate_family_by_metric
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
-from fedtail.runs.evaluated_models import personal_column
+from fedtail.runs.evaluated_models import metric_column, personal_column
 from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
@@ -31,8 +35,7 @@ KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64"
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
 SplitEvaluations = dict[str, Evaluation]     # of one model, by split
-MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
-SHOWN = ("mean", "p50", "p90", "worst10")
+MORE_PERCENTILES = (0, 20, 60, 80, 95, 100)  # with those of `Distribution.summary`
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
@@ -50,7 +53,9 @@ def evaluate_splits(trained: Trained, splits: Populations, engine: Engine,
             return replace(found.shared, personal=found.personal)
         return evaluate(module, splits[split], trained.task, weighted=split == "train", engine=engine)
 
-    return [{split: evaluation(model, module, split) for split in splits} for model, module in enumerate(trained.modules)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)      # a run says it once, at its end
+        return [{split: evaluation(model, module, split) for split in splits} for model, module in enumerate(trained.modules)]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
@@ -77,9 +82,23 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl.
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a metric that is
+    not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
-    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
+    few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
+    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES),
+            **({"defined": distribution.num_defined} if few else {})}
+
+
+def not_finite_counts(module: nn.Module, evaluation: Evaluation | None) -> dict[str, int]:
+    """How many `parameters` of a model, `of` all, and the losses of how many `clients` are not finite, for `result.json`.
+
+    `evaluation` is that of the tested split; without one, and where only sums over clients are known, there is no `clients`.
+    """
+    values = [parameter.detach() for parameter in module.parameters()]
+    lost = {"parameters": sum(int((~one.isfinite()).sum()) for one in values), "of": sum(one.numel() for one in values)}
+    loss = None if evaluation is None else evaluation.distributions.get("loss")
+    return lost | ({"clients": int((~loss.values.isfinite()).sum())} if isinstance(loss, Distribution) else {})
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
@@ -166,34 +185,38 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
-    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two examples;
-    nothing is added where all clients are such. `trained` holds the models, and `population` the clients of `split`.
+    client picks by the error, `judged` is the model's error on the other half; picks by another metric, and that metric, are in
+    `picks_auc` and `judged_auc`, say. They are None and NaN for clients with fewer than two examples; nothing is added where all
+    clients are such. `trained` holds the models, and `population` the clients of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
         return
-    family = evaluate_family(trained, population.select(able))
-    for member, errors in enumerate(family.members):
-        rows[split, member]["picks"] = _spread_over_clients(able, (family.choice == member).numpy().astype(object), None)
-        rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
+    for metric, family in evaluate_family_by_metric(trained, population.select(able)).items():
+        picks, judged = (metric_column(name, metric) for name in ("picks", "judged"))
+        for member, values in enumerate(family.members):
+            rows[split, member][picks] = _spread_over_clients(able, (family.choice == member).numpy().astype(object), None)
+            rows[split, member][judged] = _spread_over_clients(able, values.values.numpy(), np.nan)
 
 
 def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                          local: LocalSGD, engine: Engine, benign: Tensor | None = None) -> list[dict[str, Any]]:
-    """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
+    """Add columns for each client's metrics on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model of `trained` is
     fine-tuned by `local` for each client of `population`, that of `split`; `engine` says where and how. The columns,
-    `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples, and for those that are not
-    `benign`, (clients,) bool, where that is given. Returns, for each model, the statistics `before` and `after`; an empty list
-    where no client has two examples.
+    `before_finetuning` and `after_finetuning` of the error, `before_finetuning_loss` and so on, are NaN for clients with fewer
+    than two examples, and for those that are not `benign`, (clients,) bool, where that is given. Returns, for each model, the
+    statistics `before` and `after` of the error, `before_loss` and so on; an empty list where no client has two examples.
     """
     able, summaries = (population.size >= 2 if benign is None else (population.size >= 2) & benign).numpy(), []
     for member, module in enumerate(trained.modules if able.any() else ()):
         tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
-        summaries.append({"before": line_statistics(tuned.before.error), "after": line_statistics(tuned.after.error)})
-        rows[split, member]["before_finetuning"] = _spread_over_clients(able, tuned.before.error.values.numpy(), np.nan)
-        rows[split, member]["after_finetuning"] = _spread_over_clients(able, tuned.after.error.values.numpy(), np.nan)
+        each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
+                for metric, found in one.distributions.items()}
+        summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
+        rows[split, member] |= {metric_column(f"{when}_finetuning", metric): _spread_over_clients(able, found.values.numpy(), np.nan)
+                                for (when, metric), found in each.items()}
     return summaries
 
 
@@ -239,7 +262,7 @@ def _arrow_array(part: ClientColumns, column: str) -> Any:
     """A column of `part` as an arrow array, of the type it has in `clients.parquet`; all null where `part` lacks that column."""
     import pyarrow as arrow
 
-    kind = arrow.type_for_alias(KINDS.get(column, "float64"))
+    kind = arrow.type_for_alias("bool" if column.startswith("picks_") else KINDS.get(column, "float64"))
     if column not in part:
         return arrow.nulls(len(part["client"]), kind)
     return arrow.array(part[column], kind)
@@ -264,16 +287,16 @@ class TensorBoard:
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
         """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
 
-        `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
+        Of a metric where higher is better, p10 is written in place of p90. `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
         """
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 own = {} if evaluation.personal is None else evaluation.personal.distributions
                 for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
                     summary = found.summary()
-                    for name in SHOWN:
+                    for name in ("mean", "p50", bad_percentile_name(found.better), "worst10"):
                         writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
-                    writer.add_histogram(f"{metric}/{split}", found.values, round)
+                    writer.add_histogram(f"{metric}/{split}", found.values[~found.values.isnan()], round)
             writer.flush()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from fedtail.privacy.ledger_file import LedgerError, LedgerMark
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import JsonLinesFile, RunRefused, bytes_digest, write_atomically, write_json
 from fedtail.runs.keep_best import KeepBest
-from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line
+from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line, not_finite_counts
 from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -200,9 +200,12 @@ class Recorder:
         `result.json`, with the digests of the other files, is written last: a run is finished where that file exists.
         """
         models = RunFolder(self.folder, {"members": self.experiment.members}).models
-        for path, module in zip(models, trained.modules, strict=True):
+        modules = trained.modules
+        for path, module in zip(models, modules, strict=True):
             write_atomically(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
         found, more, written = self.records.record_end(trained)
+        tested = [None if found is None else found[k].get(self.records.tested_split) for k in range(len(modules))]
+        lost = [not_finite_counts(module, one) for module, one in zip(modules, tested, strict=True)]
         if found is not None and self._last_evaluated_round() != trained.rounds:
             self._write_evaluation(trained, found)
             self._save_checkpoint(trained)
@@ -212,7 +215,7 @@ class Recorder:
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
-        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
+        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped, "not_finite": lost,
                                                  "channel": list(self.ledger.channels), "files": files, **ledger})
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")

@@ -99,7 +99,8 @@ RESULT_MORE = {**LINE_MORE, "members": MEMBERS, "participation": any_check(is_nu
                "finetuned": any_check(is_null, list_check(table_check(STATISTICS))),
                "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))),
                "personal_histograms": list_check(table_check(HISTOGRAM)), "files": table_check(is_text),
-               "channel": list_check(is_text)}
+               "channel": list_check(is_text), "constant": table_check(table_check(STATISTICS)),
+               "not_finite": list_check(STATISTICS)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
 LINE = {"round": whole_number_check(), "members": MEMBERS}
 

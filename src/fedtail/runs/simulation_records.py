@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtail.attacks import ClientAttack, benign_clients
+from fedtail.constant_prediction import constant_outputs
 from fedtail.data.scaling import SCALING
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.evaluation.evaluate import gives_rates
+from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED, not_evaluated_text, participation_summary
@@ -24,6 +25,7 @@ from fedtail.runs.measurements import (
     add_picked_models,
     client_table_columns,
     evaluate_splits,
+    line_statistics,
     round_line,
     write_client_table,
 )
@@ -141,14 +143,29 @@ class SimulationRecords:
         """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
         Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
-        the path of `clients.parquet` in a list, with that of the scaling where inputs were scaled. The entries are `finetuned`, the statistics before and after fine-tuning or None,
-        and `participation`, how often (benign) training clients took part, where that is recorded.
+        the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the statistics
+        before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where that is
+        recorded, and `constant`, the statistics of the constant prediction by split and metric.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
         scaling = [self.folder / SCALING] if self.splits["train"].scaling is not None else []
-        return self._of_benign_clients(found), more, [self.folder / CLIENTS, *scaling]
+        return self._of_benign_clients(found), {**more, **self._constant_entry(shown)}, [self.folder / CLIENTS, *scaling]
+
+    def _constant_entry(self, splits: Populations) -> dict[str, Any]:
+        """The entry of `result.json` with the statistics of the prediction that ignores the inputs, by split and metric.
+
+        It is fitted to the training clients. No entry where there is none for the task's loss.
+        """
+        constant = constant_outputs(self.task, self.splits["train"])
+        if constant is None:
+            return {}
+        found = {split: evaluate_constant(self.task, constant, population, weighted=split == "train")
+                 for split, population in splits.items()}
+        [benign] = self._of_benign_clients([found])
+        return {"constant": {split: {metric: line_statistics(one) for metric, one in evaluation.distributions.items()}
+                             for split, evaluation in benign.items()}}
 
     def _kernel_name(self) -> str:
         """The name of the kernel that training will use.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fedtail.data import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine import Engine
 from fedtail.evaluation import Evaluation, evaluate, evaluate_personal
 from fedtail.evaluation.evaluate import gives_rates
@@ -168,7 +170,8 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
         if watch.stop:
             return None
         judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)
-        values.append(judged[search.settings.metric].statistic(search.statistic))
+        finite = math.isfinite(judged.loss.mean())               # the error of a model that has diverged is no number to go by
+        values.append(judged[search.settings.metric].statistic(search.statistic) if finite else math.nan)
     return sum(values) / len(values)
 
 
@@ -177,9 +180,11 @@ def _judged_evaluation(search: Search, trained: Trained, held: Population, engin
 
     For personal models, `held` has held-out examples of the training clients.
     """
-    if search.settings.models == "personal":
-        return evaluate_personal(trained, held, engine=engine).personal
-    return evaluate(trained, held, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)         # such trials are counted, and shown at the end
+        if search.settings.models == "personal":
+            return evaluate_personal(trained, held, engine=engine).personal
+        return evaluate(trained, held, engine=engine)
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:

@@ -1,0 +1,121 @@
+"""The prediction that ignores the inputs, fitted to training clients: what a model must beat."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from fedtail.data.arrays import inputs_to_device, take_rows
+from fedtail.data.population import CPU, Population, select_rows
+from fedtail.losses import cross_entropy, default_loss, hinge, is_padding, logistic, squared_error
+from fedtail.modules import call_module, cast_inputs, lock_and_restore_generators, trainable_parameters
+from fedtail.task import PIECE, PerExample, Task
+
+TRIED = 2048        # examples to which the prediction is fitted by descent, for a loss of the user's own
+OWN = (default_loss, cross_entropy, logistic, hinge, squared_error)      # losses whose best constant outputs are known
+
+
+def constant_outputs(task: Task, population: Population) -> Tensor | None:
+    """The outputs for any example, in the shape of the module's without the axis of examples, that fit the targets best.
+
+    For classes they are the logarithms of the frequencies (for one output, the log odds), which predict the majority class; one
+    more example, spread over the classes, keeps them finite. For numbers they are the mean of the targets. Examples have the
+    weight of training, the client's mass by its size. For a loss of the user's own the mean loss of a part of the examples is
+    minimised from there. None where outputs cannot be made for this loss. It is exact, and computed in the simulator only.
+
+    >>> population = Population.from_clients([([[0.0], [1.0]], [1.0, 2.0]), ([[2.0]], [6.0])])
+    >>> constant_outputs(Task(torch.nn.Linear(1, 1)), population)
+    tensor([3.])
+    """
+    shape = _output_shape(task, population)
+    start = _class_logits(population, shape, task.loss is hinge) if _has_classes(task, population, shape) else \
+        _mean_targets(population, shape)
+    if task.loss in OWN:
+        return start
+    return _fitted_by_descent(task.loss, population, torch.zeros(shape) if start is None else start)
+
+
+def _output_shape(task: Task, population: Population) -> tuple[int, ...]:
+    """The shape of the module's outputs for one example."""
+    module = copy.deepcopy(task.module).cpu().eval()
+    inputs = cast_inputs(select_rows(population.inputs, population.start[:1].to(population.targets.device)),
+                         trainable_parameters(module)[0].dtype)
+    with torch.no_grad(), lock_and_restore_generators():
+        return tuple(call_module(module, inputs_to_device(inputs, CPU)).shape[1:])
+
+
+def _has_classes(task: Task, population: Population, shape: tuple[int, ...]) -> bool:
+    """Whether targets are classes: whole numbers that the loss does not take for numbers, with an output for each class."""
+    if population.targets.is_floating_point() or task.loss is squared_error:
+        return False
+    axes = population.targets.ndim - 1                                                 # of sequences
+    return len(shape) == axes + 1 or shape in ((), (1,))
+
+
+def _class_logits(population: Population, shape: tuple[int, ...], signs: bool) -> Tensor:
+    """The logarithms of the frequencies of the classes, expanded to `shape`; the log odds of class 1 for one output.
+
+    With `signs` (a hinge loss) the log odds are cut to their sign.
+    """
+    classes = 2 if shape in ((), (1,)) else shape[-1]
+    counts = torch.zeros(classes, dtype=torch.float64)
+    for targets, weights in _weighted_targets(population):
+        labels, each = targets.reshape(len(targets), -1), weights[:, None]
+        here = ~is_padding(labels) & (labels >= 0) & (labels < classes)
+        counts += torch.bincount(labels[here].long(), each.expand(labels.shape)[here], minlength=classes)
+    shares = counts + counts.sum() / max(population.num_examples, 1) / classes
+    logits = (shares / shares.sum()).log().float()
+    if shape in ((), (1,)):
+        odds = logits[1] - logits[0]
+        return (odds.sign() if signs else odds).reshape(shape)
+    return logits.expand(shape).clone()
+
+
+def _mean_targets(population: Population, shape: tuple[int, ...]) -> Tensor | None:
+    """The mean of the targets, entry by entry without padding, in `shape`; None where they have another number of entries."""
+    inner = tuple(population.targets.shape[1:])
+    if torch.Size(inner).numel() != torch.Size(shape).numel():
+        return None
+    total, mass = (torch.zeros(torch.Size(inner).numel(), dtype=torch.float64) for _ in range(2))
+    for targets, weights in _weighted_targets(population):
+        flat = targets.reshape(len(targets), -1).double()
+        here = ~is_padding(targets).reshape(flat.shape) if targets.ndim > 1 else torch.ones_like(flat, dtype=torch.bool)
+        total += (weights[:, None] * flat.where(here, 0.0)).sum(0)
+        mass += (weights[:, None] * here).sum(0)
+    return (total / mass.clamp(min=1e-300)).float().reshape(shape)
+
+
+def _weighted_targets(population: Population):      # type: ignore[no-untyped-def]
+    """Yields targets, (examples, ...) on the CPU, and the weight of each example, (examples,) float64, in pieces."""
+    for piece in population.client_blocks(PIECE):
+        owner, rows = piece.example_clients_and_rows()
+        yield take_rows(piece.targets, rows.to(piece.targets.device)).cpu(), (piece.mass.double() / piece.size)[owner]
+
+
+def _fitted_by_descent(loss: PerExample, population: Population, start: Tensor) -> Tensor | None:
+    """Constant outputs that minimise the mean of `loss` over evenly spaced examples, found by L-BFGS from `start`.
+
+    `start` itself where descent gives no finite loss that is smaller; None where the loss fails on constant outputs.
+    """
+    rows = population.example_clients_and_rows()[1]
+    few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), TRIED)).long()]
+    targets = take_rows(population.targets, few.to(population.targets.device)).cpu()
+    outputs = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([outputs], max_iter=50, line_search_fn="strong_wolfe")
+
+    def mean_loss() -> Tensor:
+        """The mean loss of the present outputs, with its gradient in place."""
+        optimizer.zero_grad()
+        mean = loss(outputs.expand(len(targets), *outputs.shape), targets).mean()
+        mean.backward()
+        return mean
+
+    try:
+        with torch.enable_grad():
+            before = float(optimizer.step(mean_loss))
+            after = float(mean_loss())
+    except Exception:      # whatever a user's loss makes of outputs that its module would never give
+        return None
+    return outputs.detach() if after <= before else start

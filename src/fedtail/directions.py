@@ -1,0 +1,33 @@
+"""Which end of a metric is the bad one: the percentile that shows it, and which of two values is better. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Better = Literal["lower", "higher"]
+SPREADS = ("std", "variance")               # better small, whichever way the metric points
+
+
+def bad_percentile_name(better: str, share: float = 10) -> str:
+    """The name of the percentile beyond which the worst `share` percent of the clients are.
+
+    `better` is "lower" or "higher", whichever values of the metric are better.
+
+    >>> bad_percentile_name("lower"), bad_percentile_name("higher"), bad_percentile_name("higher", 2.5)
+    ('p90', 'p10', 'p2.5')
+    """
+    return f"p{(100 - share if better == 'lower' else share):g}"
+
+
+def is_better(value: float, other: float, better: str) -> bool:
+    """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") values are; False where one is NaN."""
+    return value < other if better == "lower" else value > other
+
+
+def better_statistic_values(statistic: str, better: str) -> Better:
+    """Which values of a statistic over clients are better: lower ones for spreads (std, variance), else as `better` says.
+
+    >>> better_statistic_values("std", "higher"), better_statistic_values("worst10", "higher")
+    ('lower', 'higher')
+    """
+    return "lower" if statistic in SPREADS or better == "lower" else "higher"

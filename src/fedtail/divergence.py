@@ -1,0 +1,49 @@
+"""Warnings about models that are no use: not finite, or no better than a prediction that ignores the inputs. Needs no torch."""
+
+from __future__ import annotations
+
+
+class DivergedWarning(UserWarning):
+    """A model, or its loss on some clients, is not finite: training has diverged."""
+
+
+class AnswersLeftOutWarning(DivergedWarning):
+    """Clients were left out of rounds because their loss or update was not finite, while the model stayed finite."""
+
+
+class WorseThanConstantWarning(DivergedWarning):
+    """A model's mean loss over clients is above that of a constant prediction, which ignores the inputs."""
+
+
+def clients_text(count: int, total: int, who: str = "clients") -> str:
+    """ "3 of 20 clients", or "all 20 clients".
+
+    >>> clients_text(3, 20), clients_text(20, 20, "test clients")
+    ('3 of 20 clients', 'all 20 test clients')
+    """
+    return f"all {total} {who}" if count == total else f"{count} of {total} {who}"
+
+
+def not_finite_text(count: int, total: int, who: str = "clients") -> str:
+    """That the loss is not finite for `count` of `total` clients, and what to do."""
+    return (f"the loss is not finite for {clients_text(count, total, who)}: the model has diverged. Lower the learning rate, clip "
+            "updates, or look at the inputs of these clients.")
+
+
+def parameters_text(count: int, total: int) -> str:
+    """That `count` of `total` parameters are not finite, and what to do."""
+    return (f"{count} of {total} parameters of the model are not finite: training has diverged. Lower the learning rate, or clip "
+            "updates.")
+
+
+def left_out_text(count: int, total: int | None) -> str:
+    """That `count` answers of clients were left out, of `total` where that is known, and what to do."""
+    share = f"{count} of {total} answers ({count / total:.0%})" if total else f"{count} answers"
+    return (f"{share} of clients were left out because a loss or an update was not finite. Lower the learning rate, or look at the "
+            "inputs of these clients.")
+
+
+def constant_text(loss: float, constant: float) -> str:
+    """That the mean loss is above that of a constant prediction, and what to do."""
+    return (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores the "
+            "inputs: the model has learned nothing that helps these clients. Train longer, or with another learning rate.")
