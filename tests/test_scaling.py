@@ -20,9 +20,9 @@ from fedtail.experiment import ExperimentError, read_experiment
 from fedtail.models import SoftmaxRegression
 from fedtail.runs import RunFolder, run
 from fedtail.runs.choosing import choose_model, load_models
+from test_experiment import parsed, refused
 
 from run_cases import Onlooker
-from test_experiment import parsed, refused
 
 random = np.random.default_rng(0)
 X = (random.normal(size=(200, 5)) * [1, 1e4, 1e-3, 1, 0] + [0, 1e6, 5, 0, 3]).astype("float32")
@@ -114,7 +114,7 @@ def test_a_scaling_is_read_as_it_was_written_and_goes_before_a_module(tmp_path):
     (lambda: Scaling.fit(PEOPLE)(PEOPLE).save("nowhere"), "Save the population before it is scaled"),
 ])
 def test_scalings_are_refused_in_words(make, text):
-    with pytest.raises(ValueError) as reason:      # noqa: PT011
+    with pytest.raises(ValueError) as reason:
         make()
     assert text in str(reason.value)
 

@@ -396,8 +396,9 @@ def scaled_input_refusals(parts: Composition) -> Iterator[str]:
     noised = aggregate.mechanism.private or risk.mechanism.private or local.update_release is not None
     scaled = isinstance(parts.population, Population) and parts.population.scaling is not None
     if noised and scaled and parts.population.scaling.fitted:
-        yield ("the inputs were scaled by means and deviations of the clients' data, which go with the model and have no noise. "
-               "Scale by public numbers: fedtail.data.Scaling.public(shift, scale), in a file scale = { shift = 0.0, scale = 255.0 }.")
+        yield ("the inputs were scaled by means and deviations of the clients' data, which go with the model and have no "
+               "noise. Scale by public numbers: fedtail.data.Scaling.public(shift, scale), in a file "
+               "scale = { shift = 0.0, scale = 255.0 }.")
 
 
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)

@@ -36,6 +36,7 @@ def checked_device(device: Any) -> torch.device:
         try:
             torch.empty(1, dtype=torch.float64, device=found)
         except (RuntimeError, TypeError, AssertionError, NotImplementedError):
-            text = f'device is {found}, which is not here, or lacks double precision, which sums over clients need. Write device="cpu".'
+            text = (f"device is {found}, which is not here, or lacks double precision, which sums over clients need. Write "
+                    'device="cpu".')
             raise FieldError("device", "cpu or cuda", str(found), text=text) from None
     return found

@@ -303,8 +303,8 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
 
     def with_noise(z: float) -> FederatedAlgorithm:
         """The method whose updates get noise of multiplier z; that of the histogram is as given, or follows from z."""
-        by_ratio = quantile_noise_multiplier is None
-        histogram_noise = noises(quantile_noise(z, quantile_ratio) if by_ratio else quantile_noise_multiplier)
+        given = quantile_noise_multiplier
+        histogram_noise = noises(quantile_noise(z, quantile_ratio) if given is None else given)
         histogram = NoisyHistogram(loss_bound, float(cohort_size), histogram_noise, bins, method, level)
         return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
                        aggregate=PrivateMean(clip_norm, noises(z), tail_fraction * cohort_size))

@@ -28,9 +28,9 @@ def refuse_wrong_module(module: Any) -> None:
         raise TypeError(f"a module is needed, got the class {module.__name__}. Call it: {module.__name__}(...).")
     name = type(module).__name__
     if hasattr(module, "fit") and hasattr(module, "get_params"):
-        raise TypeError(f"a torch.nn.Module is needed, got {name}, an estimator of scikit-learn, whose fit() no round can be made "
-                        "of. Linear models are fedtail.models.SoftmaxRegression(features, classes), LogisticRegression(features) "
-                        "and LeastSquares(features); fedtail.estimators has some that scikit-learn can fit, without clients.")
+        raise TypeError(f"a torch.nn.Module is needed, got {name}, an estimator of scikit-learn, whose fit() no round can be "
+                        "made of. Linear models are SoftmaxRegression(features, classes), LogisticRegression(features) and "
+                        "LeastSquares(features) of fedtail.models; fedtail.estimators has some that fit() without clients.")
     raise TypeError(f"a torch.nn.Module is needed, got {name}. Write Task(module), with the module an instance such as "
                     "torch.nn.Linear(64, 10).")
 
@@ -59,7 +59,8 @@ def refuse_wrong_metrics(metrics: Any, kind: type) -> None:
         raise TypeError("metrics is a dict; a list of Metric is needed, which also says which values are better. Write "
                         f"metrics=[Metric({name!r}, {_name_of(metrics.get(name))}, better=\"higher\")].")
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise TypeError(f"metrics must be a list of Metric, got {_name_of(metrics)}. Write metrics=[{_as_metric(metrics, kind)}].")
+        raise TypeError(f"metrics must be a list of Metric, got {_name_of(metrics)}. Write "
+                        f"metrics=[{_as_metric(metrics, kind)}].")
     for metric in metrics:
         if not isinstance(metric, kind):
             raise TypeError(f"metrics must be a list of Metric, got {_name_of(metric)} in it. Write {_as_metric(metric, kind)}.")
@@ -73,9 +74,9 @@ def refuse_one_hot(targets: Tensor, outputs: Tensor) -> None:
     if targets.ndim != 2 or targets.shape[1] < 2 or outputs.ndim > 2:
         return
     if bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(1) == 1).all()):
-        raise ValueError(f"y holds labels in one-hot form, {targets.shape[1]} numbers for each example with a single 1; labels are "
-                         "needed, one whole number from 0 for each. Write y.argmax(1). (Should these be numbers to predict, write "
-                         "loss=squared_error, error=squared_error.)")
+        raise ValueError(f"y holds labels in one-hot form, {targets.shape[1]} numbers for each example with a single 1; labels "
+                         "are needed, one whole number from 0 for each. Write y.argmax(1). (Should these be numbers to predict, "
+                         "write loss=squared_error, error=squared_error.)")
 
 
 def refuse_probabilities(module: nn.Module, inputs: Examples, outputs: Tensor, reads: Callable[..., Tensor]) -> None:
@@ -95,8 +96,8 @@ def refuse_probabilities(module: nn.Module, inputs: Examples, outputs: Tensor, r
                 return
     layer, name = ("softmax", "cross_entropy") if reads is cross_entropy else ("sigmoid", "logistic")
     raise ValueError(f"{type(module).__name__} gives probabilities (its outputs are in [0, 1] whatever its parameters), but "
-                     f"{name} takes logits and applies {layer} itself: with both, it hardly learns. Remove the {layer} at the end "
-                     f"of the module; predictions are then torch.{layer}(outputs{', -1' if layer == 'softmax' else ''}).")
+                     f"{name} takes logits and applies {layer} itself: with both, it hardly learns. Remove the {layer} at the "
+                     f"end of the module; predictions are then torch.{layer}(outputs{', -1' if layer == 'softmax' else ''}).")
 
 
 def refuse_coupled_values(name: str, function: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> None:

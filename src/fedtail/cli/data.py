@@ -108,9 +108,9 @@ def _targets_text(targets: dict[str, Any]) -> str:
         return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
     what = f"{targets['count']:,} classes" if targets["kind"] == "classes" else (
         f"sequences of {targets['length']['mean']:.1f} positions on average, {targets['count']:,} classes")
-    known = list(targets["counts"].values()) if "counts" in targets else [targets[name]["examples"] for name in ("rarest", "commonest")]
-    counts = f", {_counts_text(known) if 'counts' in targets else f'{known[0]:,} to {known[1]:,}'} of each"
-    return f"{what} ({targets['min']} to {targets['max']}){counts}"
+    few, many = (targets[name]["examples"] for name in ("rarest", "commonest"))
+    counts = _counts_text(list(targets["counts"].values())) if "counts" in targets else f"{few:,} to {many:,}"
+    return f"{what} ({targets['min']} to {targets['max']}), {counts} of each"
 
 
 def _difference_text(difference: dict[str, Any]) -> str:
@@ -132,11 +132,12 @@ def _difference_text(difference: dict[str, Any]) -> str:
 
 def _features_text(found: dict[str, Any]) -> str:
     """How much clients differ in the features of one input, as text; `found` is its entry under `features` of a description."""
-    over = "" if found["features"] == 1 else (f", mean over {found['compared']:,} features" if found["compared"] == found["features"]
-                                               else f", mean over {found['compared']:,} of {found['features']:,} features")
-    most = ", ".join(f"{one['feature']} ({one['total_variation']:.3f})" for one in found["most"])
+    several = found["features"] > 1
+    of_all = f" of {found['features']:,}" if found["compared"] < found["features"] else ""
+    over = f", mean over {found['compared']:,}{of_all} features" if several else ""
+    most = ", ".join(f"{one['feature']} ({one['total_variation']:.3f})" for one in found["most"] if several)
     return (f"features are {found['total_variation']:.3f} from everybody's in total variation over ten bins{over} "
-            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; most in feature {most}" if most and found["features"] > 1 else ""))
+            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; most in feature {most}" if most else ""))
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:

@@ -40,7 +40,8 @@ def report(
 @print_errors_as_sentences
 def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
-    mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples: .npz, .parquet, .csv.", show_default=False),
+    mine: Path = typer.Option(..., "--data", metavar="FILE", show_default=False,
+                              help="One client's examples: .npz, .parquet, .csv."),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
     trust: list[str] = options.TRUST,

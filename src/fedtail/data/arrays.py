@@ -87,8 +87,8 @@ def dense_rows(x: Any, name: str) -> Any:
     kind = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     size = math.prod(x.shape) * kind.itemsize
     if size > DENSE_BYTES:
-        raise ValueError(f"{name} is sparse, {x.shape[0]} x {x.shape[1]} with {x.nnz / x.shape[0]:.3g} numbers in a row on average, "
-                         f"and would take {size / 2**30:.3g} GiB as an array. Write x=fedtail.data.sparse_rows(x), for "
+        raise ValueError(f"{name} is sparse, {x.shape[0]} x {x.shape[1]} with {x.nnz / x.shape[0]:.3g} numbers in a row on "
+                         f"average, and would take {size / 2**30:.3g} GiB as an array. Write x=fedtail.data.sparse_rows(x), for "
                          "fedtail.models.SparseLinear or a module of your own, or reduce its columns first.")
     return x.astype(kind).toarray()
 

@@ -39,12 +39,12 @@ def read_client_datasets(datasets: Any, x: str | Sequence[str] | None, y: str | 
 def _by_client(datasets: Any) -> dict[Any, Any]:
     """The data sets by name of the client, or by position for a list; raises TypeError for anything else, ValueError for none."""
     if type(datasets).__name__ in ("DatasetDict", "IterableDatasetDict"):
-        raise TypeError(f"a {type(datasets).__name__} holds splits ({', '.join(datasets)}), not clients. {ONE_EACH} If the splits are "
-                        "clients, write dict(datasets).")
+        raise TypeError(f"a {type(datasets).__name__} holds splits ({', '.join(datasets)}), not clients. {ONE_EACH} If the "
+                        "splits are clients, write dict(datasets).")
     if isinstance(datasets, (Dataset, DataLoader)) or _is_hugging_face(datasets):
-        raise TypeError(f"one data set for each client is needed, got a single {type(datasets).__name__}. {ONE_EACH} For a Hugging "
-                        "Face Dataset with a column of clients there is Population.from_dataset, for arrays with an array of "
-                        "clients from_arrays.")
+        raise TypeError(f"one data set for each client is needed, got a single {type(datasets).__name__}. {ONE_EACH} For a "
+                        "Hugging Face Dataset with a column of clients there is Population.from_dataset, for arrays with an "
+                        "array of clients from_arrays.")
     if not isinstance(datasets, (Mapping, Sequence)) or isinstance(datasets, str):
         raise TypeError(f"data sets of clients are needed, got a {type(datasets).__name__}. {ONE_EACH}")
     named = dict(datasets) if isinstance(datasets, Mapping) else dict(enumerate(datasets))
@@ -56,8 +56,8 @@ def _by_client(datasets: Any) -> dict[Any, Any]:
 def _client_pair(dataset: Any, client: str, x: str | Sequence[str] | None, y: str | None) -> tuple[Any, Any]:
     """All examples of one client's `dataset`, of torch, as a pair (x, y) of batches; `x` and `y` name entries of dicts.
 
-    A `DataLoader` gives the examples that its sampler chooses, in the order of its data set, through its own `collate_fn`. `client`
-    only words the errors. Raises TypeError for other objects, ValueError for no examples.
+    A `DataLoader` gives the examples that its sampler chooses, in the order of its data set, through its own `collate_fn`.
+    `client` only words the errors. Raises TypeError for other objects, ValueError for no examples.
     """
     collate = default_collate
     if isinstance(dataset, DataLoader):
@@ -84,8 +84,8 @@ def _collated(examples: list[Any], collate: Any, client: str) -> Any:
         return collate(examples)
     except TypeError as reason:
         kinds = sorted({type(part).__name__ for part in (examples[0].values() if isinstance(examples[0], dict) else examples[0])})
-        raise TypeError(f"the examples of client {client} hold {', '.join(kinds)}, which are no numbers ({reason}). For images add "
-                        "a transform that makes tensors (torchvision's ToTensor); encode text as tokens.") from reason
+        raise TypeError(f"the examples of client {client} hold {', '.join(kinds)}, which are no numbers ({reason}). For images "
+                        "add a transform that makes tensors (torchvision's ToTensor); encode text as tokens.") from reason
     except RuntimeError:
         if isinstance(examples[0], dict):
             return {key: [np.asarray(one[key]) for one in examples] for key in examples[0]}
@@ -96,16 +96,16 @@ def _pair_from(batch: Any, client: str, x: str | Sequence[str] | None, y: str | 
     """The pair (x, y) in a batch: its two parts, or the entries that `x` and `y` name where it is a dict."""
     if isinstance(batch, Mapping):
         if x is None or y is None:
-            raise TypeError(f"the examples of client {client} are dicts of {', '.join(map(str, batch))}. Say which entries are x and "
-                            "y: from_datasets(datasets, x=..., y=...).")
+            raise TypeError(f"the examples of client {client} are dicts of {', '.join(map(str, batch))}. Say which entries are x "
+                            "and y: from_datasets(datasets, x=..., y=...).")
         missing = [name for name in (*([x] if isinstance(x, str) else x), y) if name not in batch]
         if missing:
             raise ValueError(f"the examples of client {client} have no {missing[0]!r}. They hold: {', '.join(map(str, batch))}.")
         return (batch[x] if isinstance(x, str) else {name: batch[name] for name in x}), batch[y]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         count = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else f"a {type(batch).__name__}"
-        raise TypeError(f"the examples of client {client} are {count}; pairs (x, y) are needed. Wrap the data set in one that gives "
-                        "pairs; several inputs are a dict: ({'image': ..., 'age': ...}, y).")
+        raise TypeError(f"the examples of client {client} are {count}; pairs (x, y) are needed. Wrap the data set in one that "
+                        "gives pairs; several inputs are a dict: ({'image': ..., 'age': ...}, y).")
     return batch[0], batch[1]
 
 
@@ -122,8 +122,8 @@ def _all_examples(dataset: Any, client: str) -> Any:
     if isinstance(dataset, IterableDataset):
         return list(dataset)
     if isinstance(dataset, Tensor) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"client {client} is a {type(dataset).__name__}; a torch Dataset, Subset or DataLoader is needed, or a Hugging "
-                        "Face Dataset for every client. Pairs of arrays go to Population.from_clients.")
+        raise TypeError(f"client {client} is a {type(dataset).__name__}; a torch Dataset, Subset or DataLoader is needed, or a "
+                        "Hugging Face Dataset for every client. Pairs of arrays go to Population.from_clients.")
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(hasattr(part, "shape") for part in dataset):
         raise TypeError(f"client {client} is a pair of arrays. Pass pairs (x, y) to Population.from_clients.")
     return [dataset[place] for place in range(len(dataset))]
@@ -137,8 +137,8 @@ def _loader_examples(loader: DataLoader[Any], client: str) -> list[Any]:
     if isinstance(loader.dataset, IterableDataset):
         return list(loader.dataset)
     if getattr(loader.sampler, "replacement", False):
-        raise ValueError(f"the DataLoader of client {client} draws examples with replacement ({type(loader.sampler).__name__}), so "
-                         "that some come twice and others never. Pass its dataset.")
+        raise ValueError(f"the DataLoader of client {client} draws examples with replacement ({type(loader.sampler).__name__}), "
+                         "so that some come twice and others never. Pass its dataset.")
     own_batches = loader.batch_size is None and loader.batch_sampler is not None
     places: Iterable[int] = chain.from_iterable(loader.batch_sampler) if own_batches else loader.sampler  # type: ignore[arg-type]
     return [loader.dataset[place] for place in sorted(set(places))]

@@ -34,7 +34,8 @@ def data_needs(size: np.ndarray, rates: bool) -> dict[str, Any]:
         "examples": math.ceil((CONFIDENCE / POINTS) ** 2 / 4), "floor": worst_of_alike(median, ERROR) if rates else None,
     }
     found["clients_with_examples"] = int((size >= found["examples"]).sum())
-    return {**found, "sentences": [*_client_sentences(clients, found), *(_example_sentences(clients, median, found) if rates else [])]}
+    about_examples = _example_sentences(clients, median, found) if rates else []
+    return {**found, "sentences": [*_client_sentences(clients, found), *about_examples]}
 
 
 def worst_of_alike(examples: int, error: float, share: float = WORST) -> float:
@@ -61,9 +62,9 @@ def _client_sentences(clients: int, found: dict[str, Any]) -> list[str]:
         said.append(f"{clients} clients are few for training on a tail: the worst half of {train} training clients is fewer than "
                     f"{TAIL_CLIENTS}. Look at every client by name.")
     enough = "which there are" if test >= found["for_worst"] else f"and a fifth of these clients is {test}"
-    said.append(f"A gain of 5 points takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} in "
-                f"the worst tenth (where gains differ by 10 points between clients), {enough}. A bound on the 90th percentile of "
-                f"new clients takes {found['for_promise']}.")
+    said.append(f"A gain of 5 points takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} "
+                f"in the worst tenth (where gains differ by 10 points between clients), {enough}. A bound on the 90th percentile "
+                f"of new clients takes {found['for_promise']}.")
     return said
 
 

@@ -64,7 +64,7 @@ def _readable_part(path: str | Path, most: int) -> bytes:
 
 
 def _whole_numbers_or_text(column: Any) -> Any:
-    """A column of text as whole numbers where each entry is one as it would be printed ("7", not "07"); else the column itself."""
+    """A column of text as whole numbers where each entry is one as it would be printed ("7", not "07"); else as it is."""
     import pyarrow
     from pyarrow import compute
 

@@ -36,14 +36,14 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
     Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
-    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in targets),
-    `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples conclusions need, see
-    `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and `suggested` (a model to
-    start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and
-    those of all clients, in [0, 1), `if_shuffled`, this distance with labels dealt out at random (small clients differ by
-    chance), and `single_label`, the share of clients with one label only. For numbers: `variance_between`, the share of the
-    variance that lies between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of
-    variance). Raises ValueError without clients.
+    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
+    targets), `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples
+    conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
+    `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
+    the distance between a client's label proportions and those of all clients, in [0, 1), `if_shuffled`, this distance with
+    labels dealt out at random (small clients differ by chance), and `single_label`, the share of clients with one label only.
+    For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
+    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
@@ -155,9 +155,9 @@ def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real:
     """The entry `targets` of `describe` for classes, a dict: `kind`, the number of classes `count`, `min` and `max`.
 
     Also `counts` by class where there are at most 100 classes; `rarest` and `commonest`, a class with the fewest and one with
-    the most examples, each with their number; `rare`, how many classes have fewer than ten. `dimensions` is that of the targets: with more than one they are
-    sequences, and the mean and maximal `length` are added. `labels` are the sorted classes, `which` the position in them of each
-    target, `real` says which targets are no padding, (examples, outputs).
+    the most examples, each with their number; `rare`, how many classes have fewer than ten. `dimensions` is that of the
+    targets: with more than one they are sequences, and the mean and maximal `length` are added. `labels` are the sorted
+    classes, `which` the position in them of each target, `real` says which targets are no padding, (examples, outputs).
     """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
@@ -269,7 +269,7 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: b
                          + (" A file does it with scale = { scale = 255.0 } below [data]." if alone else ""))
         elif alone and inputs[name]["shape"] and not kind.startswith(("float", "bfloat")):
             found.append(f"{name} holds {kind}, which linear and convolutional layers refuse. If these are features and not "
-                         f"tokens, write {name}.astype('float32'); in a file, scale = \"columns\" below [data] makes them floats.")
+                         f"tokens, write {name}.astype('float32'); in a file, scale = \"columns\" makes them floats.")
         if spread.deviation is None or not (spread.deviation > 0).any():
             continue
         varying = np.flatnonzero(spread.deviation > 0)
@@ -308,8 +308,8 @@ def _target_form_warnings(targets: np.ndarray | Tensor) -> list[str]:
     if values.dtype.kind == "f" and values.ndim == 1 and (values == np.rint(values)).all():
         labels = np.unique(values)
         if 1 < len(labels) <= min(FEW_CLASSES, len(values) // 2) and labels[0] == 0 and labels[-1] == len(labels) - 1:
-            return [f"y holds floats that are the whole numbers 0 to {len(labels) - 1}, and floats are learned as numbers, by squared "
-                    "error. If they are classes, write y.astype('int64')."]
+            return [f"y holds floats that are the whole numbers 0 to {len(labels) - 1}, and floats are learned as numbers, by "
+                    "squared error. If they are classes, write y.astype('int64')."]
     return []
 
 
@@ -320,7 +320,7 @@ def _imbalance_warnings(targets: dict[str, Any]) -> list[str]:
     found, most = [], targets["commonest"]
     if most["share"] > MOSTLY:
         found.append(f"class {most['class']} has {most['share']:.1%} of the targets: to always answer it is wrong in "
-                     f"{1 - most['share']:.1%} only, so an error rate says little. Report balanced accuracy or the AUC beside it.")
+                     f"{1 - most['share']:.1%} only, so an error rate says little. Report balanced accuracy or the AUC too.")
     examples = sum(targets["counts"].values()) if "counts" in targets else FEW_EXAMPLES * targets["count"]
     if targets["rare"] and examples >= FEW_EXAMPLES * targets["count"]:
         found.append(f"{targets['rare']} of {targets['count']} classes have fewer than {FEW_EXAMPLES} examples (class "

@@ -30,8 +30,8 @@ def open_any_data(
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
     if not place.exists():
-        raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz, .parquet or .csv file, or a folder that holds LEAF's json "
-                                "files, a saved population, or a saved data set.")
+        raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz, .parquet or .csv file, or a folder that holds "
+                                "LEAF's json files, a saved population, or a saved data set.")
     if place.is_file():
         return Population.from_arrays(**read_file(place, **names_by_role(place, x, y, client, group, mass)))
     return _open_folder(place, given, split)

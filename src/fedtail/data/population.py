@@ -46,10 +46,10 @@ class Population:
     """Clients and their examples; client k holds rows `start[k]` to `start[k] + size[k]` of the data.
 
     `inputs` is a tensor or a dict of tensors (a module is then called with keywords), `targets` are classes, numbers or
-    sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client
-    (hospital chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the
-    client when clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that
-    sees it opens them there. `scaling` is by what the inputs were scaled, where they were. Nothing here costs a Python object per client.
+    sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client (hospital
+    chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the client when
+    clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that sees it opens
+    them there. `scaling` is by what the inputs were scaled, where they were. Nothing here costs a Python object per client.
     """
 
     node: ClassVar[None] = None           # all clients are here; a `ClientRegistry` says which node holds each
@@ -91,11 +91,12 @@ class Population:
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
         """A population from one array of examples and the client each belongs to.
 
-        `x` is an array, a tensor, a dict of them, a scipy sparse matrix (made dense), or a list of sequences of different lengths
-        (padded; the module gets `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds any labels;
-        clients are in their sorted order and named by them, and examples keep their order within a client. `mass` (by default the
-        number of examples) and `group` (integers from 0) hold one value per client in that order. Raises ValueError for no
-        examples, lengths that differ, NaN and infinity, and masses that are not positive; TypeError for text.
+        `x` is an array, a tensor, a dict of them, a scipy sparse matrix (made dense), or a list of sequences of different
+        lengths (padded; the module gets `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100,
+        numbers with NaN. `client` holds any labels; clients are in their sorted order and named by them, and examples keep
+        their order within a client. `mass` (by default the number of examples) and `group` (integers from 0) hold one value per
+        client in that order. Raises ValueError for no examples, lengths that differ, NaN and infinity, and masses that are not
+        positive; TypeError for text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -132,9 +133,10 @@ class Population:
             raise ValueError("from_clients got no clients. Pass a list of (x, y) pairs, one for each client.")
         names = as_labels(list(clients), "the names of clients") if isinstance(clients, Mapping) else None
         pairs = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-        pairs = [(dense_rows(pair[0], "x"), *pair[1:]) if isinstance(pair, (tuple, list)) and len(pair) else pair for pair in pairs]
-        for k, pair in enumerate(pairs):
-            _check_client_arrays(repr(np.asarray(names[k]).item()) if names is not None else str(k), pair, pairs[0])
+        called = [str(k) if names is None else repr(np.asarray(names[k]).item()) for k in range(len(pairs))]
+        pairs = [_checked_pair(client, pair) for client, pair in zip(called, pairs, strict=True)]
+        for client, pair in zip(called, pairs, strict=True):
+            _check_client_arrays(client, pair, pairs[0])
         x = [x for x, _ in pairs]
         joined = ({key: join_client_arrays([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
                   if isinstance(x[0], dict) else join_client_arrays(x, "x"))
@@ -165,8 +167,9 @@ class Population:
         """A population from the parquet file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
         Several `x` columns of numbers become one feature vector (None: those that have no other role); a column of lists of
-        different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each example,
-        equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
+        different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's. `group`
+        and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a name that the file lacks,
+        ValueError for null values.
         """
         from fedtail.data.tables import read_table
         return cls.from_arrays(**read_table(path, x, y, client, group, mass))
@@ -176,7 +179,7 @@ class Population:
         cls, path: str | Path, y: str, client: Any, x: str | Sequence[str] | None = None, group: str | None = None,
         mass: str | None = None,
     ) -> Population:
-        """A population from the CSV file at `path`, with a header, read whole; `y`, `client`, `x`, `group` and `mass` name columns.
+        """A population from the CSV file at `path`, which has a header; `y`, `client`, `x`, `group` and `mass` name columns.
 
         `x` names one column or several, which become one feature vector; by default those that have no other role. Clients are
         named as they are written ("007" is not 7). `client` may also be an array of ids, or None: all examples are then one
@@ -307,7 +310,8 @@ class Population:
         """
         if isinstance(fractions, (int, float)):
             both = f"({fractions:g}, {1 - fractions:.6g})" if 0 < fractions < 1 else "(0.8, 0.2)"
-            raise TypeError(f"split needs a fraction for each part, got {fractions:g}. Write train, test = population.split({both}).")
+            raise TypeError(f"split needs a fraction for each part, got {fractions:g}. Write "
+                            f"train, test = population.split({both}).")
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"fractions must be positive and sum to at most 1, got {tuple(fractions)}. For two halves "
                              "write (0.5, 0.5).")
@@ -436,8 +440,8 @@ def _first_fraction(fraction: float | None, within: float | None) -> float:
     if value is not None and not 0 < value < 1:
         raise FieldError(name, "in (0, 1)", value, "For half and half write 0.5.")
     if fraction is not None:
-        warnings.warn(f"split_examples(fraction={fraction:g}) is now split_examples(within={1 - fraction:.6g}): the fraction that is "
-                      "held out, as in an experiment file. The old form goes with the next version.", DeprecationWarning, 3)
+        warnings.warn(f"split_examples(fraction={fraction:g}) is now split_examples(within={1 - fraction:.6g}), the fraction "
+                      "that is held out, as in a file; the old form goes with the next version.", DeprecationWarning, stacklevel=3)
         return fraction
     return 0.5 if within is None else 1 - within
 
@@ -476,15 +480,23 @@ def _group_numbers(group: Any, count: int) -> Tensor:
     return torch.as_tensor(groups.astype(np.int64))
 
 
-def _check_client_arrays(client: str, pair: Any, first: Any) -> None:
-    """Raise ValueError where a client of `from_clients` has no examples, or its x and y have different lengths.
+def _checked_pair(client: str, pair: Any) -> tuple[Any, Any]:
+    """The pair (x, y) of one client of `from_clients`, sparse inputs made dense; raises TypeError for what is no pair.
 
-    Also where its x does not have the form of that in `first`, the pair of the first client: an array, or a dict with the same
-    keys. `client`, a position or a name in quotes, only words the errors. Raises TypeError for what is no pair of x and y.
+    `client`, a position or a name in quotes, only words the error.
     """
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"client {client} must be a pair (x, y), got a {type(pair).__name__}. For data sets of torch or Hugging "
                         "Face use Population.from_datasets.")
+    return dense_rows(pair[0], "x"), pair[1]
+
+
+def _check_client_arrays(client: str, pair: tuple[Any, Any], first: tuple[Any, Any]) -> None:
+    """Raise ValueError where a client of `from_clients` has no examples, or its x and y have different lengths.
+
+    Also where its x does not have the form of that in `first`, the pair of the first client: an array, or a dict with the same
+    keys. `client`, a position or a name in quotes, only words the errors.
+    """
     (x, y), (other, _) = pair, first
     if len(y) == 0:
         raise ValueError(f"client {client} has no examples. Leave it out.")

@@ -51,18 +51,20 @@ class Scaling:
         if population.scaling is not None:
             raise ValueError("these inputs are scaled already. Fit on the population as it was before.")
         is_dict = isinstance(population.inputs, dict)
-        parts = population.inputs if is_dict else {_ALONE: population.inputs}
+        parts = population.inputs if isinstance(population.inputs, dict) else {_ALONE: population.inputs}
         chosen = {name: values for name, values in parts.items() if not is_dict or _is_scaled_in_dict(values)}
         if not chosen:
-            raise ValueError(f"none of the inputs {', '.join(parts)} holds floats or bytes, and tokens are not scaled. Leave out scale.")
+            raise ValueError(f"none of the inputs {', '.join(parts)} holds floats or bytes, and tokens are not scaled. Leave "
+                             "out scale.")
         rows, lengths = population.example_clients_and_rows()[1], parts.get("lengths") if is_dict else None
         fitted = {name: _mean_and_deviation(values, rows, _kept_axes(values, by, name, lengths is not None),
                                             lengths if name == "sequence" else None) for name, values in chosen.items()}
-        return cls({name: mean for name, (mean, _) in fitted.items()}, {name: spread for name, (_, spread) in fitted.items()}, is_dict)
+        shift, scale = ({name: both[k] for name, both in fitted.items()} for k in (0, 1))
+        return cls(shift, scale, is_dict)
 
     @classmethod
     def public(cls, shift: Any = 0.0, scale: Any = 1.0) -> Scaling:
-        """The scaling of a single tensor of inputs by given numbers, or arrays that broadcast to an example; for private training.
+        """The scaling of one tensor of inputs by given numbers, or arrays that broadcast to an example; for private use.
 
         Raises FieldError for a scale that is not positive and finite, or a shift that is not finite.
         """
@@ -190,8 +192,8 @@ def _is_scaled_in_dict(values: Tensor) -> bool:
 def _kept_axes(values: Tensor, by: By, name: str, sequences: bool) -> tuple[int, ...]:
     """The axes of `values`, (examples, ...), along which every position has numbers of its own.
 
-    Raises ValueError where the inputs called `name` do not have the shape that `by` needs; in `sequences`, "columns" are those of a
-    position.
+    Raises ValueError where the inputs called `name` do not have the shape that `by` needs; in `sequences`, "columns" are those
+    of a position.
     """
     axes = values.ndim
     if by == "pixels" or axes == 1 or (by == "columns" and axes == 2 and not (sequences and name == "sequence")):

@@ -41,7 +41,8 @@ def save_population(population: Population, folder: str | Path) -> None:
     if not len(population):
         raise ValueError("this population has no clients, so there is nothing to save.")
     if population.scaling is not None:
-        raise ValueError("these inputs are scaled, and by what would be lost in the folder. Save the population before it is scaled.")
+        raise ValueError("these inputs are scaled, and by what would be lost in the folder. Save the population before it "
+                         "is scaled.")
     _check_folder_replaceable(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")

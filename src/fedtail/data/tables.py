@@ -51,8 +51,8 @@ def checked_suffix(path: str | Path) -> str:
     """The suffix of a path in lower case, ".npz", ".parquet" or ".csv"; raises ValueError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".parquet", ".csv"):
-        raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz, .parquet or .csv are read. Write one with "
-                         "numpy.savez(path, x=x, y=y, client=client), or with a data frame's to_parquet(path).")
+        raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz, .parquet or .csv are read. Write one "
+                         "with numpy.savez(path, x=x, y=y, client=client), or with a data frame's to_parquet(path).")
     return suffix
 
 
@@ -81,7 +81,8 @@ def read_table(path: str | Path, x: str | Sequence[str] | None, y: str, client: 
     """
     x = other_columns(list_arrays(path), y, client, group, mass) if x is None else x
     labels = [name for name in (client, group) if isinstance(name, str)]
-    return table_arguments(_read_table_columns(path, distinct_names(x, y, client, group, mass), labels), x, y, client, group, mass)
+    columns = _read_table_columns(path, distinct_names(x, y, client, group, mass), labels)
+    return table_arguments(columns, x, y, client, group, mass)
 
 
 def read_frame(frame: Any, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,

@@ -27,12 +27,12 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
     if "attack" in source.tables:
         raise source.error_at(("attack",), "an attack is simulated, and nothing of it exists on a deployment. Remove [attack].")
     if isinstance(data := source.tables.get("data"), dict) and data.get("scale", "none") != "none":
-        raise source.error_at(("data", "scale"), "inputs cannot be scaled by a file on a deployment: nodes have their own data, and "
-                                                 "no one sees them all. Scale each node's data by the same public numbers, and "
-                                                 "remove scale.")
+        raise source.error_at(("data", "scale"), "inputs cannot be scaled by a file on a deployment: nodes have their own data, "
+                                                 "and no one sees them all. Scale each node's data by the same public numbers, "
+                                                 "and remove scale.")
     if has_noise_from_budget(source):
-        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for the simulator, in which every client answers; "
-                              "on a deployment the noise of a budget is another. `fedtail privacy` finds it: write the number.")
+        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for the simulator, in which every client "
+                              "answers; on a deployment the noise of a budget is another. `fedtail privacy` finds it: write the number.")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)

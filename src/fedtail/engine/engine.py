@@ -33,7 +33,7 @@ class Engine:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
-        """Raise FieldError for an unknown `kernel`, negative `workers` and a device that is not here; ValueError for `precision`."""
+        """Raise FieldError for a device that is not here, an unknown `kernel`, negative `workers`; ValueError for `precision`."""
         checked_device(self.device)
         if self.kernel not in KERNELS:
             raise FieldError("kernel", f"one of {', '.join(KERNELS)}", self.kernel)

@@ -80,14 +80,15 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
 def personal_module(trained: Trained, population: Population, client: int | str, model: int = 0) -> nn.Module:
     """The personal model of one client of a run, as a new copy of the task's module in evaluation mode.
 
-    `client` is its position in `population`, or its name as text; the population's keys are those of training; `model` is the member of a family. Raises
-    ValueError where the run trained no personal models, and for a client that never took part and so has none.
+    `client` is its position in `population`, or its name as text; the population's keys are those of training; `model` is the
+    member of a family. Raises ValueError where the run trained no personal models, and for a client that never took part and so
+    has none.
     """
     part, client = trained.algorithm.members[model].personal, population.position(client) if isinstance(client, str) else client
     row = kept_personal_rows(trained, population.key[client: client + 1], model).read()
     if not part.trains or not bool(row.has):
-        raise ValueError(f"client {population.name_of(client)} has no personal model: it was never sampled. It predicts by the shared one, "
-                         "trained.module.")
+        raise ValueError(f"client {population.name_of(client)} has no personal model: it was never sampled. It predicts by the "
+                         "shared one, trained.module.")
     received = member_states(trained.state)[model].params
     return trained.task.with_params(part.models(row.rows.to(received), received)[0]).eval()
 

@@ -66,10 +66,10 @@ class DataPlan:
     def load(self, seed: int) -> dict[str, Population]:
         """Read or generate the data; returns populations by split: "train" and, as configured, "validation", "test", "held_out".
 
-        Clients with fewer than `at_least` examples are dropped. With `scale`, inputs are scaled by numbers that are fitted on the
-        training clients, or given; each population's `scaling` says by what. `seed`, the run's, replaces each seed that the section gives
-        as "run". With `test_path`, "test" is read from there, and examples held out within training clients are "held_out".
-        Raises ExperimentError, which names the key, where the data cannot be read or split.
+        Clients with fewer than `at_least` examples are dropped. With `scale`, inputs are scaled by numbers that are fitted on
+        the training clients, or given; each population's `scaling` says by what. `seed`, the run's, replaces each seed that the
+        section gives as "run". With `test_path`, "test" is read from there, and examples held out within training clients are
+        "held_out". Raises ExperimentError, which names the key, where the data cannot be read or split.
         """
         splits = self._load_unscaled(seed)
         if self.scale is None:

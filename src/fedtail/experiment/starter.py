@@ -125,7 +125,8 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     """The text of a commented experiment file, as `fedtail init` writes it to `file`. Nothing is written here.
 
     Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, scale, split,
-    cohort size, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and `client` name their arrays or columns.
+    cohort size, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
+    `client` name their arrays or columns.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
@@ -165,12 +166,13 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
     if kind in ("arrays", "huggingface"):
         lines += [f"{name} = {_toml_literal(given or name)}" for name, given in names.items()]
     if scale is not None:
-        lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if isinstance(scale, str)
-                     else f"scale = {{ scale = {scale['scale']} }}       # bytes to [0, 1]")
+        fitted = isinstance(scale, str)
+        lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else
+                     f"scale = {{ scale = {scale['scale']} }}       # bytes to [0, 1]")
     if clients < FEW_CLIENTS and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
     lines.append("split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }" if clients >= FEW_CLIENTS else
-                 "split = { train = 1.0, within = 0.2, seed = 0 }      # few clients: a fifth of each client's examples is the test")
+                 "split = { train = 1.0, within = 0.2, seed = 0 }      # few clients: a fifth of the examples is the test")
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedtail.data.population import Population
-from fedtail.data.scaling import Scaling
+from fedtail.data.scaling import By, Scaling
 
 EXAMPLES = 5000             # that the curvature is computed from, evenly spaced
 BATCH = 10                  # examples of a step of the file that is written
@@ -28,7 +28,7 @@ class StepPlan:
     rounds: int = 100
 
 
-def starter_scale(population: Population) -> Any:
+def starter_scale(population: Population) -> By | dict[str, float] | None:
     """How a first experiment scales the inputs, as `scale` of [data]: "columns", "pixels", {"scale": 255.0} for bytes, or None.
 
     Vectors are scaled by columns, and images by pixels unless they are in [-1, 1] already. None for several inputs, single
@@ -43,11 +43,12 @@ def starter_scale(population: Population) -> Any:
         return None
     if inputs.ndim == 2:
         return "columns"
-    largest = max(float(block.inputs[block.example_clients_and_rows()[1]].abs().max()) for block in population.client_blocks(1 << 16))
+    rows = (block.example_clients_and_rows()[1] for block in population.client_blocks(1 << 16))
+    largest = max(float(inputs[some].abs().max()) for some in rows)
     return None if largest <= 1 else "pixels"
 
 
-def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: Any) -> StepPlan:
+def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: By | dict[str, float] | None) -> StepPlan:
     """A step size below one over the curvature of mini-batches of a linear model, and rounds enough to learn a constant.
 
     The curvature is the largest eigenvalue of the second moments of the scaled inputs, beside a one for the bias, and a tenth of

@@ -142,10 +142,10 @@ class SimulationRecords:
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
         """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
-        the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the statistics
-        before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where that is
-        recorded, and `constant`, the statistics of the constant prediction by split and metric.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`;
+        and the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the
+        statistics before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where
+        that is recorded, and `constant`, the statistics of the constant prediction by split and metric.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
