@@ -107,7 +107,7 @@ def test_files_without_a_budget_or_a_population_are_refused(tmp_path):
     assert 'line 19: noise_multiplier = "budget" needs a budget. Write [privacy]' in refused(FILE)
     assert "needs the number of training clients. Write population" in refused(FILE.replace("population = 16\n", "") + PRIVACY)
     (tmp_path / "e.toml").write_text(FILE + PRIVACY)
-    with pytest.raises(ExperimentError, match="is for the simulator, in which every client answers"):
+    with pytest.raises(ExperimentError, match="is for simulations, where every client answers"):
         deployed_experiments(tmp_path / "e.toml")
 
 

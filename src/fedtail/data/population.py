@@ -440,8 +440,8 @@ def _first_fraction(fraction: float | None, within: float | None) -> float:
     if value is not None and not 0 < value < 1:
         raise FieldError(name, "in (0, 1)", value, "For half and half write 0.5.")
     if fraction is not None:
-        warnings.warn(f"split_examples(fraction={fraction:g}) is now split_examples(within={1 - fraction:.6g}), the fraction "
-                      "that is held out, as in a file; the old form goes with the next version.", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"split_examples(fraction={fraction:g}) is now split_examples(within={1 - fraction:.6g}): the fraction "
+                      "held out, as in a file. The old form goes with the next version.", DeprecationWarning, stacklevel=3)
         return fraction
     return 0.5 if within is None else 1 - within
 

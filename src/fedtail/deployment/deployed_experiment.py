@@ -31,8 +31,8 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
                                                  "and no one sees them all. Scale each node's data by the same public numbers, "
                                                  "and remove scale.")
     if has_noise_from_budget(source):
-        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for the simulator, in which every client "
-                              "answers; on a deployment the noise of a budget is another. `fedtail privacy` finds it: write the number.")
+        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for simulations, where every client answers: "
+                              "a deployment needs more noise for a budget. `fedtail privacy` finds it; write the number.")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)
