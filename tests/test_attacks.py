@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -186,6 +185,16 @@ def test_clients_that_claim_a_large_loss_are_in_every_tail():
         assert corrupted <= set(fleet.round_view().contributors_of().tolist())
 
 
+@pytest.mark.parametrize("claim", [50.0, 1e30, 3e38])
+def test_a_claimed_loss_has_all_of_a_tilt_however_large_it_is(claim):
+    """Every loss is a float32, a claimed one too: the largest that the server hears of is that of the liars."""
+    attack = ClaimedLoss(0.25, claim)
+    updates, _ = updates_of(TASK, PEOPLE)
+    bad = attack.corrupted(PEOPLE)
+    want = (PEOPLE.mass[bad, None] * updates[bad]).sum(0) / PEOPLE.mass[bad].sum()
+    assert step(attacked(attack, fedtail.term(5.0, 12, **LOCAL))).numpy() == approx(want.numpy(), abs=1e-10)
+
+
 def test_a_claimed_loss_takes_a_loss_filter_over():
     """It promises nothing against clients that lie about their loss."""
     attack = ClaimedLoss(0.0, 50.0, clients=(3,))
@@ -193,25 +202,27 @@ def test_a_claimed_loss_takes_a_loss_filter_over():
     assert step(attacked(attack, replace(fedtail.fedavg(12, **LOCAL), aggregate=LossFilter(0.0)))).numpy() == approx(updates[3].numpy(), abs=1e-10)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1e9])
-def test_invalid_rows_are_left_out_where_rows_are_seen_and_cost_the_round_where_sums_are_not_finite(value):
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, 1e9, -1e9])
+def test_invalid_rows_are_left_out_where_rows_are_seen_and_cost_the_round_where_sums_are(value):
     attack = InvalidRows(0.25, value)
     good = ~attack.corrupted(PEOPLE)
     with pytest.warns(RowsLeftOutWarning, match="3 of 12 rows for CoordinateMedian are not finite or beyond their bound"):
         found = step(attacked(attack, replace(fedtail.fedavg(12, **LOCAL), aggregate=CoordinateMedian())))
     assert torch.equal(found, step(train(replace(fedtail.fedavg(9, **LOCAL), aggregate=CoordinateMedian()), TASK, PEOPLE.select(good), rounds=1)))
-    if math.isfinite(value):
-        assert bool(step(attacked(attack)).isfinite().all())
-        return
-    with pytest.warns(RoundLostWarning, match="the sum that WeightedMean asked for is not finite"):
-        assert torch.equal(attacked(attack).state.params, TASK.params())
+    single = task(torch.float32)                                       # where 1e300 is infinite
+    with pytest.warns(RowsLeftOutWarning, match="3 of 12 rows"):
+        attacked(attack, replace(fedtail.fedavg(12, **LOCAL), aggregate=CoordinateMedian()), module=single)
+    lost = "asked for sum to .*, and those of 12 clients are from 0 to 348" if math.isfinite(value) else "asked for is not finite"
+    for aggregate in (fedtail.WeightedMean(), fedtail.GeometricMedian()):
+        with pytest.warns(RoundLostWarning, match=lost):
+            assert torch.equal(attacked(attack, replace(fedtail.fedavg(12, **LOCAL), aggregate=aggregate)).state.params, TASK.params())
 
 
-def test_integers_show_nothing_of_an_invalid_row():
-    """The sum decodes to numbers of any size: over sums a liar cannot be told from the others."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = step(attacked(InvalidRows(0.25), channel=IntegerChannel(), rounds=6))      # a sum of weights below zero is nobody's
+def test_integers_show_an_invalid_row_only_where_the_sum_of_weights_can_be_nobodys():
+    """The sum decodes to numbers of any size: where its weight is one that the cohort may have, a liar cannot be told from the others."""
+    with pytest.warns(RoundLostWarning, match="asked for sum to -.*, and those of 12 clients are from 0 to 348") as said:
+        found = step(attacked(InvalidRows(0.25), channel=IntegerChannel(), rounds=6))
+    assert len(said) < 6
     assert bool(found.isfinite().all())
     assert float(found.norm()) > 100 * float(step(attacked(None)).norm())
 
@@ -221,7 +232,9 @@ def test_integers_show_nothing_of_an_invalid_row():
     (lambda: RandomUpdates(0.2, 0.0), "scale must be positive, got 0."),
     (lambda: RandomUpdates(0.2, colluding=True), "scale must be given, got None. Clients that all send one update have agreed on its scale."),
     (lambda: ModelReplacement(0.2, -1.0), "scale must be positive, got -1."),
-    (lambda: ClaimedLoss(0.2, math.inf), "loss must be finite, got inf."),
+    (lambda: ClaimedLoss(0.2, math.inf), "loss must be between -3.4e+38 and 3.4e+38, as a float32 is, got inf."),
+    (lambda: ClaimedLoss(0.2, 1e39), "loss must be between -3.4e+38 and 3.4e+38, as a float32 is, got 1e+39."),
+    (lambda: LabelPoisoning(0.0, clients=(3, 77)).on_population(PEOPLE), "clients must be keys of clients of the training population, got [77]."),
 ])
 def test_attacks_without_meaning_are_refused(make, text):
     with pytest.raises(FieldError) as said:
@@ -302,7 +315,9 @@ workers = 1
 """
 
 
-def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is_corrupted(tmp_path):
+def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is_corrupted(tmp_path, capsys):
+    from fedtail.cli.run import show_runs
+    from fedtail.reading import Unreadable
     from fedtail.report import write_page
     from fedtail.runs import RunFolder, run
 
@@ -328,7 +343,15 @@ def test_an_experiment_with_an_attack_judges_the_benign_in_files_and_says_who_is
     again = read_experiment(tmp_path / "run" / "experiment.toml")
     assert again.attack == experiment.attack
     write_page([found], tmp_path / "page.html")
-    assert "every statistic is over the benign ones" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert "every statistic is over the benign ones" in text
+    assert "20 train (15 benign), 20 test (15 benign)" in text
+    show_runs([found], tmp_path, as_json=False)
+    assert "Error on 15 benign of 20 test clients after" in capsys.readouterr().out
+    for wrong, says in (({"train": 15}, "it has benign clients of other splits than its own"), ({"train": 15, "test": -1}, "benign cannot be")):
+        (tmp_path / "run" / "run.json").write_text(json.dumps({**found.about, "benign": wrong}))
+        with pytest.raises(Unreadable, match=says):
+            RunFolder.open(tmp_path / "run")
 
 
 def test_an_attack_is_refused_on_a_deployment(tmp_path):

@@ -26,7 +26,8 @@ from fedtail.experiment.matrix_starter import matrix_example
 from fedtail.report.matrix_page import render_matrix_page
 from fedtail.runs import RunFolder
 from fedtail.runs.execution import check_experiment_can_run
-from fedtail.runs.matrix_results import csv_text, value_costs
+from fedtail.runs.matrix_costs import value_costs
+from fedtail.runs.matrix_results import csv_text
 from fedtail.training import train
 
 from run_cases import digests
@@ -244,15 +245,20 @@ def test_personal_statistics_are_those_of_the_trained_models(done):
 
 
 def test_costs_are_means_of_paired_differences(done):
-    _, result = done
+    folder, result = done
     [attack] = [cost for cost in result["costs"] if cost["axis"] == "attack"]
     ways = [values for values in product(("mean", "tail 0.5"), ("none", "Krum"), ("plain", "sums"), ("none", "Ditto"))
             if values[1:3] != ("Krum", "sums")]
-    pairs = [(cell(result, *way, "mislabelled"), cell(result, *way, "none")) for way in ways]
-    differences = [a["shared"]["worst10"]["mean"] - b["shared"]["worst10"]["mean"] for a, b in pairs]
+
+    def spread(way, value, seed):
+        """The deviation over the clients that are benign under the attack, whether or not they are attacked."""
+        tables = [RunFolder.open(folder / "out" / cell(result, *way, one)["folder"] / f"seed-{seed}").clients for one in (value, "mislabelled")]
+        tested = tables[0]["split"] == "test"
+        return 100 * tables[0]["error"][tested][~tables[1]["corrupted"][tested].astype(bool)].std()
+    differences = [statistics.fmean(spread(way, "mislabelled", seed) - spread(way, "none", seed) for seed in (0, 1)) for way in ways]
     assert (attack["pairs"], attack["without"], attack["baseline"]) == (12, 4, "none")
-    assert attack["shared"]["worst10"]["mean"] == pytest.approx(statistics.fmean(differences))
-    assert attack["shared"]["worst10"]["std"] == pytest.approx(statistics.stdev(differences))
+    assert attack["shared"]["std"]["mean"] == pytest.approx(statistics.fmean(differences))
+    assert attack["shared"]["std"]["std"] == pytest.approx(statistics.stdev(differences))
     [ditto] = [cost for cost in result["costs"] if cost["axis"] == "personal"]
     own = [cell(result, *way[:3], "Ditto", x)["personal"]["mean"]["mean"] - cell(result, *way[:3], "none", x)["shared"]["mean"]["mean"]
            for way in ways if way[3] == "none" for x in ("none", "mislabelled")]
@@ -260,12 +266,22 @@ def test_costs_are_means_of_paired_differences(done):
     assert ditto["shared"]["mean"] == {"mean": 0.0, "std": 0.0}
 
 
+def test_an_attack_that_changes_no_model_costs_nothing(place):
+    """FedAvg does not read losses, so claimed ones change nothing; who is judged must not change either."""
+    written(HEAD + '[matrix.attack]\nnone = {}\nclaimed = { attack = { part = "ClaimedLoss", fraction = 0.4, loss = 50.0 } }\n')
+    assert call("matrix", "m.toml", "--out", "o").exit_code == 0
+    result = json.loads(Path("o/matrix.json").read_text())
+    assert cell(result, "claimed")["shared"]["mean"] != cell(result, "none")["shared"]["mean"]      # over fewer clients
+    [cost] = result["costs"]
+    assert {name: cost["shared"][name]["mean"] for name in ("mean", "worst10", "std")} == {"mean": 0.0, "worst10": 0.0, "std": 0.0}
+
+
 def test_costs_by_hand():
     def one(a: str, b: str, mean: float | None) -> dict:
         number = None if mean is None else {name: {"mean": mean, "std": None} for name in ("mean", "worst10", "std")}
         return {"values": {"a": a, "b": b}, "shared": number, "personal": None}
     cells = [one("x", "u", 1.0), one("x", "v", 2.0), one("y", "u", 4.0), one("y", "v", None)]
-    by_a, by_b = value_costs({"a": ("x", "y"), "b": ("u", "v")}, cells)
+    by_a, by_b = value_costs({"a": ("x", "y"), "b": ("u", "v")}, cells, {})
     assert (by_a["pairs"], by_a["without"], by_a["shared"]["mean"]) == (1, 1, {"mean": 3.0, "std": None})
     assert (by_b["pairs"], by_b["shared"]["worst10"]["mean"], by_b["personal"]) == (1, 1.0, None)
 
@@ -349,7 +365,7 @@ def test_a_killed_matrix_goes_on_to_the_same_bits(place):
     assert not Path("o/matrix.json").exists()
     refused = call("matrix", "m.toml", "--out", "o")
     assert refused.exit_code == 2
-    assert "o holds other things" in refused.stderr
+    assert "o holds runs already. Go on with --resume, or choose another folder with --out." in refused.stderr
     assert call("matrix", "m.toml", "--out", "o", "--resume").exit_code == 0
     for run in sorted(Path("whole").rglob("run.json")):
         assert digests(run.parent) == digests(Path("o", *run.parent.parts[1:]))
@@ -423,3 +439,7 @@ def test_the_page_in_a_browser_filters_sorts_and_fits_a_phone(done):
             assert visit.text("#legend").split() == ["none", "mislabelled"]
         with Visit(browser, page, width=390, scheme="dark") as visit:
             assert (visit.problems, visit.overflow()) == ([], 0)
+            in_sight = "[...document.querySelectorAll('#cells tbody td')].every(one => one.getBoundingClientRect().right <= innerWidth)"
+            assert visit.page.evaluate(in_sight)              # numbers too, without a hidden scroll
+            visit.page.uncheck("#refused")
+            assert visit.page.evaluate("[...document.querySelectorAll('#cells tbody tr')].filter(row => row.offsetParent).length") == 24

@@ -22,6 +22,7 @@ from fedtail import (
     resume,
     train,
 )
+from fedtail.divisors import FixedDivisor
 from fedtail.evaluation.personal import kept_personal_rows
 from fedtail.models import LeastSquares, SoftmaxRegression
 from fedtail.parts import converse
@@ -291,6 +292,16 @@ def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_example
     absent = next(k for k in range(6) if k not in rows)
     with pytest.raises(ValueError, match=f"client {absent} has no personal model: it was never sampled"):
         fedtail.personal_module(trained, held, absent)
+    for wrong in (-1, 6):
+        with pytest.raises(ValueError, match=f"client must be a position in the population, from 0 to 5, got {wrong}"):
+            fedtail.personal_module(trained, held, wrong)
+    with pytest.raises(ValueError, match="model must be the position of a model, from 0 to 0, got 1"):
+        evaluate_personal(trained, held, model=1)
+    with pytest.raises(ValueError, match="this run trained no personal models"):
+        fedtail.personal_module(train(fedtail.fedavg(3), softmax(), own, rounds=1), held, 0)
+
+
+PLAIN = "a mixture's steps are plain gradient steps, and local has momentum, weight_decay, a penalty, an example_risk or a divisor. Leave these out."
 
 
 @pytest.mark.parametrize(("make", "text"), [
@@ -301,11 +312,20 @@ def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_example
     (lambda: fedtail.personal.FineTuning(LocalSGD(penalty=fedtail.AdaptiveProximal())), "personal models are trained by the client alone, and AdaptiveProximal(start=0.0, step=0.1, patience=5, loss_bound=1000.0) or FullWork() needs the server in every round. Use parts that do not: Proximal, Stragglers without exact=True."),
     (lambda: ValidatedDitto(()), "strengths (lambda) must name at least one to choose from. Write strengths=(0.1, 1.0, 2.0)."),
     (lambda: ValidatedDitto(validation=1.0), "validation must be a share in (0, 1) of a client's examples, got 1."),
+    *((lambda settings=settings: fedtail.personal.APFL(0.5, LocalSGD(0.1, **settings)), PLAIN) for settings in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"penalty": fedtail.Proximal(1.0)},
+                                                                                            {"example_risk": fedtail.Superquantile(0.5)}, {"divisor": FixedDivisor((2.0,))})),
 ])
 def test_what_does_not_fit_is_refused_in_words(make, text):
     with pytest.raises(ValueError) as refused:
         make()
     assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("make", [lambda local: Ditto(0.1, local), lambda local: ValidatedDitto(local=local), lambda local: fedtail.personal.APFL(0.5, local),
+                                  lambda local: fedtail.personal.Mapper(local=local)])
+def test_local_training_whose_steps_cannot_be_pulled_is_refused_in_words(make):
+    with pytest.raises(TypeError, match=r"^local must be a LocalSGD, whose steps the client's own model takes, got MAML"):
+        make(fedtail.MAML())
 
 
 # mixtures

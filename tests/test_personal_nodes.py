@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedtail.cli import app
 from fedtail.deployment import RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
+from fedtail.deployment.own_models import OwnModel
 from fedtail.deployment.settings import NodeSettings
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.models import SoftmaxRegression
@@ -26,6 +28,7 @@ from fedtail.personal import APFL
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder
 from fedtail.runs.evaluated_models import EvaluatedModel, personal_sentences
+from fedtail.wire import pack
 
 from cases import small_population
 from remote_cases import Sites, registry_of
@@ -271,3 +274,36 @@ def test_where_there_is_no_personal_model_nothing_stands_in_for_it_unasked(deplo
     assert "the method of this node trains no personal models" in done.stderr
     assert lost.settings[0].name == "a"
     assert nodes.registry.node.tolist().count(1) == 10
+
+
+def test_what_cannot_be_predicted_is_said_in_words(deployed, tmp_path):
+    place, nodes, _ = deployed
+    k = next(iter(owners(nodes, 1)))
+    np.savez(tmp_path / "wide.npz", x=np.ones((2, 7), np.float32))
+    asked = [place / "b" / "node.toml", "--data", tmp_path / "wide.npz", "--client", f"client {10 + k}"]
+    for words, text in (([], "the model cannot read examples of shape (7,)"), (["--member", 1], "has 1 models, and --member 1 is none of them. Positions are from 0 to 0.")):
+        done = command(*asked, *words)
+        assert done.exit_code == 2
+        assert text in done.stderr
+
+
+def test_a_personal_model_and_the_shared_one_are_of_one_training(deployed, tmp_path):
+    """A newer training without personal models has left the model that it received, of another size: it is not theirs."""
+    place, nodes, _ = deployed
+    shutil.copytree(place / "b", tmp_path / "b")
+    (tmp_path / "b" / "memory" / "ff").mkdir()
+    (tmp_path / "b" / "memory" / "ff" / "received.msgpack").write_bytes(pack(torch.zeros(1, 4)))
+    np.savez(tmp_path / "new.npz", x=np.ones((2, 5), np.float32))
+    k = next(iter(owners(nodes, 1)))
+    words = ["--data", tmp_path / "new.npz", "--client", f"client {10 + k}", "--json"]
+    assert command(tmp_path / "b" / "node.toml", *words).stdout == command(place / "b" / "node.toml", *words).stdout != ""
+    assert "the models in ff have 4 parameters, and that of the node's experiment 18" in command(tmp_path / "b" / "node.toml", *words, "--received").stderr
+
+
+@pytest.mark.parametrize(("module", "axes", "want"), [(torch.nn.Linear(1, 1), 1, [0, 1, 1]), (torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Flatten(0)), 1, [0, 1, 1]),
+                                                      (torch.nn.Linear(1, 2), 1, [1, 0, 0]), (torch.nn.Linear(1, 1), None, [[-1.0], [0.5], [2.0]])])
+def test_one_output_is_a_logit_where_targets_are_classes_and_a_number_where_they_are_not(module, axes, want):
+    with torch.no_grad():
+        for one in module.parameters():
+            one.copy_(torch.tensor([1.0, -1.0])[: len(one)].reshape(one.shape) if one.ndim == 2 else torch.zeros_like(one))
+    assert OwnModel(module, "personal", "a", axes).predict(torch.tensor([[-1.0], [0.5], [2.0]])).tolist() == want

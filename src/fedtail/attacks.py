@@ -17,6 +17,7 @@ from torch import Tensor
 from fedtail.data.population import Population
 from fedtail.draws import hash_bits, uniform_integers, uniform_numbers
 from fedtail.errors import FieldError
+from fedtail.quantiles.radix import LARGEST
 
 if TYPE_CHECKING:
     from fedtail.clients import Clients
@@ -64,7 +65,14 @@ class ClientAttack:
         return mask
 
     def on_population(self, population: Population) -> AttackedPopulation:
-        """The attack on this whole population: who is corrupted and which labels there are, to be used for any part of it."""
+        """The attack on this whole population: who is corrupted and which labels there are, to be used for any part of it.
+
+        Raises FieldError where `clients` names one that is not in it, and would attack nobody.
+        """
+        unknown = set(self.clients or ()) - set(population.key.tolist())
+        if unknown:
+            raise FieldError("clients", "keys of clients of the training population", sorted(unknown)[:5], "Look them up in "
+                             "population.key.")
         labels = _known_labels(population) if self.poisons_labels else ()
         return AttackedPopulation(self, population.key[self.corrupted(population)], labels)
 
@@ -152,15 +160,10 @@ class AttackedPopulation:
         return clients.shard.corrupted[clients.place].nonzero().flatten()
 
 
-@dataclass(frozen=True)
-class LabelPoisoning(ClientAttack):
-    """A1 [Li23, definition 2]: all training labels of corrupted clients are wrong, and they train honestly on them.
+class PoisonedTraining(ClientAttack):
+    """The base of attacks whose clients train on wrong labels; where they are `colluding`, these agree."""
 
-    Of two labels the other is taken, of more any class, uniformly. With `colluding`, of more than two all take the next class,
-    so that their updates agree.
-    """
-
-    colluding: bool = False
+    colluding: bool
 
     @property
     def poisons_labels(self) -> bool:
@@ -174,7 +177,18 @@ class LabelPoisoning(ClientAttack):
 
 
 @dataclass(frozen=True)
-class RandomUpdates(ClientAttack):
+class LabelPoisoning(PoisonedTraining):
+    """A1 [Li23, definition 2]: all training labels of corrupted clients are wrong, and they train honestly on them.
+
+    Of two labels the other is taken, of more any class, uniformly. With `colluding`, of more than two all take the next class,
+    so that their updates agree.
+    """
+
+    colluding: bool = False
+
+
+@dataclass(frozen=True)
+class RandomUpdates(PoisonedTraining):
     """A2 [Li23, definition 2]: corrupted clients send Gaussian updates of mean zero.
 
     The standard deviation of every entry is `scale` or, without one, that of the entries of the update the client would have sent
@@ -192,11 +206,6 @@ class RandomUpdates(ClientAttack):
         if self.colluding and self.scale is None:
             raise FieldError("scale", "given", self.scale, "Clients that all send one update have agreed on its scale.")
 
-    @property
-    def poisons_labels(self) -> bool:
-        """Whether the training labels of corrupted clients are wrong: they are; examples to evaluate on stay."""
-        return True
-
     def sent_updates(self, updates: Tensor, clients: Clients) -> Tensor:
         """Gaussian updates, (clients, dim), drawn by the run's seed, the round, the client's key and the coordinate."""
         coordinates, sent = torch.arange(updates.shape[1]), torch.empty_like(updates)
@@ -209,7 +218,7 @@ class RandomUpdates(ClientAttack):
 
 
 @dataclass(frozen=True)
-class ModelReplacement(ClientAttack):
+class ModelReplacement(PoisonedTraining):
     """A3 [Li23, definition 2]: corrupted clients train on poisoned labels and send `scale` times their update.
 
     The thesis does not give the factor; its authors' programs take the number of clients in a round. With `colluding`, of more
@@ -224,16 +233,6 @@ class ModelReplacement(ClientAttack):
         super().__post_init__()
         if not self.scale > 0:
             raise FieldError("scale", "positive", self.scale, "It multiplies the update of a corrupted client.")
-
-    @property
-    def poisons_labels(self) -> bool:
-        """Whether the training labels of corrupted clients are wrong: they are; examples to evaluate on stay."""
-        return True
-
-    @property
-    def labels_agree(self) -> bool:
-        """Whether all take the next class instead of any: where they collude."""
-        return self.colluding
 
     def sent_updates(self, updates: Tensor, clients: Clients) -> Tensor:
         """The updates times `scale`, (clients, dim)."""
@@ -251,10 +250,11 @@ class ClaimedLoss(ClientAttack):
     poisons: bool = False
 
     def __post_init__(self) -> None:
-        """Raise FieldError if `fraction` is outside [0, 1] or `loss` is not finite, which the server would notice."""
+        """Raise FieldError if `fraction` is outside [0, 1] or `loss` is not a finite float32, which the server would notice."""
         super().__post_init__()
-        if not math.isfinite(self.loss):
-            raise FieldError("loss", "finite", self.loss, "A client without a finite loss does not contribute.")
+        if not abs(self.loss) <= LARGEST:
+            raise FieldError("loss", f"between -{LARGEST:.3g} and {LARGEST:.3g}, as a float32 is", self.loss,
+                             "A client without a finite loss does not contribute.")
 
     @property
     def poisons_labels(self) -> bool:
@@ -262,8 +262,8 @@ class ClaimedLoss(ClientAttack):
         return self.poisons
 
     def claimed_losses(self, losses: Tensor) -> Tensor:
-        """The claimed loss for each of them, (clients,) float64."""
-        return torch.full_like(losses, self.loss)
+        """The claimed loss for each of them, (clients,) float64, rounded to float32 as every client's loss is."""
+        return torch.full_like(losses, self.loss).float().double()
 
 
 @dataclass(frozen=True)
@@ -277,9 +277,12 @@ class InvalidRows(ClientAttack):
     value: float = math.nan
 
     def sent_rows(self, rows: Tensor, clients: Clients, modulus_bits: int | None) -> Tensor:
-        """Rows full of `value`, or of random integers modulo 2^modulus_bits, (clients, width)."""
+        """Rows full of `value`, or of random integers modulo 2^modulus_bits, (clients, width).
+
+        A value beyond the precision of the rows is infinite in it.
+        """
         if modulus_bits is None:
-            return torch.full_like(rows, self.value)
+            return torch.full_like(rows, self.value, dtype=torch.float64).to(rows)
         entries = torch.arange(rows.shape[1])
         bits = [one.random_bits("invalid row", entries) for one in clients.batches_of_one()]
         return torch.stack(bits) & ((1 << modulus_bits) - 1)

@@ -108,11 +108,22 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     One output per example is read as a logit, of class 1 where it is positive. For sequences, targets (examples, time), the share
     of wrong positions among those that are not padding; zero where all are.
     """
-    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
-        outputs = outputs.squeeze(-1)
-    found = (outputs > 0).long() if outputs.ndim == targets.ndim else outputs.argmax(-1)
-    wrong = (found != targets).double()
+    wrong = (predicted_classes(outputs, targets.ndim) != targets).double()
     return wrong if targets.ndim == 1 else _mean_where_true(wrong, ~is_padding(targets))
+
+
+def predicted_classes(outputs: Tensor, axes: int = 1) -> Tensor:
+    """The class that a model's outputs predict for each example, (examples,) int64; of sequences for each position.
+
+    One output is a logit, of class 1 where it is positive; of several the largest is the class. `axes` is the number of axes of
+    the classes: 1, or 2 for sequences, (examples, time).
+
+    >>> predicted_classes(torch.tensor([[0.5], [-2.0]])), predicted_classes(torch.tensor([[0.0, 1.0, 3.0]]))
+    (tensor([1, 0]), tensor([2]))
+    """
+    if outputs.ndim == axes + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    return (outputs > 0).long() if outputs.ndim == axes else outputs.argmax(-1)
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from fedtail.data.arrays import take_rows
 from fedtail.data.population import Population, select_rows
 from fedtail.engine.linear import LinearKernel, residual_function
 from fedtail.errors import FieldError
-from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_from_values
+from fedtail.evaluation.client_values import client_values
+from fedtail.evaluation.evaluate import Evaluation, evaluation_from_values
 from fedtail.losses import hinge
 from fedtail.modules import cast_inputs
 from fedtail.risk.base import check_positive

@@ -168,14 +168,15 @@ class Channel:
             """The released sum of one question, float64: `total`, the encoded sum, decoded by the encoding of the round.
 
             Adds the server's noise where the mechanism of the question has some. Raises `RoundLost` where a sum of updates is not
-            finite, or would be divided by a weight that is mostly rounding error. Of gathered rows, those that are not finite or
-            beyond their bound are zero.
+            finite, or would be divided by a weight that no cohort can have or that is mostly rounding error. Of gathered rows,
+            those that are not finite or beyond their bound are zero.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             if question.gather:
                 return without_invalid_rows(question, sums, question.width(dim), encoding)
             check_sum_of_updates(question, sums)
+            check_sum_of_weights(question, sums, encoding)
             check_divisor_resolved(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise_source(broadcast, question.number))
 
@@ -335,6 +336,22 @@ def check_sum_of_updates(question: Question, sums: Tensor) -> None:
     """Raise `RoundLost` where a sum of updates holds a number that is not finite: it would end in the model."""
     if question.trains and not bool(sums.sum().isfinite()) and not bool(sums.isfinite().all()):
         raise RoundLost(f"the sum that {question.name} asked for is not finite: a client or a node sent numbers that are not.")
+
+
+def check_sum_of_weights(question: Question, sums: Tensor, encoding: Encoder) -> None:
+    """Raise `RoundLost` where sums would be divided by a weight that the cohort cannot have: negative, or beyond all of theirs.
+
+    Then a client sent a row that no honest one sends, and the quotient would be its choice. The weight is sums[question.divisor];
+    nothing is checked where that divisor is None.
+    """
+    if question.divisor is None:
+        return
+    one = float(question.bound(question.divisor + 1, encoding.clients, encoding.mass)[-1])
+    weight, most = float(sums[question.divisor]), encoding.clients * one
+    if not 0 <= weight <= most * SLACK:
+        raise RoundLost(f"the weights that {question.name} asked for sum to {weight:.3g}, and those of {encoding.clients} "
+                        f"clients are from 0 to {most:.3g}: a client or a node sent what no honest one does. An aggregator over "
+                        "rows, such as CoordinateMedian, leaves such rows out.")
 
 
 def without_invalid_rows(question: Question, rows: Tensor, width: int, encoding: Encoder) -> Tensor:

@@ -172,8 +172,8 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
         rows_by_method,
     )
 
-    table, constant, about = rows_by_method(runs, metric), constant_row(runs, metric), runs[0].about
-    clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
+    table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
+    clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))
     unit = f", {metric_unit(runs[0], metric)}" if metric_unit(runs[0], metric) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
@@ -184,6 +184,13 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     if few:
         show_clients_by_name(runs, metric)
     show_finetuned_errors(runs, metric, few)
+
+
+def evaluated_clients(run: RunFolder) -> str:
+    """Which clients a run's statistics are over: "40 test clients" or, under an attack, "28 benign of 40 test clients"."""
+    split, benign = run.tested_split, run.about.get("benign")
+    some = "" if benign is None else f"{benign[split]} benign of "
+    return f"{some}{run.about['splits'][split]} {split.replace('_', '-')} clients"
 
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:

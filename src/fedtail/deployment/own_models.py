@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedtail.algorithm import FederatedAlgorithm
 from fedtail.data.arrays import as_examples, input_tensors, select_rows
 from fedtail.data.population import Population
 from fedtail.data.tables import read_inputs
@@ -17,6 +18,7 @@ from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.node import RECEIVED, STATE, Computed, Node
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.trust import Trust
+from fedtail.losses import predicted_classes, squared_error
 from fedtail.modules import call_module, cast_inputs
 from fedtail.rows import Mark, RowStore
 from fedtail.task import Task
@@ -33,18 +35,24 @@ class OwnModel:
     module: nn.Module
     kind: Literal["personal", "received"]
     client: str
-    classes: bool                       # whether it predicts classes, as the targets of the node's data are
+    class_axes: int | None              # of the node's targets, where these are classes; None: it predicts numbers
 
     def predict(self, inputs: Examples) -> Tensor:
-        """Predictions for examples, a tensor (examples, ...) or a dict of such: classes, (examples,), or the model's outputs.
+        """Predictions for examples, a tensor (examples, ...) or a dict of such: classes, or the model's outputs.
 
-        Classes are those of the largest outputs, where the node's data have classes.
+        Classes, (examples,), are predicted where the node's data have classes: that of the largest output or, of one output, 1
+        where it is positive. Raises ValueError where the module cannot read the examples.
         """
         inputs = cast_inputs(inputs, next(self.module.parameters()).dtype)
-        with torch.no_grad():
-            outputs = torch.cat([call_module(self.module, select_rows(inputs, few))
-                                 for few in torch.arange(len(input_tensors(inputs)[0])).split(BATCH)])
-        return outputs.argmax(-1) if self.classes else outputs
+        shapes = [tuple(one.shape[1:]) for one in input_tensors(inputs)]
+        try:
+            with torch.no_grad():
+                outputs = torch.cat([call_module(self.module, select_rows(inputs, few))
+                                     for few in torch.arange(len(input_tensors(inputs)[0])).split(BATCH)])
+        except RuntimeError as reason:
+            raise ValueError(f"the model cannot read examples of shape {' and '.join(map(str, shapes))}: {reason}. Pass inputs "
+                             "as in the node's data.") from reason
+        return outputs if self.class_axes is None else predicted_classes(outputs, self.class_axes)
 
 
 def predict(settings: NodeSettings, data: Path, x: str | Sequence[str] = "x", client: str = "", method: str = "", member: int = 0,
@@ -71,20 +79,32 @@ def read_own_model(settings: NodeSettings, client: str = "", method: str = "", m
     """
     trust = Trust.from_names(settings.trust, settings.folder)
     experiment = deployed_experiment(settings.folder / settings.experiment, method, trust)
-    part, task, population = experiment.algorithm.members[member].personal, experiment.task.make(0), settings.read_population()
+    part, task = _member(experiment.algorithm.members, member).personal, experiment.task.make(0)
+    population = settings.read_population()
     place, name = _client_position(population, client)
-    classes = not population.targets.is_floating_point()
+    numbers = population.targets.is_floating_point() or squared_error in (task.loss, task.error)
+    axes = None if numbers else population.targets.ndim
     if received:
-        return OwnModel(task.with_params(_received_models(settings, task)[member]).eval(), "received", name, classes)
+        models = _received_models(next(iter(_trainings(settings.folder / "memory", RECEIVED)), None), task)
+        return OwnModel(task.with_params(models[member]).eval(), "received", name, axes)
     if not part.trains:
         raise ValueError("the method of this node trains no personal models. --received predicts by the shared model that the "
                          "node received last.")
-    row = _kept_row(settings.make_node(0), part.memory_name(member), place)
-    if row is None:
+    found = _kept_row(settings.make_node(0), part.memory_name(member), place)
+    if found is None:
         raise ValueError(f"client {name} has no personal model on this node: it was never sampled, or its memory was lost and it "
                          "starts again from the model that it receives. --received predicts by the shared model received last.")
-    shared = _received_models(settings, task)[member]
-    return OwnModel(task.with_params(part.models(row.to(shared)[None], shared)[0]).eval(), "personal", name, classes)
+    row, folder = found
+    shared = _received_models(folder / RECEIVED, task)[member]
+    return OwnModel(task.with_params(part.models(row.to(shared)[None], shared)[0]).eval(), "personal", name, axes)
+
+
+def _member(members: Sequence[FederatedAlgorithm], member: int) -> FederatedAlgorithm:
+    """The method at position `member` of a family; ValueError where there is none."""
+    if not 0 <= member < len(members):
+        raise ValueError(f"the node's experiment has {len(members)} models, and --member {member} is none of them. Positions are "
+                         f"from 0 to {len(members) - 1}.")
+    return members[member]
 
 
 def _client_position(population: Population, client: str) -> tuple[int, str]:
@@ -109,27 +129,26 @@ def _trainings(memory: Path, file: str) -> list[Path]:
     return sorted(memory.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _received_models(settings: NodeSettings, task: Task) -> Tensor:
-    """The models that the node received in the last round of its newest training, (models, dim).
+def _received_models(path: Path | None, task: Task) -> Tensor:
+    """The models that the node received in the last round of a training, (models, dim), from the file at `path`.
 
-    Raises ValueError where it keeps none, which is so until a method with memory on its clients has trained there, or where they
+    Raises ValueError where there is none, which is so until a method with memory on its clients has trained there, or where they
     are of another module than that of `task`.
     """
-    found = _trainings(settings.folder / "memory", RECEIVED)
-    if not found:
+    if path is None or not path.is_file():
         raise ValueError("this node has received no model yet, or has lost its memory. Train first.")
-    models = unpack(found[0].read_bytes(), {})
+    models = unpack(path.read_bytes(), {})
     dim = len(task.params())
     if models.shape[1] != dim:
-        raise ValueError(f"the models in {found[0].parent.name} have {models.shape[1]} parameters, and that of the node's "
+        raise ValueError(f"the models in {path.parent.name} have {models.shape[1]} parameters, and that of the node's "
                          f"experiment {dim}. Write the experiment that was trained last.")
     return models
 
 
-def _kept_row(node: Node, name: str, place: int) -> Tensor | None:
+def _kept_row(node: Node, name: str, place: int) -> tuple[Tensor, Path] | None:
     """The row that the client at position `place` keeps under `name` in the newest training of a node that has it; else None.
 
-    Only files are read: the node's state is not changed, and its folder is not locked.
+    With it comes the folder of that training. Only files are read: the node's state is not changed, and its folder is not locked.
     """
     assert node.folder is not None
     for path in _trainings(node.folder, STATE):
@@ -137,8 +156,8 @@ def _kept_row(node: Node, name: str, place: int) -> Tensor | None:
         small, stores, key = dict(state.kept), dict(state.stores), node.fleet.population.key[place: place + 1]
         if name in small:
             row = small[name][place]
-            return None if bool(row.isnan().all()) else row
+            return None if bool(row.isnan().all()) else (row, path.parent)
         if name in stores:
             found = RowStore.open(path.parent, Mark(*stores[name])).rows.row_references(key).read()
-            return found.rows[0] if bool(found.has) else None
+            return (found.rows[0], path.parent) if bool(found.has) else None
     return None

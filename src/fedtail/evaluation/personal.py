@@ -16,6 +16,7 @@ from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.client_values import client_values, client_values_in_blocks
 from fedtail.evaluation.distribution import text_table
 from fedtail.evaluation.evaluate import Evaluation, check_task_once, evaluation_from_values
+from fedtail.personal.base import PersonalModels
 from fedtail.rows import Recalled, RowReferences, Rows
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
@@ -48,10 +49,7 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
     gives loss, error and metrics, by default those of training. `model` is the member of a family. Raises ValueError where the
     run trained no personal models, or keeps them on its nodes.
     """
-    part = trained.algorithm.members[model].personal
-    if not part.trains:
-        raise ValueError("this run trained no personal models. Train with personal=Ditto(0.1, ...) in the algorithm, or use "
-                         "fedtail.evaluate or fedtail.finetune.")
+    part = _personal_part(trained, model)
     task = task or trained.task
     check_task_once(task, population)
     shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype, copy=True)
@@ -80,13 +78,15 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
 def personal_module(trained: Trained, population: Population, client: int | str, model: int = 0) -> nn.Module:
     """The personal model of one client of a run, as a new copy of the task's module in evaluation mode.
 
-    `client` is its position in `population`, or its name as text; the population's keys are those of training; `model` is the
-    member of a family. Raises ValueError where the run trained no personal models, and for a client that never took part and so
+    `client` is its position in `population`, whose keys are those of training, or its name as text; `model` is the member of a
+    family. Raises ValueError where the run trained no personal models, and for a client that never took part and so
     has none.
     """
-    part, client = trained.algorithm.members[model].personal, population.position(client) if isinstance(client, str) else client
+    part, client = _personal_part(trained, model), population.position(client) if isinstance(client, str) else client
+    if not 0 <= client < len(population):
+        raise ValueError(f"client must be a position in the population, from 0 to {len(population) - 1}, got {client}.")
     row = kept_personal_rows(trained, population.key[client: client + 1], model).read()
-    if not part.trains or not bool(row.has):
+    if not bool(row.has):
         raise ValueError(f"client {population.name_of(client)} has no personal model: it was never sampled. It predicts by the "
                          "shared one, trained.module.")
     received = member_states(trained.state)[model].params
@@ -111,6 +111,17 @@ def kept_personal_rows(trained: Trained, keys: Tensor, model: int = 0) -> RowRef
     place = order[torch.searchsorted(ranked, keys).clamp(max=len(order) - 1)]
     has = (memory.key[place] == keys) & ~kept[place].isnan().all(1)
     return Recalled(kept[place].where(has[:, None], 0.0), has)
+
+
+def _personal_part(trained: Trained, model: int) -> PersonalModels:
+    """The part that trained the personal models beside the member `model` of a run; ValueError where there is none."""
+    members = trained.algorithm.members
+    if not 0 <= model < len(members):
+        raise ValueError(f"model must be the position of a model, from 0 to {len(members) - 1}, got {model}.")
+    if not members[model].personal.trains:
+        raise ValueError("this run trained no personal models. Train with personal=Ditto(0.1, ...) in the algorithm, or use "
+                         "fedtail.evaluate or fedtail.finetune.")
+    return members[model].personal
 
 
 def _has_row(kept: RowReferences | Recalled) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtail.clients import Clients
 from fedtail.devices import to_device
 from fedtail.local.penalties import NoPenalty
-from fedtail.local.pulled_steps import check_no_server_half
+from fedtail.local.pulled_steps import check_no_server_half, check_sgd
 from fedtail.local.sgd import LocalSGD
 from fedtail.personal.base import PersonalModels
 from fedtail.personal.own_examples import mean_losses
@@ -29,7 +29,7 @@ class APFL(PersonalModels):
     local: LocalSGD = LocalSGD()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a `mix` outside [0, 1], or a `local` with momentum, weight decay or a penalty."""
+        """Raise ValueError for a `mix` outside [0, 1], or a `local` with more than gradient steps."""
         check_mix(self.mix)
         check_plain_steps(self.local)
 
@@ -62,7 +62,7 @@ class Mapper(PersonalModels):
     local: LocalSGD = LocalSGD()
 
     def __post_init__(self) -> None:
-        """Raise ValueError without mixes, for one outside [0, 1], or a `local` with momentum, weight decay or a penalty."""
+        """Raise ValueError without mixes, for one outside [0, 1], or a `local` with more than gradient steps."""
         if not self.mixes:
             raise ValueError("mixes must name at least one to choose from. Write mixes=(0.25, 0.5, 0.75).")
         for mix in self.mixes:
@@ -104,8 +104,14 @@ def check_mix(mix: float) -> None:
 
 
 def check_plain_steps(local: LocalSGD) -> None:
-    """Raise ValueError where `local` has momentum, weight decay, a penalty or an example risk: a mixture's steps have none."""
+    """Raise ValueError where `local` has more than gradient steps: a mixture's steps have nothing else.
+
+    That is momentum, weight decay, a penalty, an example risk or a divisor. Raises TypeError where it is not a `LocalSGD`.
+    """
+    check_sgd(local)
     check_no_server_half(local)
-    if local.momentum or local.weight_decay or local.example_risk is not None or not isinstance(local.penalty, NoPenalty):
-        raise ValueError("a mixture's steps are plain gradient steps, and local has momentum, weight_decay, a penalty or an "
-                         "example_risk. Leave these out.")
+    more = (local.momentum, local.weight_decay, local.example_risk is not None, local.divisor.divides,
+            not isinstance(local.penalty, NoPenalty))
+    if any(more):
+        raise ValueError("a mixture's steps are plain gradient steps, and local has momentum, weight_decay, a penalty, an "
+                         "example_risk or a divisor. Leave these out.")

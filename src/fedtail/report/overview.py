@@ -43,8 +43,7 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
     run has a guarantee.
     """
-    splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
-    sizes = _join_distinct_texts(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
+    sizes = _join_distinct_texts(map(_split_sizes, runs))
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
     return {"Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Model": model_size_line(runs), "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
@@ -52,6 +51,12 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
             **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
             "Date": end_dates(runs), "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs),
             "Versions": versions}
+
+
+def _split_sizes(run: RunFolder) -> str:
+    """How many clients each split of the run has, as text: "40 train, 40 test"; under an attack also how many are benign."""
+    benign = {split: f" ({count} benign)" for split, count in run.about.get("benign", {}).items()}
+    return ", ".join(f"{count} {split.replace('_', '-')}{benign.get(split, '')}" for split, count in run.about["splits"].items())
 
 
 def _privacy_line(run: RunFolder) -> str:

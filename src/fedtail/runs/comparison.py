@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
@@ -155,7 +155,7 @@ def final_statistics(run: RunFolder, model: EvaluatedModel, metric: str) -> dict
     return dict.fromkeys(found, math.nan) if is_diverged(run, model) else found
 
 
-def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
+def convert_to_shown_units(run: RunFolder, found: Mapping[str, float | None], metric: str) -> dict[str, float]:
     """A copy of `found`, the statistics of a run's metric by name, in the unit they are shown in, with NaN in place of None.
 
     Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep their

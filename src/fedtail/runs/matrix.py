@@ -95,8 +95,14 @@ def _run_cell(experiment: Experiment, seed: int, folder: Path, watch: Watch, res
 
 
 def check_matrix_folder(folder: Path, resume: bool) -> None:
-    """Raise RunRefused where `folder` cannot hold the runs of a matrix: it holds one and `resume` is False, or other files."""
+    """Raise RunRefused where `folder` cannot hold the runs of a matrix.
+
+    That is where it is a run itself or, unless `resume`, holds runs or other files.
+    """
     if (folder / "run.json").exists():
         raise RunRefused(f"{folder} is a run itself; others are not put inside it. Choose another folder with --out.")
-    if not resume:
-        refuse_foreign_folder(folder, set())
+    if resume:
+        return
+    if next(folder.rglob("run.json"), None) is not None:
+        raise RunRefused(f"{folder} holds runs already. Go on with --resume, or choose another folder with --out.")
+    refuse_foreign_folder(folder, set())

@@ -1,11 +1,10 @@
-"""What a matrix found: statistics over benign clients for every combination, and what each value costs the others."""
+"""What a matrix found: statistics over benign clients for every combination, in files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,14 @@ from fedtail.runs.comparison import final_statistics, metric_unit
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
+from fedtail.runs.matrix_costs import SHOWN, CellResult, over_seeds, value_costs
 from fedtail.runs.run_folder import RunFolder
 
 FORMAT, VERSION = "fedtail matrix", 1
-SHOWN = ("mean", "worst10", "std")           # over benign clients: mean, tail and spread
 SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
 MODELS = ("shared", "personal")
 TABLE = "matrix.csv"
 DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
-CellResult = dict[str, Any]
 
 
 def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders: Callable[[MatrixCell], Path]) -> dict[str, Any]:
@@ -36,10 +34,12 @@ def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders
     done = next((one.run for runs in found.values() for one in runs if one.run is not None), None)
     about = {} if done is None else {"unit": metric_unit(done), "split": done.tested_split, "rounds": done.about["rounds"],
                                      "clients": done.about["splits"][done.tested_split], "data": done.about["data"]}
+    runs = {tuple(matrix.cells[place].values.values()): [one.run for one in several if one.run is not None]
+            for place, several in found.items()}
     samplers = {repr(one.experiment.algorithm.members[0].sample) for one in matrix.cells if one.experiment and not one.refused}
     return {"format": FORMAT, "version": VERSION, "name": matrix.name, "seeds": list(seeds), **about,
             "same_cohorts": len(samplers) == 1, "axes": {axis: list(values) for axis, values in matrix.axes.items()},
-            "cells": cells, "costs": value_costs(matrix.axes, cells)}
+            "cells": cells, "costs": value_costs(matrix.axes, cells, runs)}
 
 
 def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellResult:
@@ -62,7 +62,7 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
     done = [one.run for one in runs if one.run is not None]
     shared = [final_statistics(run, SHARED, "error") for run in done]
     own = [final_statistics(run, PERSONAL, "error") for run in done if has_evaluated_personal(run)]
-    return {**empty, "state": "done", "text": "", "shared": _over_seeds(shared), "personal": _over_seeds(own) if own else None,
+    return {**empty, "state": "done", "text": "", "shared": over_seeds(shared), "personal": over_seeds(own) if own else None,
             **_privacy_entries(runs)}
 
 
@@ -92,29 +92,6 @@ def has_evaluated_personal(run: RunFolder) -> bool:
     return run.personal[SHARED.member] == EVALUATED
 
 
-def value_costs(axes: dict[str, tuple[str, ...]], cells: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """What every value but the first of its axis costs: paired differences of statistics to that first value.
-
-    A pair is two combinations that differ in this axis only, both with numbers. An entry has `axis`, `value`, `baseline`,
-    `pairs` (their number), `without` (combinations of the other axes in which one of the two has no numbers), and for `shared`
-    and `personal` models the `mean` and `std` of the differences over pairs, by statistic; None without pairs. Personal models
-    are compared with those of the first value or, where that has none, with its shared model, which clients then use.
-    """
-    by_values = {tuple(cell["values"].values()): cell for cell in cells}
-    costs = []
-    for place, (axis, values) in enumerate(axes.items()):
-        for value in values[1:]:
-            own = [cell for cell in cells if cell["values"][axis] == value]
-            pairs = [(cell, by_values[_with_value(cell, place, values[0])]) for cell in own]
-            both = {"shared": [(a["shared"], b["shared"]) for a, b in pairs if a["shared"] and b["shared"]],
-                    "personal": [(a["personal"], b["personal"] or b["shared"]) for a, b in pairs
-                                 if a["personal"] and b["shared"]]}
-            costs.append({"axis": axis, "value": value, "baseline": values[0], "pairs": len(both["shared"]),
-                          "without": len(own) - len(both["shared"]),
-                          **{model: _paired_differences(found) for model, found in both.items()}})
-    return costs
-
-
 def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
     """Write `result`, as `matrix_result` gives it, to `matrix.json` and its combinations to `matrix.csv` in `folder`."""
     write_json(folder / MATRIX, result)
@@ -137,35 +114,6 @@ def csv_text(result: dict[str, Any]) -> str:
         numbers = [(cell[model] or {}).get(name, {}).get(part) for model, name, part in names]
         rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["text"]])
     return written.getvalue()
-
-
-def _with_value(cell: CellResult, place: int, value: str) -> tuple[str, ...]:
-    """The values of a cell, in the order of the axes, with the one at position `place` replaced by `value`."""
-    values = tuple(cell["values"].values())
-    return (*values[:place], value, *values[place + 1:])
-
-
-def _over_seeds(found: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """For each shown statistic, the `mean` and the sample standard deviation `std` over seeds, None for one seed.
-
-    `found` has a dict of statistics by name for each seed, at least one.
-    """
-    return {name: _mean_and_std([one[name] for one in found]) for name in SHOWN}
-
-
-def _paired_differences(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, dict[str, float | None]] | None:
-    """For each shown statistic, the `mean` and `std` over pairs of the first less the second; None without pairs.
-
-    A pair is two dicts as `_over_seeds` gives them, over the same seeds.
-    """
-    if not pairs:
-        return None
-    return {name: _mean_and_std([a[name]["mean"] - b[name]["mean"] for a, b in pairs]) for name in SHOWN}
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean and sample standard deviation of at least one number, as {"mean": ..., "std": ...}; `std` is None for one."""
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, float | None]:

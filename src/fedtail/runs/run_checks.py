@@ -78,6 +78,7 @@ def first_misfit_phrase(value: Mapping[str, Any], needed: Mapping[str, Fits], mo
     return ""
 
 
+CLIENTS_BY_SPLIT = table_check(whole_number_check(0, MOST_CLIENTS))
 PERSONAL = (NONE, EVALUATED, NOT_EVALUATED)
 STATISTICS = table_check(is_number_or_null)
 MEMBERS = list_check(table_check(table_check(STATISTICS)))                       # by model, split, metric and statistic
@@ -88,7 +89,7 @@ ABOUT_MORE = {
         "field": is_text,
         "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
     "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
-    "splits": table_check(whole_number_check(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
+    "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
     "experiment": table_check(lambda value: True), "personal": list_check(lambda value: value in PERSONAL)}
 RESULT = {"round": whole_number_check()}
@@ -118,6 +119,8 @@ def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) 
         problem = f"the family has {len(family['values'])} values and {len(about['members'])} models"
     if not problem and "personal" in about and len(about["personal"]) != len(about["members"]):
         problem = f"it has personal models beside {len(about['personal'])} models, and there are {len(about['members'])}"
+    if not problem and "benign" in about and about["benign"].keys() != about.get("splits", {}).keys():
+        problem = "it has benign clients of other splits than its own"
     if not problem and "splits" in about and about["splits"] and not any(split in about["splits"] for split in tested):
         problem = f"it has none of the splits {', '.join(tested)}"
     if problem:
