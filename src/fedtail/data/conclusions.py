@@ -35,7 +35,7 @@ def data_needs(size: np.ndarray, rates: bool) -> dict[str, Any]:
     }
     found["clients_with_examples"] = int((size >= found["examples"]).sum())
     about_examples = _example_sentences(clients, median, found) if rates else []
-    return {**found, "sentences": [*_client_sentences(clients, found), *about_examples]}
+    return {**found, "sentences": [*_client_sentences(clients, found, rates), *about_examples]}
 
 
 def worst_of_alike(examples: int, error: float, share: float = WORST) -> float:
@@ -43,8 +43,8 @@ def worst_of_alike(examples: int, error: float, share: float = WORST) -> float:
 
     That is the superquantile of the binomial distribution, over the number of examples.
 
-    >>> round(worst_of_alike(50, 0.2), 3)
-    0.301
+    >>> round(worst_of_alike(1, 0.05), 3)                 # one client in twenty is wrong, of a tenth of them
+    0.5
     """
     from scipy.stats import binom
 
@@ -54,17 +54,21 @@ def worst_of_alike(examples: int, error: float, share: float = WORST) -> float:
     return float(taken @ wrong / taken.sum() / examples)
 
 
-def _client_sentences(clients: int, found: dict[str, Any]) -> list[str]:
-    """Sentences on the number of clients: whether a round has a tail, and what their test part can show."""
+def _client_sentences(clients: int, found: dict[str, Any], rates: bool) -> list[str]:
+    """Sentences on the number of clients: whether a round has a tail, and what their test part can show.
+
+    `found` are the numbers of `data_needs`; without `rates` gains are in units of how much they differ between clients.
+    """
     train, test = clients - found["test_clients"], found["test_clients"]
     said = []
     if train < 2 * TAIL_CLIENTS:
         said.append(f"{clients} clients are few for training on a tail: the worst half of {train} training clients is fewer than "
                     f"{TAIL_CLIENTS}. Look at every client by name.")
+    gain = "A gain of 5 points" if rates else "A gain of half of what gains differ by between clients"
+    where = " (where gains differ by 10 points between clients)" if rates else ""
     enough = "which there are" if test >= found["for_worst"] else f"and a fifth of these clients is {test}"
-    said.append(f"A gain of 5 points takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} "
-                f"in the worst tenth (where gains differ by 10 points between clients), {enough}. A bound on the 90th percentile "
-                f"of new clients takes {found['for_promise']}.")
+    said.append(f"{gain} takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} in the worst "
+                f"tenth{where}, {enough}. A bound on the 90th percentile of new clients takes {found['for_promise']}.")
     return said
 
 

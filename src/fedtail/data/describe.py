@@ -41,9 +41,10 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
     `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
     the distance between a client's label proportions and those of all clients, in [0, 1), `if_shuffled`, this distance with
-    labels dealt out at random (small clients differ by chance), and `single_label`, the share of clients with one label only.
-    For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
-    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
+    labels dealt out at random (small clients differ by chance), `single_label`, the share of clients with one label only, and
+    `labels_of_one`, how many labels one client alone has. For numbers: `variance_between`, the share of the variance that lies
+    between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
+    Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
