@@ -283,7 +283,7 @@ OTHERS = (fedtail.NoDivisor(), fedtail.FixedDivisor(torch.linspace(0.5, 1.0, 18)
           fedtail.personal.APFL(), fedtail.personal.Mapper(), fedtail.personal.FineTuning(fedtail.LocalSGD(penalty=fedtail.Proximal(0.1))), fedtail.AdaptiveProximal(1.0, patience=3), fedtail.Dane(0.1), fedtail.Dane(0.1, 4), local.FullGradient(3),
           fedtail.UntilInexact(fedtail.LocalSGD(0.2, penalty=fedtail.Proximal(1.0)), 0.3, every=2), fedtail.MAML(0.2, 0.1, 2, True), fedtail.MAML(0.2, difference_step=1e-3, local_steps=3, batch_size=4), local.Cosine(3), local.StepDecay(0.5, 2),
           local.Stragglers(0.5), local.Stragglers(0.5, exact=True), local.Participants(4, local.Stragglers(0.5)), local.Deadline(3.0, speeds.LogNormalSpeeds(1.0)),
-          speeds.SpeedTable((3, 1), (2.0, 0.5)), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
+          speeds.SpeedTable((3, 1), (2.0, 0.5)), fedtail.BufferedNoise(1.0, 20, 1, 2), NoPrivacy(), NoisySum(1.0, SERVER), NoisySum(0.5, SHARES, 1.0, True))
 EXAMPLES = list(parts_within((*(replace(BASE, risk=risk, aggregate=one) for risk in RISKS.values() for one in aggregators(risk).values()), *OTHERS)))
 ROOMS = (aggregation, local, fedtail.personal, privacy, quantiles, risks, speeds, fedtail)
 PUBLIC = [part for part in dict.fromkeys(getattr(room, name) for room in ROOMS for name in room.__all__) if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part)]

@@ -317,9 +317,11 @@ def test_a_run_from_a_file_is_the_same_after_an_interruption(tmp_path, monkeypat
 def test_what_does_not_fit_is_refused_when_parts_are_composed():
     wide = replace(METHOD, aggregate=replace(METHOD.aggregate, noise=CorrelatedNoise(1.0, 12, 6)))
     for method, channel, text in (
-            (METHOD, IntegerChannel(), "CorrelatedMean adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide"),
+            (METHOD, IntegerChannel(), "CorrelatedMean adds correlated noise on the server, to the exact sum, which IntegerChannel is there to hide. Use PrivateMean with DiscreteNoise"),
             (METHOD, SecureChannel(threshold=5), "which SecureChannel is there to hide"),
             (wide, PlainChannel(), "is planned for clients that participate at most once in 6 rounds, which CyclicCohorts"),
+            (replace(METHOD, sample=CyclicCohorts(8), aggregate=replace(METHOD.aggregate, total=7.5)), PlainChannel(),
+             "cohorts take turns of 8 rounds, and the noise of CorrelatedMean is planned for turns of 4"),
             (replace(METHOD, local=replace(METHOD.local, penalty=Dane(0.1))), PlainChannel(), "asks for updates more than once in a round"),
             (replace(METHOD, sample=CyclicCohorts(4, 61)), PlainChannel(), "cohorts of 15.25 clients are planned for a population of 61")):
         with pytest.raises(ValueError, match=text):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import ssl
 import stat
 import struct
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -200,12 +203,27 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
     assert [(line["round"], line["question"]) for line in lines] == [(round, question) for round in range(4) for question in range(2)]
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found.pop("files").keys() == {"model.safetensors"}
-    assert found == {"round": 4, "failed": 0, "stopped": "", "channel": ["sums over at least 8 clients, masked by the nodes"]}
+    assert found == {"round": 4, "failed": 0, "stopped": "", "not_finite": [{"parameters": 0, "of": 18}], "channel": ["sums over at least 8 clients, masked by the nodes"]}
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 4
     told = CliRunner().invoke(app, ["privacy", str(tmp_path / "run")])
     assert "epsilon is infinity after 4 rounds" in told.output
     with pytest.raises(ValueError, match="is a run on a deployment"):
         find_runs([tmp_path])
+
+
+def test_ctrl_c_saves_a_run_on_nodes_and_does_not_finish_it(tmp_path, file):
+    experiment = deployed_experiment(file)
+    whole = DeployedRun(experiment, 0, tmp_path / "whole").run(Sites().fleet())
+
+    def interrupt():
+        if "round 2 of 4" in (tmp_path / "run" / "log.txt").read_text():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings(action="ignore"):
+        DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet(), interrupt)
+    assert not (tmp_path / "run" / "result.json").exists()
+    result = DeployedRun(experiment, 0, tmp_path / "run", resume=True).run(Sites().fleet())
+    assert torch.equal(params_of(result), params_of(whole))
 
 
 def test_a_round_that_was_killed_stays_charged(tmp_path, file):

@@ -14,6 +14,7 @@ import fedtail
 from fedtail.attacks import LabelPoisoning, ModelReplacement, RandomUpdates
 from fedtail.data import Population
 from fedtail.models import SoftmaxRegression
+from fedtail.personal import FineTuning
 from fedtail.theory import DittoProblem
 from fedtail_studies import Cell, Data, Results, Verdict, reproduce
 from fedtail_studies.catalogue import study_called
@@ -30,6 +31,7 @@ from fedtail_studies.ditto import (
 from fedtail_studies.ditto.attacked import AttackPlan, OnDevices, attack_in, is_strong
 from fedtail_studies.ditto.printed import BEST
 from fedtail_studies.ditto.several_models import SeveralPersonalModels, choosing
+from fedtail_studies.emnist.printed import TABLE4
 from fedtail_studies.page import PAGE
 from fedtail_studies.results import FILE
 from fedtail_studies.running import Silent
@@ -51,8 +53,9 @@ TINY = {
     "ditto_theory": ({"seeds": 1, "draws": 500, "rounds": 60, "repeats": 5}, None),
     "ditto_vehicle": ({**SHORT, "columns": ("clean", "A1 80%", "A2 20%", "A3 50%")}, generated_sensors),
     "ditto_femnist": ({**SHORT, "columns": ("clean", "A1 80%", "A2 80%", "A3 20%"), "tuning_epochs": 1}, generated_writers),
+    "ditto_mnist": ({**SHORT, "columns": ("clean", "A1 80%", "A2 80%", "A3 20%"), "tuning_epochs": 1, "each_class": 4}, generated_writers),
     "ditto_solvers": ({**SHORT, "rounds": 2, "stops": (1, 2), "epochs": (1,), "each_class": 4}, generated_writers),
-    "ditto_personal": ({**SHORT, "tuning_epochs": 1, "meta_epochs": 1}, generated_writers),
+    "ditto_personal": ({**SHORT, "tuning_epochs": 1, "meta_epochs": 1, "meta_rates": (0.1,)}, generated_writers),
 }
 
 
@@ -94,6 +97,19 @@ def test_several_personal_models_are_those_of_runs_of_their_own():
         found, wanted = (fedtail.evaluate_personal(run, people, engine=ONE) for run in (choosing(both, place), alone))
         assert torch.equal(found.personal.loss.values, wanted.personal.loss.values)
         assert torch.equal(found.shared.loss.values, wanted.shared.loss.values)
+
+
+def test_a_part_that_diverges_leaves_the_others_alone():
+    people, task = small_people(), softmax_task()
+    steps = fedtail.LocalSGD(0.1, batch_size=8, epochs=20)
+    tuned, diverging = FineTuning(steps), FineTuning(replace(steps, penalty=fedtail.Proximal(1e6)))
+
+    def losses(part, place=None):
+        trained = fedtail.train(replace(fedtail.fedavg(3, **LOCAL), sample=fedtail.Everyone(), personal=part), task, people, rounds=1, engine=ONE)
+        return fedtail.evaluate_personal(trained if place is None else choosing(trained, place), people, engine=ONE).personal.loss.values
+
+    assert torch.equal(losses(SeveralPersonalModels((diverging, tuned)), 1), losses(tuned))
+    assert not torch.equal(losses(SeveralPersonalModels((diverging, tuned)), 0), losses(tuned))
 
 
 def test_local_models_that_begin_at_the_initial_model_do_not_depend_on_an_attack():
@@ -148,6 +164,16 @@ def test_samples_are_split_72_8_20_and_devices_weigh_the_same():
     assert len(torch.cat([part.inputs for part in parts]).unique(dim=0)) == people.num_examples
 
 
+def test_participation_is_how_often_runs_sample_devices():
+    cell = Cell("x", 3, AttackPlan(rounds=7, cohort=3, local_steps=1), generated_sensors(), "cpu", Silent())
+    here, sampled = devices.sensors(cell), []
+    cell.train(attacked.averaging(cell.plan), here.task, here.train, 7, lambda progress: sampled.append(progress.view.sampled))
+    counts = np.bincount(torch.cat(sampled).numpy(), minlength=8)
+    there = counts[counts > 0]
+    assert devices.participation(cell, here) == {"clients": 8, "never": int((counts == 0).sum()), "min": there.min(),
+                                                 "median": np.median(there), "max": there.max()}
+
+
 def test_devices_of_skewed_data_hold_five_classes_and_no_image_twice():
     people = devices.five_classes(generated_writers(10).population, 6, 4, seed=1)
     assert len(people) == 6
@@ -197,7 +223,7 @@ def test_errors_of_regression_are_those_of_the_penalised_normal_equations():
 # printed numbers and verdicts
 
 
-@pytest.mark.parametrize("table", [printed.VEHICLE, printed.FEMNIST])
+@pytest.mark.parametrize("table", [printed.VEHICLE, printed.FEMNIST, printed.FASHION])
 def test_the_best_strength_that_is_printed_is_one_of_the_printed_rows(table):
     rows = [row for name, row in table.items() if name.startswith("Ditto ")]
     assert all(any(row[column] == found for row in rows) for column, found in table[BEST].items())
@@ -228,6 +254,16 @@ def test_the_printed_numbers_of_vehicle_are_judged_as_the_thesis_reads_them():
                for cell, found in cells.items()} for seed, cells in results.cells.items()})
     text = next(text for text in verdicts if text.startswith("Under A1"))
     assert next(claim for claim in study.claims if claim.text == text).judge(backwards).verdict is Verdict.DISAGREES
+
+
+@pytest.mark.parametrize(("name", "table"), [("ditto_femnist", printed.FEMNIST), ("ditto_mnist", printed.FASHION)])
+def test_the_printed_numbers_of_other_data_bear_out_every_claim(name, table):
+    study = study_called(name)
+    columns = tuple(table["global"])
+    more = {"TERM 5": 30.0, **{f"Ditto {one:g} + clipping": 90.0 for one in study.full.strengths}}
+    results = planted(table, replace(study.full, columns=columns), more)
+    found = {claim.text: claim.judge(results) for claim in study.claims}
+    assert {finding.verdict for finding in found.values()} <= {Verdict.AGREES, Verdict.DIRECTION}, found
 
 
 def test_the_best_strength_of_a_seed_is_that_with_the_best_validation_accuracy():
@@ -261,3 +297,19 @@ def test_the_best_stop_is_chosen_by_other_seeds_so_that_another_one_can_beat_it(
 def test_a_method_takes_its_variant_with_the_best_validation_accuracy():
     found = {"EWC, lambda 10": {"validation": 1.0, "test": 5.0}, "EWC, lambda 1000": {"validation": 2.0, "test": 4.0}, "EWCX": {"validation": 9.0}}
     assert personal_pages.best_of(found, "EWC")["test"] == 4.0
+
+
+def test_table_4_is_judged_as_the_paper_reads_it():
+    def numbers(mean: float, tail: float, seed: int) -> dict:
+        return {"test": 100 - mean + 0.001 * seed, "p90": tail + 0.001 * seed, "validation": 0.0}
+
+    def cell(row: dict, seed: int) -> dict:
+        found = {"global": numbers(row["before.mean"].mean, row["before.p90"].mean, seed),
+                 "fine-tuning": numbers(row["after.mean"].mean, row["after.p90"].mean, seed)}
+        return {"seconds": 0.0, "numbers": found}
+
+    cells = {seed: {("clean" if name == "FedAvg" else name): cell(row, seed) for name, row in TABLE4.items()} for seed in range(3)}
+    results = Results("x", False, {}, None, (), cells)
+    assert personal_pages.close_after(results, "fine-tuning").verdict is Verdict.AGREES
+    assert personal_pages.personalisation_helps(results, "fine-tuning").verdict in (Verdict.AGREES, Verdict.DIRECTION)
+    assert personal_pages.close_after(results, "global").verdict is Verdict.DISAGREES      # 4.8 points of the 90th percentile

@@ -329,6 +329,17 @@ def test_a_diverging_cell_has_a_word_and_no_number(place):
     assert [(cost["pairs"], cost["without"], cost["shared"]) for cost in costs] == [(0, 1, None), (0, 1, None)]
 
 
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.filterwarnings("ignore:no client contributed in any round")
+def test_a_cell_whose_every_round_was_lost_shows_no_number_of_the_untrained_model(place):
+    written(HEAD + '[matrix.attack]\nnone = {}\nhuge = { attack = { part = "InvalidRows", fraction = 0.9, value = 1e30 } }\n')
+    answered = call("matrix", "m.toml", "--json")
+    none, huge = json.loads(answered.stdout)["cells"]
+    assert none["state"] == "done"
+    assert (huge["state"], huge["shared"]) == ("diverged", None)
+    assert huge["text"].startswith("seed 0: nothing was learned, ")
+
+
 def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again(place, monkeypatch):
     written(HEAD + '[matrix.a]\none = {}\ntwo = { risk = "Worst" }\nthree = { risk = { part = "Tilted", tilt = 1.0 } }\n')
     from fedtail.risk import Worst
@@ -443,3 +454,15 @@ def test_the_page_in_a_browser_filters_sorts_and_fits_a_phone(done):
             assert visit.page.evaluate(in_sight)              # numbers too, without a hidden scroll
             visit.page.uncheck("#refused")
             assert visit.page.evaluate("[...document.querySelectorAll('#cells tbody tr')].filter(row => row.offsetParent).length") == 24
+
+
+def test_an_epsilon_about_examples_is_not_shown_as_one_about_clients(place):
+    inside = '{{ local = {{ part = "ExamplePrivateSGD", clip_norm = 1.0, noise_multiplier = {}, learning_rate = 0.2 }} }}'
+    head = HEAD.replace("[local]\nlearning_rate = 0.2\n", '[local]\npart = "LocalSGD"\nlearning_rate = 0.2\n')
+    written(head + '[privacy]\ndelta = 1e-3\nunit = "example"\n[matrix.noise]\n' + f"little = {inside.format(2.0)}\nmuch = {inside.format(8.0)}\n")
+    answered = call("matrix", "m.toml", "--out", "o")
+    assert answered.exit_code == 0, answered.stderr
+    result = json.loads(Path("o/matrix.json").read_text())
+    assert [one["privacy_unit"] for one in result["cells"]] == ["example", "example"]
+    assert answered.stdout.count("(example-level)") == Path("o/matrix.html").read_text().count("(example-level)") == 2
+    assert [row["privacy_unit"] for row in csv.DictReader(Path("o/matrix.csv").read_text().splitlines())] == ["example", "example"]

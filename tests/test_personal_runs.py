@@ -172,7 +172,7 @@ def test_participation_is_counted_and_few_rounds_are_told(ditto):
     counts = cohorts()
     some = counts[counts > 0]
     assert ditto.client_columns("train")["asked"].tolist() == counts.tolist()
-    assert ditto.result["participation"] == {"clients": 16, "never": int((counts == 0).sum()), "min": some.min(),
+    assert ditto.result["participation"] == {"clients": 16, "total": counts.sum(), "never": int((counts == 0).sum()), "min": some.min(),
                                              "median": float(np.median(some)), "max": some.max()}
     assert personal_sentences([ditto]) == ["ditto: " + FEW.format(f"{np.median(some):g}", some.min(), some.max())]
     data = page_data([ditto])
@@ -186,7 +186,7 @@ def test_participation_is_counted_and_few_rounds_are_told(ditto):
 
 
 def test_with_enough_rounds_nothing_is_told_and_nobody_has_no_median(ditto, monkeypatch):
-    assert participation_summary(np.array([0, 0])) == {"clients": 2, "never": 2, "min": 0, "median": 0, "max": 0}
+    assert participation_summary(np.array([0, 0])) == {"clients": 2, "total": 0, "never": 2, "min": 0, "median": 0, "max": 0}
     monkeypatch.setitem(ditto.result, "participation", participation_summary(np.array([0, 50, 70])))
     assert personal_sentences([ditto]) == []
     monkeypatch.setitem(ditto.result, "participation", participation_summary(np.array([0, 49, 49, 70])))

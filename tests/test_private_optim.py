@@ -700,6 +700,8 @@ def test_grad_samples_of_opacus_give_the_same_step():
         ours.step(x, y)
     assert opacus.__version__
     assert torch.allclose(theirs.params, ours.params, atol=1e-10)
+    with pytest.raises(ValueError, match="the module is in Opacus's GradSampleModule, which computes gradients of examples itself"):
+        theirs.step(*data())
     wrapped.zero_grad()
     with pytest.raises(ValueError, match="each parameter needs one tensor in grad_sample"):
         GivenGradients.from_grad_samples(wrapped.parameters())

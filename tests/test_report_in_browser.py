@@ -65,9 +65,10 @@ def check_numbers(visit: Visit, family: list[RunFolder], theta: float) -> None:
     expected = numbers_of(family, theta)
     assert visit.text("#focus-label") == f"θ = {theta:g}"
     assert visit.page.get_attribute("#slider-0", "aria-valuetext") == f"θ = {theta:g}"
-    for name, value in expected.items():
-        assert visit.value(f"#focus-{name}") == approx(value, abs=1e-12)
-        assert visit.text(f"#focus-{name}") == f"{100 * value:.2f}%"
+    for place, (name, value) in enumerate(expected.items()):
+        assert visit.page.get_attribute(f"#focus-{place}", "data-statistic") == name
+        assert visit.value(f"#focus-{place}") == approx(value, abs=1e-12)
+        assert visit.text(f"#focus-{place}") == f"{100 * value:.2f}%"
         assert visit.value(f"#table tr.focus [data-statistic={name}]") == approx(value, abs=1e-12)
         assert visit.text(f"#table tr.focus [data-statistic={name}]").startswith(f"{100 * value:.2f}")
     assert visit.page.locator("#table tr.focus").count() == 1
@@ -179,7 +180,7 @@ def test_every_table_is_handed_out_as_csv_in_full_and_settings_make_the_runs_aga
         head, *rows = csv.reader(Path(saved.value.path()).read_text().splitlines())
         column, first = head.index("90th percentile"), THETAS[0]
         assert float(rows[0][column]) == approx(numbers_of(family, first)["p90"], rel=1e-12)
-        assert len(rows) == len(THETAS)
+        assert [row[0].split(" ")[0] for row in rows] == ["θ"] * len(THETAS) + ["constant"]
         assert head[0] == "error"
         with visit.page.expect_download() as saved:
             visit.page.locator(".bar:has(+ .scroll #client-table) .csv").click()
@@ -207,7 +208,7 @@ def test_personal_models_are_a_method_of_their_own_and_participation_is_shown(br
             visit.page.click(f".chip[data-method='{k}']")
             visit.wait()
             assert visit.text("#focus-label") == ("ditto, shared", "ditto, personal")[k]
-            assert visit.value("#focus-mean") == approx(run.client_columns("test")[column].mean())
+            assert visit.value("#focus-0") == approx(run.client_columns("test")[column].mean())
         [trace] = visit.traces("took-part")                  # of the method in focus
         counts = run.client_columns("train")["asked"].astype(int)
         assert trace["x"][1:-1] == approx(np.arange(counts.max() + 1))
@@ -271,4 +272,37 @@ def test_folders_with_little_in_them(browser, family, tmp_path, kind):
         assert visit.overflow() <= 0
         assert visit.page.locator("#table tr[data-method]").count() == len(page_data(runs)["methods"])
         if kind == "regression":
-            assert visit.text("#focus-mean") == "5.583"
+            assert visit.text("#focus-0") == "5.583"
+
+
+def test_the_metric_in_focus_is_switched_and_its_bad_end_with_it(browser, tmp_path):
+    runs = [write_run(tmp_path / name, name, [theta], 0, settings=['task.metrics=["balanced_accuracy"]', "rounds=4"])
+            for name, theta in (("FedAvg", 1.0), ("tail", 0.4))]
+    values = [run.client_columns("test")["balanced_accuracy"] for run in runs]
+    with Visit(browser, write_page(runs, tmp_path), 400) as visit:
+        before = visit.plots()
+        assert visit.text("#methods h2") == "How the error is spread over clients"
+        assert "further left" in visit.text("#distribution")
+        visit.page.select_option("#metric", "balanced_accuracy")
+        visit.wait()
+        assert visit.text("#methods h2") == "How the balanced_accuracy is spread over clients"
+        assert "10th percentile: further right" in visit.text("#distribution")
+        assert "further left" not in visit.text("#distribution")
+        assert visit.page.locator(".of-metric:visible table.methods").count() == 1
+        for k, values_of_one in enumerate(values):
+            cell = f".of-metric:visible tr[data-method='{k}'] [data-statistic=p10]"
+            assert visit.value(cell) == approx(np.percentile(values_of_one, 10), abs=1e-12)
+        assert visit.page.get_attribute("#focus-1", "data-statistic") == "p10"
+        assert visit.page.evaluate("document.getElementById('ecdf').layout.shapes[0].y0") == 10
+        pairs = visit.traces("pairs")[0]
+        assert pairs["y"] == approx(values[1], abs=1e-4)
+        blue = visit.page.evaluate("css('--better')")
+        gained = [colour == blue for colour in pairs["marker"]["color"]]
+        assert gained == [after > before + 1e-9 for before, after in zip(pairs["x"], pairs["y"], strict=True)]
+        changed = [name for name in ("histogram", "ecdf", "size", "sorted", "pairs", "error-rounds") if visit.plots()[name] == before[name]]
+        assert changed == []
+        visit.page.select_option("#metric", "error")
+        visit.wait()
+        assert visit.plots() == before                       # and back again
+        assert visit.overflow() <= 0
+        assert visit.problems == []

@@ -193,6 +193,13 @@ def test_who_is_interrupted_goes_on_and_ends_the_same(tmp_path):
     assert whole["claims"] == cut["claims"]
 
 
+def test_the_page_describes_the_data_as_they_were_last_read(tmp_path):
+    for about in ("They are old.", "They are new."):
+        reproduce(TOY, Plan(), tmp_path, Data("toys, 3", None, papers=False, about=about))
+    assert "They are new." in (tmp_path / PAGE).read_text()
+    assert Results.read(tmp_path).data["about"] == "They are new."
+
+
 def test_results_of_another_plan_are_not_mixed_in(tmp_path):
     reproduce(TOY, Plan(), tmp_path)
     with pytest.raises(RunRefused, match=r"holds results of toy with other settings or data\. Choose another folder with --out\."):

@@ -413,7 +413,7 @@ def test_lost_or_changed_lines_are_an_error(tmp_path, name):
 
 @pytest.mark.parametrize(("settings", "text"), [
     (["risk.tail_fraction=0.4"], "risk.tail_fraction was 0.5, is 0.4"),
-    (["rounds=8"], "rounds was 6, is 8"),
+    (["rounds=5"], "rounds was 6, is 5"),
     (["local.penalty.part=Proximal", "local.penalty.strength=1"], "local.penalty.part was 'NoPenalty', is 'Proximal'"),
 ])
 def test_an_experiment_that_changed_is_refused(tmp_path, settings, text):

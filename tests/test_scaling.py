@@ -11,15 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
+from typer.testing import CliRunner
 
 import fedtail
 from fedtail import Population, Task, fedavg, train
+from fedtail.cli import app
 from fedtail.data import Scaling
 from fedtail.deployment.deployed_experiment import deployed_experiments
 from fedtail.experiment import ExperimentError, read_experiment
-from fedtail.models import SoftmaxRegression
+from fedtail.models import LogisticRegression, SoftmaxRegression
 from fedtail.runs import RunFolder, run
-from fedtail.runs.choosing import choose_model, load_models
+from fedtail.runs.choosing import choose_model
+from fedtail.runs.models_of_run import load_models
 from test_experiment import parsed, refused
 
 from run_cases import Onlooker
@@ -185,11 +188,25 @@ def test_a_run_keeps_its_scaling_and_a_model_chosen_by_it_takes_inputs_as_they_a
     test = replace(experiment.data, scale=None).load(0)["test"]
     _, [module] = load_models(folder)
     x, y = test.inputs[test.example_clients_and_rows()[1]], test.targets[test.example_clients_and_rows()[1]]
-    wrong = ((scaling.before(module)(x) > 0).long() != y).float().mean().item()
+    wrong = ((module(x) > 0).long() != y).float().mean().item()
+    assert torch.equal(folder.module()(x), module(x))                       # RunFolder.module scales too
     assert wrong == pytest.approx(folder.result["members"][0]["test"]["error"]["mean"] / 1, abs=1e-6)      # clients have 10 each
     assert wrong < 0.15                                                                                 # unscaled it learns nothing
     np.savez(tmp_path / "mine.npz", x=x.numpy(), y=y.numpy())
     assert choose_model(folder.path, tmp_path / "mine.npz")["models"][0]["error"] == pytest.approx(100 * wrong, abs=1e-4)
+    done = CliRunner().invoke(app, ["predict", str(folder.path), "--data", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "p.npz")])
+    assert done.exit_code == 0, done.output
+    assert (np.load(tmp_path / "p.npz")["prediction"] != y.numpy()).mean() == pytest.approx(wrong, abs=1e-6)
+    exported = CliRunner().invoke(app, ["export", str(folder.path), "--format", "torch", "--out", str(tmp_path / "export")])
+    assert exported.exit_code == 0, exported.output
+    again = torch.export.load(tmp_path / "export" / "model.pt2").module()
+    assert torch.allclose(again(x), module(x), atol=1e-5)
+    CliRunner().invoke(app, ["export", str(folder.path), "--format", "safetensors", "--out", str(tmp_path / "card")])
+    card = (tmp_path / "card" / "README.md").read_text()
+    names = {"module": LogisticRegression(5), "x": x}
+    code = card.split("begin with `module.`:")[1].split("```python\n")[1].split("```")[0]
+    exec(code.replace("model.safetensors", str(tmp_path / "card" / "model.safetensors")), names)      # as the card says
+    assert torch.allclose(names["outputs"], module(x), atol=1e-5)
     assert RunFolder.open(folder.path).about["experiment"]["data"]["scale"] == "columns"
 
 

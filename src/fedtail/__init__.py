@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
+    from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, WorseThanConstantWarning
     from fedtail.divisors import FixedDivisor, NoDivisor
     from fedtail.engine import Engine
     from fedtail.evaluation import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         FederatedEvaluation,
         FederatedInexactness,
         GradientDissimilarity,
+        Validation,
         choose,
         evaluate,
         evaluate_family,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         inexactness,
         personal_module,
     )
+    from fedtail.history import History
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import (
         MAML,
@@ -72,7 +75,7 @@ if TYPE_CHECKING:
         UntilInexact,
     )
     from fedtail.personal import Ditto, NoPersonalModels, PersonalModels, ValidatedDitto
-    from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
+    from fedtail.privacy import BufferedNoise, CorrelatedNoise, DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import (
         afl,
@@ -140,7 +143,8 @@ if TYPE_CHECKING:
     from fedtail.solvers import minimise, minimise_stochastic
     from fedtail.speeds import LogNormalSpeeds, SpeedTable, read_speeds
     from fedtail.task import Metric, Task
-    from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
+    from fedtail.trained import Progress, Trained
+    from fedtail.training import BudgetSpentWarning, InterruptedWarning, NoContributionWarning, resume, train
 
 _HOME = {
     "aggregation": ("AdaptiveClip", "ClippedMean", "CoordinateMedian", "CorrelatedMean", "CurvatureMean", "DelayedMean",
@@ -150,16 +154,18 @@ _HOME = {
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
+    "divergence": ("AnswersLeftOutWarning", "DivergedWarning", "WorseThanConstantWarning"),
     "divisors": ("FixedDivisor", "NoDivisor"),
     "engine": ("Engine",),
     "evaluation": ("Distribution", "EarlyStopping", "Evaluation", "FederatedEvaluation", "FederatedInexactness",
-                   "GradientDissimilarity", "choose", "evaluate", "evaluate_family", "evaluate_personal", "finetune",
-                   "gradient_dissimilarity", "inexactness", "personal_module"),
+                   "GradientDissimilarity", "Validation", "choose", "evaluate", "evaluate_family", "evaluate_personal",
+                   "finetune", "gradient_dissimilarity", "inexactness", "personal_module"),
+    "history": ("History",),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("AdaptiveProximal", "Constant", "Cosine", "Dane", "Deadline", "ExamplePrivateSGD", "LocalSGD", "MAML",
               "Participants", "Proximal", "StepDecay", "Stragglers", "UntilInexact"),
     "personal": ("Ditto", "NoPersonalModels", "PersonalModels", "ValidatedDitto"),
-    "privacy": ("CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
+    "privacy": ("BufferedNoise", "CorrelatedNoise", "DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "ditto", "dp_delta_fl", "dp_fedavg", "dp_ftrl", "fed_adadps", "fed_dp2",
                 "fedavg", "fedavg_sub", "feddane", "fedprox", "l2sgd", "mean_regularised", "per_fedavg", "q_ffl",
@@ -175,7 +181,8 @@ _HOME = {
     "solvers": ("minimise", "minimise_stochastic"),
     "speeds": ("LogNormalSpeeds", "SpeedTable", "read_speeds"),
     "task": ("Metric", "Task"),
-    "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
+    "trained": ("Progress", "Trained"),
+    "training": ("BudgetSpentWarning", "InterruptedWarning", "NoContributionWarning", "resume", "train"),
 }
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 

@@ -382,6 +382,10 @@ def participation_refusals(parts: Composition) -> Iterator[str]:
     if declared.separation > 1 and not (isinstance(sampling, CyclicSampling) and sampling.separation >= declared.separation):
         yield (f"the noise of {aggregator} is planned for clients that participate at most once in {declared.separation} rounds, "
                f"which {parts.sample} does not see to. Use sample=CyclicCohorts({declared.separation}).")
+    elif isinstance(sampling, CyclicSampling) and sampling.separation > declared.separation > 1:
+        yield (f"cohorts take turns of {sampling.separation} rounds, and the noise of {aggregator} is planned for turns of "
+               f"{declared.separation}, by which clients check that they are not sampled too soon: most would answer zeros. "
+               f"Write separation={sampling.separation} for both.")
     if parts.local.declares.mean_updates:
         yield (f"local training asks for updates more than once in a round, and the noise of {aggregator} is planned for one "
                "sum. Use a penalty that asks for none, as Proximal, or PrivateMean.")

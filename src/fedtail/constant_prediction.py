@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,7 +89,7 @@ def _mean_targets(population: Population, shape: tuple[int, ...]) -> Tensor | No
     return (total / mass.clamp(min=1e-300)).float().reshape(shape)
 
 
-def _weighted_targets(population: Population):      # type: ignore[no-untyped-def]
+def _weighted_targets(population: Population) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields targets, (examples, ...) on the CPU, and the weight of each example, (examples,) float64, in pieces."""
     for piece in population.client_blocks(PIECE):
         owner, rows = piece.example_clients_and_rows()
@@ -99,23 +101,22 @@ def _fitted_by_descent(loss: PerExample, population: Population, start: Tensor) 
 
     `start` itself where descent gives no finite loss that is smaller; None where the loss fails on constant outputs.
     """
+    from scipy.optimize import minimize
+
     rows = population.example_clients_and_rows()[1]
     few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), TRIED)).long()]
     targets = take_rows(population.targets, few.to(population.targets.device)).cpu()
-    outputs = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([outputs], max_iter=50, line_search_fn="strong_wolfe")
 
-    def mean_loss() -> Tensor:
-        """The mean loss of the present outputs, with its gradient in place."""
-        optimizer.zero_grad()
-        mean = loss(outputs.expand(len(targets), *outputs.shape), targets).mean()
-        mean.backward()
-        return mean
+    def mean_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """The mean loss of the outputs `flat`, (numbers,), and its gradient."""
+        outputs = torch.from_numpy(flat).to(start).reshape(start.shape).requires_grad_()
+        with torch.enable_grad():
+            mean = loss(outputs.expand(len(targets), *outputs.shape), targets).mean()
+            [slope] = torch.autograd.grad(mean, outputs)
+        return float(mean.detach()), slope.double().numpy().ravel()
 
     try:
-        with torch.enable_grad():
-            before = float(optimizer.step(mean_loss))
-            after = float(mean_loss())
+        found = minimize(mean_and_gradient, start.double().numpy().ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 50})
     except Exception:      # whatever a user's loss makes of outputs that its module would never give
         return None
-    return outputs.detach() if after <= before else start
+    return torch.from_numpy(found.x).to(start).reshape(start.shape) if np.isfinite(found.fun) else start

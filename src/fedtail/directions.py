@@ -20,7 +20,7 @@ def bad_percentile_name(better: str, share: float = 10) -> str:
 
 
 def is_better(value: float, other: float, better: str) -> bool:
-    """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") values are; False where one is NaN."""
+    """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") ones are; False where one is NaN."""
     return value < other if better == "lower" else value > other
 
 

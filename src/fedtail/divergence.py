@@ -26,8 +26,8 @@ def clients_text(count: int, total: int, who: str = "clients") -> str:
 
 def not_finite_text(count: int, total: int, who: str = "clients") -> str:
     """That the loss is not finite for `count` of `total` clients, and what to do."""
-    return (f"the loss is not finite for {clients_text(count, total, who)}: the model has diverged. Lower the learning rate, clip "
-            "updates, or look at the inputs of these clients.")
+    return (f"the loss is not finite for {clients_text(count, total, who)}: the model has diverged. Lower the learning rate, "
+            "clip updates, or look at the inputs of these clients.")
 
 
 def parameters_text(count: int, total: int) -> str:
@@ -39,8 +39,8 @@ def parameters_text(count: int, total: int) -> str:
 def left_out_text(count: int, total: int | None) -> str:
     """That `count` answers of clients were left out, of `total` where that is known, and what to do."""
     share = f"{count} of {total} answers ({count / total:.0%})" if total else f"{count} answers"
-    return (f"{share} of clients were left out because a loss or an update was not finite. Lower the learning rate, or look at the "
-            "inputs of these clients.")
+    return (f"{share} of clients were left out because a loss or an update was not finite. Lower the learning rate, or look at "
+            "the inputs of these clients.")
 
 
 def constant_text(loss: float, constant: float) -> str:

@@ -42,7 +42,8 @@ def average_precision() -> Metric:
 def f1() -> Metric:
     """The F1 score of each client: of class 1 with two classes, with more the mean over those it has or that are predicted.
 
-    With two classes it is not defined for a client without class 1, neither among its targets nor predicted.
+    With two classes it is not defined for a client without an example of class 1, so that whom it is defined for does not depend
+    on the model.
     """
     return Metric("f1", _client_f1, better="higher", per="client")
 
@@ -109,12 +110,13 @@ def _client_average_precision(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _client_f1(outputs: Tensor, targets: Tensor) -> float:
-    """The F1 score of one client; NaN where it is not defined."""
+    """The F1 score of one client; NaN with two classes and no example of class 1."""
     from sklearn.metrics import f1_score
 
     scores, labels = _class_scores(outputs, targets)
-    average = "binary" if scores.shape[1] == 2 else "macro"
-    return float(f1_score(labels, scores.argmax(1), average=average, zero_division=math.nan if average == "binary" else 0.0))
+    if scores.shape[1] > 2:
+        return float(f1_score(labels, scores.argmax(1), average="macro", zero_division=0.0))
+    return float(f1_score(labels, scores.argmax(1))) if (labels == 1).any() else math.nan
 
 
 def _client_balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
@@ -200,8 +202,8 @@ def _numbers(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Targets and outputs as arrays (examples, numbers) float64; raises ValueError where their shapes do not fit."""
     found, wanted = (one.detach().cpu().double().reshape(len(one), -1).numpy() for one in (outputs, targets))
     if found.shape != wanted.shape:
-        raise ValueError(f"the module gives {found.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. This metric "
-                         "is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
+        raise ValueError(f"the module gives {found.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. This "
+                         "metric is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
     return wanted, found
 
 
@@ -213,6 +215,6 @@ def _times_and_events(targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     if told.ndim == 1:
         return told, np.ones(len(told), bool)
     if told.ndim != 2 or told.shape[1] != 2 or not np.isin(told[:, 1], (0, 1)).all():
-        raise ValueError(f"targets are of shape {tuple(targets.shape)}; this metric needs times, (examples,), or pairs of a time and "
-                         "whether the event happened, 1 or 0, (examples, 2).")
+        raise ValueError(f"targets are of shape {tuple(targets.shape)}; this metric needs times, (examples,), or pairs of a time "
+                         "and whether the event happened, 1 or 0, (examples, 2).")
     return told[:, 0], told[:, 1] == 1

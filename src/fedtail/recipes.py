@@ -21,7 +21,7 @@ from fedtail.divisors import FixedDivisor
 from fedtail.iterates import AveragedIterate, Iterate
 from fedtail.local import MAML, Dane, LocalSGD, MeanRegularised, Proximal
 from fedtail.personal import Ditto, FineTuning, KeptByLocal
-from fedtail.privacy import CorrelatedNoise, DiscreteNoise, GaussianNoise, Noise
+from fedtail.privacy import BufferedNoise, CorrelatedNoise, DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.minimum_cohort import minimum_cohort_for
 from fedtail.private_optim.second_moments import RMSPropMoment, SecondMoment
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
@@ -314,22 +314,26 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
 
 
 def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: int, cohort_size: int = 100,
-            bands: int | None = None, **local: Any) -> FederatedAlgorithm:
-    """DP-FTRL: FedAvg with clipped updates and noise that is correlated over `rounds` rounds, by banded matrix factorisation.
+            bands: int | None = None, buffers: int | None = None, **local: Any) -> FederatedAlgorithm:
+    """DP-FTRL: FedAvg with clipped updates and noise that is correlated over `rounds` rounds, by matrix factorisation.
 
     For fleets whose cohorts cannot be drawn by secret Poisson sampling: there is no amplification, and the server, which adds the
     noise, is trusted with the exact sums. The `population` clients take turns, in cohorts of about `cohort_size`, so that each
     participates once in population // cohort_size rounds. `noise_multiplier` (z) is that of all rounds together: their price is
     that of one Gaussian sum, `fedtail privacy --sampling none --rounds 1`. Noise of `bands` rounds cancels in part, by default
-    as many as lie between two turns of a client, and at most 64. Updates are clipped to norm `clip_norm`; their sum is divided
-    by the expected size of a cohort. Other keywords go to `LocalSGD`.
+    as many as lie between two turns of a client, and at most 64 (`CorrelatedNoise`); with `buffers` noise of all rounds does, by
+    so many running sums (`BufferedNoise`). Updates are clipped to norm `clip_norm`; their sum is divided by the expected size of
+    a cohort. Other keywords go to `LocalSGD`.
     """
     _check_number_of_clients(population)
     if not 1 <= cohort_size <= population:
         raise ValueError(f"cohort_size={cohort_size} clients a round, of a population of {population}. Write at most "
                          f"cohort_size={population}.")
+    if bands is not None and buffers is not None:
+        raise ValueError(f"bands={bands} are of CorrelatedNoise, and buffers={buffers} of BufferedNoise. Give one of the two.")
     separation = population // cohort_size
-    noise = CorrelatedNoise(noise_multiplier, rounds, separation, bands)
+    noise = CorrelatedNoise(noise_multiplier, rounds, separation, bands) if buffers is None \
+        else BufferedNoise(noise_multiplier, rounds, separation, buffers)
     return replace(fedavg(cohort_size, **local), sample=CyclicCohorts(separation, population),
                    aggregate=CorrelatedMean(clip_norm, noise, population / separation))
 

@@ -36,6 +36,7 @@ from fedtail.task_kinds import (
     refuse_wrong_metrics,
     refuse_wrong_module,
 )
+from fedtail.types import Examples
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 ONE_HOT = 4096       # rows of targets that are looked at for labels in one-hot form
@@ -59,7 +60,7 @@ class Metric:
     """
 
     name: str
-    function: PerExample
+    function: Callable[[Tensor, Tensor], Tensor | float]
     better: Literal["lower", "higher"] = "lower"
     per: Literal["example", "client"] = "example"
 
@@ -153,6 +154,18 @@ class Task:
             if metric.per == "example":
                 _check_example_metric(metric, outputs, targets)
         refuse_dependence_on_batch(self.module, *self._examples_in_rows(population, _rows_of_several_clients(population)))
+
+    def check_examples(self, inputs: Examples, targets: Tensor) -> None:
+        """Raise a ValueError where the module or the loss cannot take these examples, two or more, or mixes them.
+
+        A copy of the module is called on them, on the CPU. An example's output must not depend on the other examples, and a call
+        must not change the module's tensors. Metrics other than the loss are not tried.
+        """
+        inputs, targets = inputs_to_device(cast_inputs(inputs, trainable_parameters(self.module)[0].dtype), CPU), targets.cpu()
+        outputs = try_module(self.module, inputs)
+        self._check_labels(targets, outputs)
+        _check_example_metric(Metric("loss", self.loss), outputs, targets)
+        refuse_dependence_on_batch(self.module, inputs, targets)
 
     def _examples_in_rows(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
         """The inputs and targets, (rows, ...), in these rows of the population, on the CPU.

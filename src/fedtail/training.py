@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,27 +23,37 @@ from fedtail.deprecated import old_names
 from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, left_out_text, parameters_text
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.local_fleet import LocalFleet
-from fedtail.fleet import Fleet, RoundView
+from fedtail.fleet import Fleet
 from fedtail.model_file import read_model
 from fedtail.modules import trainable_parameters
+from fedtail.observing import Followed, OnRound, RoundObserver, RunValidation, cohort_rows
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
-from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, attached_history
+from fedtail.privacy.history import UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
-from fedtail.risk.base import tail_fraction_used
 from fedtail.sampling import Sampler
 from fedtail.task import Task
+from fedtail.trained import NOT_KNOWN, Progress, Trained, result_params
+
+if TYPE_CHECKING:
+    from fedtail.loggers.base import Logger
+
+__all__ = ["BudgetSpentWarning", "FleetEvaluation", "InterruptedWarning", "NoContributionWarning", "OnRound", "Progress",
+           "Trained", "check_budget", "check_planned_rounds", "check_run", "check_types", "refuse_release_without_noise",
+           "result_params", "resume", "train"]
 
 IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 SAME_KIND = "Start from the same kind of module."
 ANOTHER_METHOD = "To train that model by this method write start=trained.module."
 Start = nn.Module | Mapping[str, Tensor] | str | Path
-OnRound = Callable[["Progress"], bool | None]
-NOT_KNOWN = ClientMemory(torch.zeros(0, dtype=torch.int64), {})      # of a state alone; a whole result has what there is
 
 
 class BudgetSpentWarning(UserWarning):
     """A run ends early because another round would cost more privacy than was promised."""
+
+
+class InterruptedWarning(UserWarning):
+    """A run ends early because of a Ctrl-C, and returns what it has trained so far."""
 
 
 class NoContributionWarning(UserWarning):
@@ -75,86 +85,10 @@ class FleetEvaluation(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of a run: the models, and all that `resume` needs to continue it."""
-
-    algorithm: Method
-    task: Task
-    state: Any
-    seed: int = 0
-    failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
-    memory: ClientMemory = field(default=NOT_KNOWN, repr=False)      # what clients keep between rounds: AFL's lambda
-    stopped: str = ""                   # why it ended before its rounds were done, where a budget was spent
-    ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that was released; .guarantee(delta) prices it
-    evaluation: tuple[Any, ...] | None = field(default=None, repr=False)      # of the models, by the clients of the fleet
-    constant: Tensor | None = field(default=None, repr=False)      # outputs that ignore the inputs, fitted to the training clients
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The models that the run returns, as new copies in evaluation mode: one for each member of a family, else one.
-
-        Each has its privacy history attached as an attribute, so that a run that starts from it can put it on its ledger.
-        """
-        made = self.ledger.history(f"a model that was trained for {self.rounds} rounds", self.rounds)
-        return tuple(_attach_history(self.task.with_params(p).eval(), made) for p in result_params(self.algorithm, self.state))
-
-    @property
-    def module(self) -> nn.Module:
-        """The model that the run returns, as a new copy in evaluation mode; raises ValueError for a family of several methods.
-
-        Its privacy history is attached as an attribute.
-        """
-        if len(self.algorithm.members) > 1:
-            raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
-                             "pick one.")
-        return self.modules[0]
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds the models were trained for, those of earlier runs that were resumed included."""
-        return member_states(self.state)[0].round
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What `on_round` is given after each round."""
-
-    round: int                          # rounds done
-    rounds: int                         # rounds to do
-    trained: Trained                    # the run so far: its models, and all it takes to go on
-    view: RoundView | None              # simulator only: who was sampled, who contributed, who failed
-    before: Trained | None = None       # the run before this round; its `evaluation` is what this round's cohort found, if any
-
-    @property
-    def state(self) -> Any:
-        """The state after this round; for a family, a tuple of states in the order of its members."""
-        return self.trained.state
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The models after this round, as new copies in evaluation mode, in the order of a family's members."""
-        return self.trained.modules
-
-    @property
-    def tail_fractions(self) -> tuple[float | None, ...]:
-        """The tail fraction (theta) used in this round by each member of a family, else by the one method.
-
-        It is the share of the cohort that contributes as the risk declares it: 1 for the mean; None where that is not known, no
-        client was sampled, or the clients are at nodes, where `view` is None.
-        """
-        size = self.view.cohort_size if self.view else 0
-        return tuple(tail_fraction_used(member.risk, size) for member in self.trained.algorithm.members)
-
-    @property
-    def module(self) -> nn.Module:
-        """The model after this round, as a new copy in evaluation mode; raises ValueError for a family of several methods."""
-        return self.trained.module
-
-
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
           start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
           privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
+          validation: RunValidation | None = None, logger: Logger | None = None, progress: bool = True,
           on_round: OnRound | None = None, **old: Any) -> Trained:
     """Train by `algorithm` for `rounds` rounds, and return the models with all that `resume` needs.
 
@@ -170,54 +104,64 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     the start: the whole history of a run's module or model file, nothing of a state dict. With an `evaluation`, clients of the
     fleet evaluate the models, which is charged too. `on_round(progress)` is called after each round, and stops the run by
     returning True. `old` takes deprecated keywords that are now fields of `Engine`. To continue an earlier run use `resume`.
+
+    `validation`, a `fedtail.Validation`, evaluates the models on clients of its own: `best` of the result is the run at its best,
+    and the run ends early where that says so. `logger` (`fedtail.loggers`) gets the numbers of every round, which are also the
+    `history` of the result. A bar shows how far the run is in a terminal or notebook, elsewhere one line is written at its end;
+    `progress=False` shows nothing. Ctrl-C finishes the round and returns what was trained so far, with an `InterruptedWarning`
+    and `interrupted` True; a second one raises KeyboardInterrupt.
     """
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
     if isinstance(start, (Trained, State, tuple)):
         first = _earlier_run_from_start(algorithm, task, start, seed, engine)
         return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
-                      evaluation=evaluation, on_round=on_round)
+                      evaluation=evaluation, validation=validation, logger=logger, progress=progress, on_round=on_round)
     values, earlier = _model_to_start_from(task, start)
     task, seed = _task_with_start_tensors(task, values, engine.dtype), seed or 0
     state = algorithm.initial_state(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
         ledger.record_earlier_history(earlier)
-    first = Trained(algorithm, task, state, seed)
-    return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
+    first, followed = Trained(algorithm, task, state, seed), Followed(validation, logger, progress, on_round)
+    return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, followed)
 
 
 def resume(trained: Trained, population: Population | None = None, *, rounds: int, engine: Engine = Engine(),
            channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: PrivacyBudget | Ledger | None = None,
-           evaluation: FleetEvaluation | None = None, on_round: OnRound | None = None) -> Trained:
+           evaluation: FleetEvaluation | None = None, validation: RunValidation | None = None, logger: Logger | None = None,
+           progress: bool = True, on_round: OnRound | None = None) -> Trained:
     """Continue an earlier run for `rounds` more rounds, with its method, task and seed, as if it had not ended.
 
     Round numbers continue, clients keep their memory, and a copy of the run's ledger continues, under the same budget unless
     `privacy` is another; a `Ledger` given as `privacy` is used in its place. If the ledger does not hold all earlier rounds, it
     notes their history as far as it is known. `population` or `fleet` provides the clients, `engine` and `channel` say how they
-    are computed and what the server sees of them, and `evaluation` and `on_round` act as in `train`. Raises ValueError where the
-    state does not fit the method. To train the model by another method write train(..., start=trained.module).
+    are computed and what the server sees of them, and `evaluation`, `validation`, `logger`, `progress` and `on_round` act as in
+    `train`. Raises ValueError where the state does not fit the method, or where its models are those of different rounds. To
+    train the model by another method write train(..., start=trained.module).
     """
     check_types(trained.algorithm, trained.task, population, rounds)
     dtype = engine.dtype or member_states(trained.state)[0].params.dtype
     _check_state(trained.algorithm.initial_state(trained.task.params().to(dtype), trained.seed), trained.state)
-    first = replace(trained, state=_state_in_precision(trained.state, dtype), stopped="", evaluation=None)
+    first = replace(trained, state=_state_in_precision(trained.state, dtype), stopped="", evaluation=None, interrupted=False)
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
     if isinstance(privacy, PrivacyBudget):
         ledger.budget = privacy
     if not ledger.covers_rounds(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
         ledger.record_earlier_history(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
-    return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
+    followed = Followed(validation, logger, progress, on_round)
+    return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, followed)
 
 
 def _check_and_run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel,
-                   fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
+                   fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, followed: Followed) -> Trained:
     """Check all that could be refused, then run the rounds on the given fleet, or on a local one for the population.
 
-    `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. `rounds`, `engine`, `channel`,
-    `evaluation` and `on_round` are those of `train`. Warns (`NoContributionWarning`) where no client contributed in any round of
-    a new run, where a model is not finite (`DivergedWarning`) and where answers were left out (`AnswersLeftOutWarning`).
+    `first` is the run before these rounds; returns the run after them, whose ledger is `ledger`. `rounds`, `engine`, `channel`
+    and `evaluation` are those of `train`, and `followed` says who follows the rounds. Warns where no client contributed in any
+    round of a new run (`NoContributionWarning`), where Ctrl-C ended it (`InterruptedWarning`), where a model is not finite
+    (`DivergedWarning`) and where answers were left out (`AnswersLeftOutWarning`).
     """
     if population is not None:
         first.task.check(population)
@@ -225,11 +169,16 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
     with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         check_planned_rounds(first.algorithm, first.rounds + rounds)
+        followed.check(first)
         fleet.restore_memory(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
-        trained, anyone, asked = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
+        with followed.open(first, rounds) as observer:
+            trained, anyone, asked = _run_rounds(first, rounds, fleet, channel, evaluation, observer)
     _warn_of_divergence(trained, trained.failed - first.failed, asked)
-    if rounds and not anyone and first.rounds == 0:
+    if trained.interrupted:
+        warnings.warn(f"interrupted after {trained.rounds - first.rounds} of {rounds} rounds: this is the run so far. Go on with "
+                      "fedtail.resume.", InterruptedWarning, stacklevel=3)
+    elif rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
                       "sample more clients.", NoContributionWarning, stacklevel=3)
@@ -282,12 +231,12 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
 
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-                on_round: OnRound | None) -> tuple[Trained, bool, int]:
+                observer: RoundObserver) -> tuple[Trained, bool, int]:
     """Continue the run `trained` for up to `rounds` rounds; returns the run after the last, and whether any client contributed.
 
     The latter is true also if the fleet cannot tell. The third result is the number of clients sampled in these rounds, each as
-    often as it was, as far as the fleet can tell. The clients of `fleet` are asked over `channel`. Calls `on_round` after each
-    round, and ends where that returns True or, with a `BudgetSpentWarning`, where the privacy budget is spent. With an
+    often as it was, as far as the fleet can tell. The clients of `fleet` are asked over `channel`. Each round is given to the
+    `observer`, and the run ends where that says so or, with a `BudgetSpentWarning`, where the privacy budget is spent. With an
     `evaluation`, the models are evaluated in every `every`-th round, and once more at the end unless the run ended early.
     """
     anyone, stop, asked = False, False, 0
@@ -304,11 +253,12 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
         asked += view.cohort_size if view else 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
-        if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
-            stop = True
+        trained, stop = observer.after_round(trained, done, rounds, view, before)
+        if stop:
             break
     if evaluation is not None and not stop:
         trained = replace(trained, evaluation=_evaluate_final_models(trained, fleet, channel, evaluation))
+        trained = replace(trained, history=observer.history_with(trained, cohort_rows(trained)))
     return trained, anyone, asked
 
 
@@ -317,7 +267,7 @@ def _warn_of_divergence(trained: Trained, failed: int, asked: int) -> None:
 
     No more than one warning: `DivergedWarning` for the former, `AnswersLeftOutWarning` for the latter.
     """
-    lost, total = max(((int((~p.isfinite()).sum()), p.numel()) for p in result_params(trained.algorithm, trained.state)))
+    lost, total = max((int((~p.isfinite()).sum()), p.numel()) for p in result_params(trained.algorithm, trained.state))
     if lost:
         warnings.warn(parameters_text(lost, total), DivergedWarning, stacklevel=4)
     elif 0 < failed < asked:
@@ -395,11 +345,6 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
                          "Binned, a noise in FederatedEvaluation), or leave epsilon out of the privacy budget.")
 
 
-def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
-    """The flat models that a run of `algorithm` in this state returns, (dim,) each: one for each member of a family, else one."""
-    return tuple(m.result(s) for m, s in zip(algorithm.members, member_states(state), strict=True))
-
-
 def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
     """Raise a TypeError for an algorithm, task or population (unless None) of another type; a ValueError where `rounds` < 0."""
     if not isinstance(algorithm, (FederatedAlgorithm, Family)):
@@ -425,16 +370,6 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
     if isinstance(start, (str, Path)):
         return read_model(Path(start))
     return start, attached_history(start) or EarlierHistory()
-
-
-def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
-    """Set the module's history attribute to `made`, in place, and return the module.
-
-    Nothing is set where the history is known and has no rounds.
-    """
-    if made.rounds or not made.is_known:
-        setattr(module, ATTRIBUTE, made)
-    return module
 
 
 def _task_with_start_tensors(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
@@ -504,6 +439,10 @@ def _check_state(fresh: Any, old: Any) -> None:
     if len(member_states(old)) != len(member_states(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
         raise ValueError(f"the state holds {len(member_states(old))} models, this method trains {len(member_states(fresh))}. "
                          f"{ANOTHER_METHOD}")
+    rounds = {was.round for was in member_states(old)}
+    if len(rounds) > 1:
+        raise ValueError(f"the models of this family are those of different rounds, {min(rounds)} to {max(rounds)}, as each was "
+                         "at its best. Go on with the whole result of train.")
     for was, new in zip(member_states(old), member_states(fresh), strict=True):
         if was.params.shape != new.params.shape or len(was.optimizer_state) != len(new.optimizer_state):
             raise ValueError(f"the state holds {len(was.params)} parameters and {len(was.optimizer_state)} vectors of its server "

@@ -27,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(given.names) - {one.name for one in AUDITS}
     if unknown:
         parser.error(f"there is no audit {min(unknown)!r}. There are {', '.join(one.name for one in AUDITS)}.")
+    slow = [one.name for one in AUDITS if given.quick and one.name in given.names and not one.quick]
+    if slow:
+        parser.error(f"{slow[0]} has no quick form. Leave --quick out.")
     findings = []
     for audit in AUDITS:
         if audit.name in given.names or (not given.names and (audit.quick or not given.quick)):

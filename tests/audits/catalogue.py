@@ -13,7 +13,17 @@ import torch
 import fedtail
 from fedtail import AdaptiveClip, DelayedMean, DiscreteNoise, Family, GaussianNoise, IntegerChannel, PlainChannel
 from fedtail.privacy import Attack, guarantee
-from fedtail.private_optim import adadps, dp2, dp2_extra_query, dp_adam, dp_sgd
+from fedtail.private_optim import (
+    AutomaticClip,
+    ClippedGradient,
+    GradientDescent,
+    PrivateMethod,
+    adadps,
+    dp2,
+    dp2_extra_query,
+    dp_adam,
+    dp_sgd,
+)
 
 from audits.canaries import CLIP, Canaries, Observations, channel_for, observe
 from audits.correlated import observe_correlated
@@ -177,7 +187,9 @@ AUDITS = (
     Audit("tail_smoothed", f"DP-Delta-FL smoothed, {SERVER}", f"3 rounds, {EVERYBODY}, z = 1 and 1.5",
           partial(observe_tail_training, "gaussian", 1.0, 3, 0.1), 6000, 0, training=True),
     Audit("ftrl_gaussian", "DP-FTRL, Gaussian noise correlated over rounds", "8 rounds, cohorts of three turns, z = 1",
-          partial(observe_correlated, 8, 3, 1.0), 10_000, 2000, training=True),
+          partial(observe_correlated, 8, 3, 1.0, None), 10_000, 2000, training=True),
+    Audit("ftrl_buffered", "DP-FTRL, Gaussian noise of buffers over all rounds", "8 rounds, cohorts of three turns, z = 1",
+          partial(observe_correlated, 8, 3, 1.0, 2), 10_000, 2000, training=True),
     Audit("delayed_gaussian", f"DP2 over clients, {SERVER}", f"4 rounds, {EVERYBODY}, z = 1", partial(observe_delayed_mean, "gaussian", 1.0, 4, 1.0),
           10_000, 2000, training=True),
     Audit("delayed_discrete", f"DP2 over clients, {SHARES}", f"4 rounds, {EVERYBODY}, z = 1", partial(observe_delayed_mean, "discrete", 1.0, 4, 1.0),
@@ -186,6 +198,8 @@ AUDITS = (
           50_000, 4000),
     Audit("step_dp_sgd_clip", "mean of gradients, DP-SGD", f"one step, {ALL}, z = 0.5", partial(observe_steps, dp_sgd(1e-9, 0.5, 0.5), 1, 1.0, CROWD),
           50_000, 0, damage=LONG),
+    Audit("step_automatic", "mean of normalised gradients, automatic clipping", f"one step, {ALL}, z = 0.5",
+          partial(observe_steps, PrivateMethod(ClippedGradient(AutomaticClip(0.5)), GradientDescent(1e-9), 0.5), 1, 1.0, CROWD), 50_000, 4000),
     Audit("step_adadps", "mean of preconditioned gradients, AdaDPS", f"one step, {ALL}, z = 0.5",
           partial(observe_steps, adadps(1e-9, 0.5, 0.5, torch.linspace(0.1, 3.0, CROWD)), 1, 1.0, CROWD), 50_000, 4000),
     Audit("steps_dp_sgd_sampled", "DP-SGD", f"3 steps, {SAMPLED}, z = 0.75", partial(observe_steps, dp_sgd(1e-9, 0.5, 0.75), 3, 0.5, CROWD),

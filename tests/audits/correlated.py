@@ -18,12 +18,14 @@ from fedtail.sampling.cyclic import is_turn_of
 from audits.canaries import CLIP, WIDE, Canaries, Observations
 
 
-def observe_correlated(rounds: int, separation: int, multiplier: float, wanted: int, seed: int | None, crowd: int = 900) -> Observations:
+def observe_correlated(rounds: int, separation: int, multiplier: float, buffers: int | None, wanted: int, seed: int | None,
+                       crowd: int = 900) -> Observations:
     """Whole runs of DP-FTRL over canaries of whom those of the first turn, who are in most rounds, are scored."""
     canaries = Canaries(crowd)
-    method = fedtail.dp_ftrl(crowd, CLIP, multiplier, rounds, cohort_size=crowd // separation, learning_rate=1.0, batch_size=None)
+    method = fedtail.dp_ftrl(crowd, CLIP, multiplier, rounds, cohort_size=crowd // separation, buffers=buffers, learning_rate=1.0, batch_size=None)
     noise, fleet = method.aggregate.noise, canaries.fleet()
-    factor = toeplitz(np.append(noise.coefficients, np.zeros(rounds - len(noise.coefficients))), np.eye(1, rounds)[0])
+    column = noise.coefficients if buffers is None else noise.factor.coefficients(rounds)
+    factor = toeplitz(np.append(column, np.zeros(rounds - len(column))), np.eye(1, rounds)[0])
     rows = CLIP * (np.arange(rounds) % separation == 0)
     first = is_turn_of(canaries.population.key, separation, 0).numpy()
     present, scores = np.arange(crowd) % 2 == 1, []

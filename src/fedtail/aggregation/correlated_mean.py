@@ -14,7 +14,7 @@ from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
-from fedtail.privacy.correlated_noise import CorrelatedNoise, CorrelatedSum
+from fedtail.privacy.correlated_noise import CorrelatedSum, NoiseOverRounds
 from fedtail.questions import Conversation, Train
 from fedtail.sampling.cyclic import is_turn_of
 
@@ -30,17 +30,18 @@ class CorrelatedMean(Part):
     """
 
     clip_norm: float
-    noise: CorrelatedNoise
+    noise: NoiseOverRounds
     total: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `clip_norm` or `total` is not positive, and TypeError if `noise` is not a `CorrelatedNoise`."""
+        """Raise ValueError if `clip_norm` or `total` is not positive, and TypeError if `noise` is none that is correlated."""
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm (C) must be positive, got {self.clip_norm:g}. It bounds the norm of a client's update.")
         if not self.total > 0:
             raise ValueError(f"total must be positive, got {self.total:g}. It is the weight that a cohort is expected to have.")
-        if not isinstance(self.noise, CorrelatedNoise):
-            raise TypeError(f"noise must be CorrelatedNoise(...), got {self.noise!r}. For independent noise use PrivateMean.")
+        if not isinstance(self.noise, NoiseOverRounds):
+            raise TypeError(f"noise must be CorrelatedNoise(...) or BufferedNoise(...), got {self.noise!r}. For independent "
+                            "noise use PrivateMean.")
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
@@ -69,16 +70,16 @@ class CorrelatedMean(Part):
     def fit(self, train: Train) -> Conversation[Aggregated]:
         """Runs on the server: a generator that asks `train` once and returns the sum with correlated noise over `total`, (dim,).
 
-        Beside it is `kept`: the number of the next round, then the noise of the last bands - 1 rounds, flat float64, which no
+        Beside it is `kept`: the number of the next round, then what the noise keeps of earlier rounds, flat float64, which no
         client is sent. Raises ValueError in a round beyond the planned ones, before anything is asked.
         """
         round = self._planned_round(train)
         sums = yield replace(train, kept=None)
         width = len(sums) // 2
-        before = self._noise_before(train.kept, round, width)
-        noise = self.noise.correlate(sums[width:].cpu(), before)
+        state = self._state_before(train.kept, round, width)
+        noise = self.noise.correlate(sums[width:].cpu(), state)
         released = sums[:width] + (noise.to(sums) - sums[width:])
-        latest = torch.cat([noise[None], before])[:len(before)]
+        latest = self.noise.advance(state, noise)
         return Aggregated(released / self.total, torch.cat([torch.tensor([round + 1.0], dtype=torch.float64), latest.flatten()]))
 
     def bound(self, width: int, weight: float) -> Tensor:
@@ -95,13 +96,14 @@ class CorrelatedMean(Part):
                              f"another would not be covered. Plan for more: CorrelatedNoise(rounds=...).")
         return train.round
 
-    def _noise_before(self, kept: Tensor | None, round: int, width: int) -> Tensor:
-        """The noise of the bands - 1 rounds before `round`, the latest first, (bands - 1, width) float64.
+    def _state_before(self, kept: Tensor | None, round: int, width: int) -> Tensor:
+        """What the noise keeps of the rounds before `round`, (memory, width) float64, from `kept` as `fit` returned it.
 
-        It is in `kept`, as `fit` returned it. Zeros for rounds that released nothing: those before the first, and lost ones.
+        Zeros before the first round. A round that was lost in between released nothing, and had no noise.
         """
-        bands = len(self.noise.coefficients)
         if kept is None:
-            return torch.zeros(bands - 1, width, dtype=torch.float64)
-        lost, known = round - int(kept[0]), kept[1:].reshape(bands - 1, width)
-        return torch.cat([torch.zeros(lost, width, dtype=torch.float64), known])[:bands - 1]
+            return torch.zeros(self.noise.memory, width, dtype=torch.float64)
+        state, nothing = kept[1:].reshape(self.noise.memory, width), torch.zeros(width, dtype=torch.float64)
+        for _ in range(int(kept[0]), round):
+            state = self.noise.advance(state, nothing)
+        return state

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
+from fedtail.privacy.correlated_noise import CorrelatedSum
 from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
@@ -282,8 +283,10 @@ def refuse_mechanism(channel: Channel, mechanism: Mechanism, gathers: bool, name
     """
     kind = type(channel).__name__
     if mechanism.private and mechanism.reveals_exact_sum and not channel.reveals_rows:
-        raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {kind} is there to hide. Use "
-                         "DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
+        correlated = isinstance(mechanism, CorrelatedSum)
+        raise ValueError(f"{name} adds {'correlated noise' if correlated else 'GaussianNoise'} on the server, to the exact sum, "
+                         f"which {kind} is there to hide. Use {'PrivateMean with ' if correlated else ''}DiscreteNoise, whose "
+                         "shares are added by the clients, or PlainChannel.")
     if gathers and not channel.reveals_rows:
         raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
                          "(WeightedMean, GeometricMedian), or PlainChannel.")

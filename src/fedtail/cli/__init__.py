@@ -13,7 +13,9 @@ from fedtail.cli.data import data
 from fedtail.cli.demo import demo
 from fedtail.cli.deploy import deploy
 from fedtail.cli.experiment_file import init, show
+from fedtail.cli.export import export
 from fedtail.cli.matrix import matrix
+from fedtail.cli.predict import predict
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
 from fedtail.cli.report_and_choose import choose, report
@@ -39,6 +41,7 @@ COMMANDS = (
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (matrix, "Train every combination of protections."), (tune, "Search settings by how held-out clients do."),
     (report, "Write a page about runs."),
+    (predict, "Write what a run's model says of examples."), (export, "Write a run's model and its model card."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
     (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a privacy guarantee takes."))
 for command, brief in COMMANDS:

@@ -58,7 +58,8 @@ def compare(
     write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], **every["error"], "metrics": every})
     less = {name: every[name]["differences"] for name in shown_metrics(runs, metric)}
     first, *others = less
-    show_runs(runs, folder, as_json, {"differences": less[first], "metric_differences": {name: less[name] for name in others}}, metric)
+    more = {"differences": less[first], "metric_differences": {name: less[name] for name in others}}
+    show_runs(runs, folder, as_json, more, metric)
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
         few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table

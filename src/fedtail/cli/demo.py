@@ -47,7 +47,7 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, An
     with Watcher(quiet=quiet).show_progress() as watcher:
         watcher.begin("three models, one cohort", seed, 0, rounds)
         trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
-                                on_round=watcher.advance)
+                                progress=False, on_round=watcher.advance)
     if watcher.stop:
         exit_with_message("interrupted; a demo keeps nothing.", INTERRUPTED)
     errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]

@@ -156,8 +156,10 @@ def _number_text(found: dict[str, Any] | None, name: str, sign: str = "") -> str
 
 
 def _epsilon_text(cell: dict[str, Any]) -> str:
-    """The epsilon of a cell's privacy guarantee with two digits; "" where it has none."""
-    return "" if cell["epsilon"] is None else f"{cell['epsilon']:.2g}"
+    """The epsilon of a cell's privacy guarantee with two digits, and its unit where that is an example; "" where it has none."""
+    if cell["epsilon"] is None:
+        return ""
+    return f"{cell['epsilon']:.2g}" + (" (example-level)" if cell["privacy_unit"] == "example" else "")
 
 
 def _note_text(cell: dict[str, Any]) -> str:

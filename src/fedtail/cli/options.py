@@ -19,6 +19,9 @@ ADDRESS = typer.Option(None, "--address", metavar="HOST:PORT", show_default=Fals
 TRUST = typer.Option([], "--trust", metavar="FOLDER|PACKAGE", show_default=False,
                      help="Where code of your own that the file names may be imported from: a folder (. is this one), or an "
                           "installed package. May be given again; without it only fedtail's own parts are run.")
+MODEL = typer.Option(None, "--model", metavar="NAME", show_default=False,
+                     help="Which model of a family, by its name; not needed where there is one.")
+BEST = typer.Option(False, "--best", help="The best model, by keep_best of the experiment, in place of the last.")
 METRIC = typer.Option(None, "--metric", metavar="NAME", show_default=False,
                       help="Which metric the tables are about: loss, error, or one of the file's; by default all but the loss.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")

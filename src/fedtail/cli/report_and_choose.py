@@ -19,6 +19,7 @@ def report(
     baseline: str | None = typer.Option(None, "--baseline", metavar="NAME", show_default=False,
                                         help="The method to compare with; by default the first."),
     title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
+    metric: str = typer.Option("error", "--metric", metavar="NAME", help="The metric that the page opens with."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     as_json: bool = options.JSON,
 ) -> None:
@@ -27,7 +28,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title, baseline)
+    page = write_page(found, out or runs[0] / "report.html", title, baseline, metric)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:
@@ -59,5 +60,6 @@ def choose(
     show = "{:.2f}" if unit else "{:.4g}"
     cells = [[row["model"], show.format(row["value"]), "<- this one" if row["chosen"] else ""] for row in picked["models"]]
     better = ", higher is better" if picked["better"] == "higher" else ""
-    show_table(f"{metric[:1].upper()}{metric[1:]} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
+    named = metric.capitalize() if metric in ("loss", "error") else metric
+    show_table(f"{named} on {picked['examples']} examples{unit}{better}", ["model", metric, ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")

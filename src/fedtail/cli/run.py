@@ -41,7 +41,7 @@ def run(
 
     One seed is one run, in the folder itself; several are in seed-0, seed-1, ... below it. A run can be killed at any moment
     and goes on with --resume as if it had not been. Ctrl-C finishes the round, saves, and says how to go on. The exit code is 1
-    where a trained model is not finite.
+    where a trained model has diverged.
     """
     from fedtail.experiment import read_experiment
 
@@ -78,6 +78,7 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
         for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.loader_for(wanted, seed)))
+                watcher.ended(runs[-1])
             except Interrupted as stopped:
                 exit_with_message(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
@@ -119,14 +120,14 @@ def check_metric(wanted: Sequence[Experiment], metric: str | None) -> None:
 
 
 def fail_if_diverged(runs: Sequence[RunFolder]) -> None:
-    """Print to stderr which models are not finite, and raise `typer.Exit` with code 1; do nothing where all are finite."""
+    """Print to stderr which models have diverged, and raise `typer.Exit` with code 1; do nothing where none has."""
     from fedtail.runs.diverged import is_diverged
     from fedtail.runs.evaluated_models import evaluated_models
 
     lost = list(dict.fromkeys(f"{run.name}, seed {run.seed}" for run in runs for model in evaluated_models(run)
                               if is_diverged(run, model)))
     if lost:
-        exit_with_message(f"diverged: the model is not finite ({'; '.join(lost)}). Lower local.learning_rate.", FAILED)
+        exit_with_message(f"the model has diverged ({'; '.join(lost)}). Lower local.learning_rate.", FAILED)
 
 
 def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None,
@@ -146,7 +147,8 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     if as_json:
         notes = ({"notes": limits} if limits else {}) | ({"diverged": alarms} if alarms else {})
         print_json({"rows": rows_by_method(runs, metrics[0]), "constant": constant_row(runs, metrics[0]), **(more or {}), **notes,
-                    "metrics": {name: rows_by_method(runs, name) for name in metrics[1:]}, "runs": [str(run.path) for run in runs]})
+                    "metrics": {name: rows_by_method(runs, name) for name in metrics[1:]},
+                    "runs": [str(run.path) for run in runs]})
         return
     for name in metrics:
         show_metric_tables(runs, name)
@@ -179,7 +181,8 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
     few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
-    title = f"{metric[:1].upper()}{metric[1:]} on {clients} after {rounds} rounds{unit}{better}{over}"
+    named = metric.capitalize() if metric in ("loss", "error") else metric
+    title = f"{named} on {clients} after {rounds} rounds{unit}{better}{over}"
     show_statistics([*table, *([constant] if constant else [])], title, few)
     if few:
         show_clients_by_name(runs, metric)
@@ -221,15 +224,16 @@ def folder_name(name: str) -> str:
 def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The folder for a command's runs: the first of `place`, `place-2`, `place-3`, ... that does not exist yet.
 
-    With `resume`, the last of those that exist and hold a run of one of the jobs, if any. `jobs` gives the jobs in a folder.
-    Nothing is created.
+    With `resume`, the last of those that exist and hold a run of one of the jobs, if any, or else one with fewer rounds. `jobs`
+    gives the jobs in a folder. Nothing is created.
     """
     from fedtail.runs.execution import folder_holds_run
 
     taken = existing_numbered_folders(place)
-    if resume:
-        ours = [folder for folder in taken if any(folder_holds_run(*job) for job in jobs(folder))]
-        return ours[-1] if ours else first_unused_folder(place)
+    for shorter in (False, True) if resume else ():
+        ours = [folder for folder in taken if any(folder_holds_run(*job, shorter) for job in jobs(folder))]
+        if ours:
+            return ours[-1]
     return first_unused_folder(place)
 
 

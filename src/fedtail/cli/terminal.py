@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -80,7 +81,8 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
     """
     columns = statistic_columns(rows[0]["better"], few)
     some = any(row["defined"] for row in rows)
-    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])] for row in rows]
+    cells = [[row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])]
+             for row in rows]
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
 
@@ -134,9 +136,9 @@ def show_alarms(sentences: list[str]) -> None:
         typer.secho(text, fg=typer.colors.RED, bold=True)
 
 
-def _number_text(value: float, unit: str, sign: str = "") -> str:
-    """A number of a table: two decimals in percent, else four significant digits; `sign` is "+" to write the sign of all."""
-    return f"{value:{sign}.2f}" if unit else f"{value:{sign}.4g}"
+def _number_text(value: float, unit: str) -> str:
+    """A number of a table: two decimals in percent, else four significant digits."""
+    return f"{value:.2f}" if unit else f"{value:.4g}"
 
 
 def _mean_cell(row: dict[str, Any], key: str) -> str:
@@ -160,11 +162,11 @@ def _defined_cell(row: dict[str, Any]) -> str:
 
 
 def _difference_cell(row: dict[str, Any], key: str) -> str:
-    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" without a difference."""
+    """The difference `key` of a row with its standard error, as "+0.12 +- 0.03"; "+0.12" without one, "none" for none."""
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"
-    mean = _number_text(cell["mean"], unit, "+")
+    mean = f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
     return mean if cell["stderr"] is None else f"{mean} +- {_spread_text(cell['stderr'], unit)}"
 
 
@@ -192,7 +194,7 @@ def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
 
 
 class Watcher:
-    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
+    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere a line for each run, and notes."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
         """Begin without a bar; `show_progress` draws it. `jobs` is the number of runs to follow; with `quiet` no bar is drawn.
@@ -200,15 +202,17 @@ class Watcher:
         The caller sets `job` to the number of the run, from 1. `stop` is False until a signal asks to stop.
         """
         self.jobs, self.job, self.stop = jobs, 1, False
-        self._quiet = quiet or not sys.stderr.isatty()
+        self._quiet, self._piped = quiet or not sys.stderr.isatty(), not quiet and not sys.stderr.isatty()
+        self._began = time.monotonic()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
         """Replace the bar by one for a run that has done `round` of `rounds` rounds, labelled with its name and seed.
 
-        Does nothing where no bar is shown.
+        Draws nothing where no bar is shown.
         """
+        self._began = time.monotonic()
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -222,6 +226,13 @@ class Watcher:
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
+
+    def ended(self, run: RunFolder) -> None:
+        """Print one line about a finished run where stderr is a pipe or a file, unless it is to be quiet."""
+        if self._piped:
+            place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
+            seconds = time.monotonic() - self._began
+            self.note(f"{place}{run.name}, seed {run.seed}: {run.result['round']} rounds, {seconds:.1f} s")
 
     def advance(self, progress: Any) -> bool:
         """A callback for `train(on_round=...)`: advance the bar to the round of `progress`, and return True after a Ctrl-C.
@@ -261,7 +272,9 @@ class Watcher:
             if self._quiet:
                 yield self
                 return
-            with _progress_bars() as self._bars:
+            from fedtail.progress_bar import progress_bars
+
+            with progress_bars() as self._bars:
                 yield self
         finally:
             self._bars = None
@@ -274,14 +287,3 @@ class Watcher:
             raise KeyboardInterrupt
         self.stop = True
         os.write(2, b"\nfinishing this round, then saving; once more to stop at once\n")      # safe within a signal
-
-
-def _progress_bars() -> Any:
-    """A `rich.progress.Progress` on stderr, not started, that is erased at its end; its tasks need fields `speed` and `now`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
-               TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
-               TextColumn("{task.fields[now]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

@@ -69,7 +69,8 @@ def show_trials(result: dict[str, Any]) -> None:
     best = result["trials"][:SHOWN]
     cells = [[_cell_text(trial["value"]), *(_cell_text(trial["settings"][name]) for name in names)] for trial in best]
     lost = f" and {result['failed']} that diverged" if result["failed"] else ""
-    title = f"{len(result['trials'])} trials{lost}, the best by {result['statistic']} of the {result['metric']} over held-out clients"
+    title = (f"{len(result['trials'])} trials{lost}, the best by {result['statistic']} of the {result['metric']} over held-out "
+             "clients")
     unit = f", {result['unit']}" if result["unit"] else ""
     how = f" ({result['better']} is better{_seeds_note(result['seeds'])})"
     show_table(title + unit + how, [result["statistic"], *names], cells)

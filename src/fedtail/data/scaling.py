@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
-from fedtail.modules import call_module
 from fedtail.types import Examples
 
 SCALING = "scaling.safetensors"      # in the folder of a run whose inputs were scaled
@@ -86,8 +85,7 @@ class Scaling:
             return self._scaled(_ALONE, inputs)
         done = {name: self._scaled(name, values) if name in self.shift else values for name, values in inputs.items()}
         if "sequence" in self.shift and "lengths" in inputs:
-            beyond = torch.arange(done["sequence"].shape[1]) >= inputs["lengths"].reshape(-1, 1)
-            done["sequence"].masked_fill_(beyond.reshape(*beyond.shape, *[1] * (done["sequence"].ndim - 2)), 0.0)
+            done["sequence"] = _without_padding(done["sequence"], inputs["lengths"])
         return done
 
     def __call__(self, population: Population) -> Population:
@@ -101,7 +99,7 @@ class Scaling:
 
     def before(self, module: nn.Module) -> nn.Module:
         """A module that scales its inputs and then calls `module`; the numbers are buffers of it, so that files keep them."""
-        return ScaledModule(self, module)
+        return ScaledInputsModule(self, module) if self.is_dict else ScaledModule(self, module)
 
     def to_bytes(self) -> bytes:
         """The bytes of a safetensors file with the numbers, for `load`."""
@@ -152,22 +150,41 @@ class Scaling:
 
 
 class ScaledModule(nn.Module):
-    """A module whose inputs are scaled first; the shift and the scale of each input are buffers."""
+    """A module whose inputs, one tensor, are scaled first; the shift and the scale are buffers, in double precision."""
 
     def __init__(self, scaling: Scaling, module: nn.Module):
-        """Hold `module`, and the numbers of `scaling` as buffers `shift_x`, `scale_x`, in double precision."""
+        """Hold `module`, and the numbers of `scaling` as buffers: `shift_x` and `scale_x`, x being the name of the input."""
         super().__init__()
-        self.module, self.names, self.is_dict = module, tuple(scaling.shift), scaling.is_dict
+        self.module, self.names = module, tuple(scaling.shift)
         for name in self.names:
             self.register_buffer(f"shift_{name}", scaling.shift[name].clone())
             self.register_buffer(f"scale_{name}", scaling.scale[name].clone())
 
-    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The module's outputs for one tensor of inputs, or for a dict of them as keywords."""
-        buffers = dict(self.named_buffers(recurse=False))
-        scaling = Scaling({name: buffers[f"shift_{name}"] for name in self.names},
-                          {name: buffers[f"scale_{name}"] for name in self.names}, self.is_dict)
-        return call_module(self.module, scaling.apply(named if self.is_dict else inputs[0]))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The module's outputs for inputs (examples, ...) as they are, of any type of number."""
+        return self.module(self.scaled(_ALONE, inputs))
+
+    def scaled(self, name: str, values: Tensor) -> Tensor:
+        """The input called `name`, scaled, in the precision of the module's parameters."""
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        return ((values - self.get_buffer(f"shift_{name}")) / self.get_buffer(f"scale_{name}")).to(dtype)
+
+
+class ScaledInputsModule(ScaledModule):
+    """A module that is called with several inputs by name, some of which are scaled first."""
+
+    def forward(self, **inputs: Tensor) -> Tensor:      # type: ignore[override]
+        """The module's outputs for its inputs by name; the padding of sequences stays 0."""
+        done = {name: self.scaled(name, values) if name in self.names else values for name, values in inputs.items()}
+        if "sequence" in self.names and "lengths" in inputs:
+            done["sequence"] = _without_padding(done["sequence"], inputs["lengths"])
+        return self.module(**done)
+
+
+def _without_padding(sequence: Tensor, lengths: Tensor) -> Tensor:
+    """Sequences (examples, time, ...) with zeros after their `lengths`, (examples,)."""
+    beyond = torch.arange(sequence.shape[1], device=sequence.device) >= lengths.reshape(-1, 1)
+    return sequence.masked_fill(beyond.reshape(*beyond.shape, *[1] * (sequence.ndim - 2)), 0.0)
 
 
 def scale_splits(splits: dict[str, Population], scale: By | Scaling) -> dict[str, Population]:

@@ -79,8 +79,11 @@ class DeployedRun:
             for problem in problems:
                 recorder.log(problem)
             start = recorder.start_or_resume(task, table, checkpoint)
-            trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
-                             on_round=record_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
+            trained = resume(start, fleet=fleet, rounds=0 if recorder.stopped else self.experiment.rounds - start.rounds,
+                             channel=channel, on_round=record_round, privacy=ledger,
+                             evaluation=self.experiment.evaluate.on_nodes, progress=False)
+            if trained.interrupted:
+                raise KeyboardInterrupt      # its rounds are saved; it is not finished
             fleet.finish()
             recorder.write_results(trained)
         return trained

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
+from fedtail.engine.kernels import Kernel
 from fedtail.evaluation.client_values import client_values
 from fedtail.task import Metric, Task
 
@@ -17,7 +19,7 @@ AT_ONCE = 2**22      # numbers in the outputs that are made at once
 
 @dataclass(frozen=True)
 class ConstantKernel:
-    """Gives the same outputs for every example, in the place of a model."""
+    """Gives the same outputs for every example, in the place of a model: the part of a kernel that evaluation uses."""
 
     task: Task
     constant: Tensor
@@ -45,6 +47,6 @@ def constant_values(task: Task, constant: Tensor, population: Population) -> dic
     if known is None or known[0] is not constant or known[1:3] != (task.all_metrics, version):
         bare = replace(population, inputs=torch.empty(len(population.targets), 0, device=population.targets.device))
         like = constant.to(population.targets.device)
-        values = client_values(ConstantKernel(task, like), like, bare, task.all_metrics)
+        values = client_values(cast(Kernel, ConstantKernel(task, like)), like, bare, task.all_metrics)
         known = _KNOWN[population] = (constant, task.all_metrics, version, values)
     return known[3]

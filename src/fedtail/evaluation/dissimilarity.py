@@ -161,7 +161,7 @@ def gradient_dissimilarity(model: Trained | nn.Module, population: Population | 
     """
     everyone = replace(fedavg(), sample=Everyone())
     looked = train(everyone, task_with_model(model, task), population, rounds=0, engine=engine, channel=channel, fleet=fleet,
-                   privacy=privacy, evaluation=GradientDissimilarity(gradient_bound=gradient_bound))
+                   privacy=privacy, evaluation=GradientDissimilarity(gradient_bound=gradient_bound), progress=False)
     if looked.evaluation is None:
         raise ValueError("too few clients gave their gradients for the sums to be released.")
     (found,) = looked.evaluation

@@ -43,6 +43,10 @@ class Distribution:
     sizes: Tensor | None = None                        # (clients,) how many examples each value is the mean of; None: not known
     defined: Tensor | None = None                      # (clients,) bool: for whom the metric is defined; None: for all
 
+    def __repr__(self) -> str:
+        """The number of clients, the mean and the worst tenth, in one line."""
+        return f"Distribution({len(self)} clients; mean {self.mean():.4g}, worst 10% {self.worst(0.1):.4g}, better {self.better})"
+
     def __len__(self) -> int:
         """The number of clients, including those of mass zero and those for whom the metric is not defined."""
         return len(self.values)
@@ -194,8 +198,8 @@ class Distribution:
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:
         """The values of the clients that count, and their shares of the mass, which sum to one.
 
-        These are the clients whose mass is not zero and for whom the metric is defined. All shares are equal where `mass` is None.
-        Where there are no such clients, the result is one NaN with share 1.
+        These are the clients whose mass is not zero and for whom the metric is defined. All shares are equal where `mass` is
+        None. Where there are no such clients, the result is one NaN with share 1.
         """
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0 if self.defined is None else (mass != 0) & self.defined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
@@ -18,14 +18,20 @@ from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.constant import constant_values
 from fedtail.evaluation.distribution import Distribution, text_table
+from fedtail.evaluation.views import evaluation_frame, evaluation_html, evaluation_text, worst_profiles
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
 
+if TYPE_CHECKING:
+    import pandas
+
+    from fedtail.evaluation.client_profiles import ClientProfiles
+
 COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """A distribution over clients for the loss, the error and each metric: `evaluation["error"].worst(0.1)`.
 
@@ -37,6 +43,7 @@ class Evaluation:
     personal: Evaluation | None = None    # of personal models, on the same examples of the same clients; None: there are none
     has_model: Tensor | None = field(default=None, compare=False)      # of personal models, (clients,) bool: who has one
     constant: Evaluation | None = None    # of a constant prediction, fitted to training clients; None where it is not known
+    population: Population | None = field(default=None, compare=False)      # its clients; None where they are not known
 
     def __getitem__(self, name: str) -> Distribution:
         """The distribution of the metric `name` over clients.
@@ -82,12 +89,14 @@ class Evaluation:
         own = None if self.personal is None else self.personal.of_clients(chosen)
         has = None if self.has_model is None else self.has_model[chosen]
         constant = None if self.constant is None else self.constant.of_clients(chosen)
-        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has, constant)
+        some = None if self.population is None else self.population.select(chosen)
+        return Evaluation({name: one.of_clients(chosen) for name, one in self.distributions.items()}, own, has, constant, some)
 
     def _with_each(self, change: Callable[[Any], Any]) -> Evaluation:
         """A copy in which every distribution, those of personal models too, is what `change` makes of it."""
         own, constant = (None if one is None else one._with_each(change) for one in (self.personal, self.constant))
-        return Evaluation({name: change(one) for name, one in self.distributions.items()}, own, self.has_model, constant)
+        made = {name: change(one) for name, one in self.distributions.items()}
+        return Evaluation(made, own, self.has_model, constant, self.population)
 
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
@@ -107,6 +116,30 @@ class Evaluation:
             for name, row in zip((*self.distributions, *own), rows.values(), strict=True):
                 row["constant"] = self.constant[name].mean()
         return text_table(rows, columns, digits=4, title=f"{clients} clients")
+
+    def worst_clients(self, count: int = 5, metric: str = "error") -> ClientProfiles:
+        """The clients that do worst by a metric, the worst first, and what is special about each: size, labels, features.
+
+        Clients whose value is NaN come first; those for whom the metric is not defined are left out. Raises ValueError where only
+        sums over clients are known.
+        """
+        return worst_profiles(self, count, metric)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A data frame with a row for each client: its name, number of examples, and value of every metric.
+
+        Values of personal models are in "personal_error" and so on. Raises ImportError, with what to install, where pandas is
+        missing, and ValueError where only sums over clients are known.
+        """
+        return evaluation_frame(self)
+
+    def __repr__(self) -> str:
+        """The number of clients, and the mean and worst tenth of every metric, in one line."""
+        return evaluation_text(self)
+
+    def _repr_html_(self) -> str:
+        """The statistics over clients as a table, for notebooks."""
+        return evaluation_html(self)
 
 
 def defined_note(found: Any) -> str:
@@ -209,7 +242,7 @@ def evaluation_from_values(task: Task, values: dict[str, Tensor], population: Po
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
     return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error", population.size,
-                                            _defined_clients(m, values)) for m in task.all_metrics})
+                                            _defined_clients(m, values)) for m in task.all_metrics}, population=population)
 
 
 def _defined_clients(metric: Metric, values: Mapping[str, Tensor]) -> Tensor | None:

@@ -16,6 +16,7 @@ from fedtail.errors import FieldError
 from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.distribution import Distribution, text_table
 from fedtail.evaluation.evaluate import defined_note, evaluation_from_values
+from fedtail.history import html_table
 from fedtail.task import Metric, Task
 from fedtail.training import Trained, result_params
 
@@ -85,11 +86,24 @@ class FamilyEvaluation:
 
         One line for each model, which says how many clients picked it, and a last line for the models that clients picked.
         """
+        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
+        return text_table(self._rows(), columns, digits=4, title=f"{self.metric}{defined_note(self.chosen)}")
+
+    def _repr_html_(self) -> str:
+        """What `table` shows, as a table for notebooks."""
+        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
+        cells = [[name, *(f"{row[column]:.4g}" for column in columns)] for name, row in self._rows().items()]
+        return html_table([self.metric, *columns], cells)
+
+    def __repr__(self) -> str:
+        """The number of models and clients, and the statistics of the clients' own picks, in one line."""
+        return f"FamilyEvaluation({len(self.names)} models, {self.metric} of each client's own pick: {self.chosen})"
+
+    def _rows(self) -> dict[str, dict[str, float]]:
+        """The statistics of each model and of the clients' own picks, by what they are called in a table."""
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": values.summary() for (name, count), values in picks}
-        rows["each client's own pick"] = self.chosen.summary()
-        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
-        return text_table(rows, columns, digits=4, title=f"{self.metric}{defined_note(self.chosen)}")
+        return {**rows, "each client's own pick": self.chosen.summary()}
 
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,

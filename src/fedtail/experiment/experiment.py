@@ -19,7 +19,7 @@ from fedtail.devices import checked_device
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
-from fedtail.evaluation.distribution import parse_keep_best
+from fedtail.evaluation.best_by import BestBy
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, plan_data
 from fedtail.experiment.engine_section import UNSET, EnginePlan
@@ -32,7 +32,7 @@ from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "tune", "matrix")
+SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "log", "tune", "matrix")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself
@@ -49,8 +49,9 @@ class EvaluationPlan:
     Every `every` rounds (by default a twentieth of the run), and at the end, the splits are evaluated and a checkpoint is
     written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client
     at the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by
-    which the best models are saved beside the last ones, over validation clients where there are any. `on_nodes` is what the
-    clients of a deployment evaluate; the simulator ignores it.
+    which the best models are saved beside the last ones, over validation clients where there are any; with `patience` the run
+    ends after so many evaluations in a row without a better value. `on_nodes` is what the clients of a deployment evaluate; the
+    simulator ignores it.
     """
 
     every: int | None = None
@@ -59,12 +60,17 @@ class EvaluationPlan:
     finetune: LocalSGD | None = None
     tensorboard: bool = False
     keep_best: str | None = None        # a statistic over clients: "worst10" of the error, or "loss.p90"
+    patience: int | None = None         # evaluations without a better value of it, after which the run ends
     on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
-        """Raise FieldError where `keep_best` names an unknown statistic, or where `every` is below 1."""
+        """Raise FieldError for an unknown `keep_best`, `every` or `patience` below 1, and patience without keep_best."""
         if self.keep_best is not None:
-            parse_keep_best(self.keep_best)
+            BestBy.named(self.keep_best, self.patience)
+        elif self.patience is not None:
+            raise FieldError("patience", "the patience of a keep_best", self.patience, 'Write keep_best = "worst10" too.',
+                             text="patience says how long to wait for a better value, but of what? Write keep_best = "
+                                  '"worst10" below [evaluate] too.')
         if self.every is not None and self.every < 1:
             raise FieldError("every", "at least 1 round", self.every)
 
@@ -96,6 +102,7 @@ class Experiment:
     evaluate: EvaluationPlan
     source: Source = field(repr=False)
     attack: ClientAttack | None = None
+    log: Any = None                     # a logger of fedtail.loggers; None: the folder of the run is all
 
     @property
     def members(self) -> list[str]:
@@ -163,6 +170,8 @@ class Experiment:
         if self.attack is not None:
             attack = {name: value for name, value in toml_value(self.attack).items() if value != "none"}
             sections["attack"] = attack
+        if self.log is not None:
+            sections["log"] = {name: value for name, value in toml_value(self.log).items() if value != "none"}
         folder = {"folder": str(self.source.folder)} if own_code_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
@@ -296,7 +305,8 @@ def build_experiment(source: Source, name: str) -> Experiment:
     algorithm, family = _build_algorithm(source)
     return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm, channel,
                       budget, family, _build_section(source, "engine", EnginePlan),
-                      _build_section(source, "evaluate", EvaluationPlan), source, _build_attack(source))
+                      _build_section(source, "evaluate", EvaluationPlan), source, _build_optional_part(source, "attack"),
+                      _build_optional_part(source, "log"))
 
 
 def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
@@ -320,12 +330,12 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
     return family, FamilyPlan(".".join(key), tuple(values))
 
 
-def _build_attack(source: Source) -> ClientAttack | None:
-    """The attack of section [attack], a `PartPlan` in its place where the user's code was not imported; None without a section.
+def _build_optional_part(source: Source, name: str) -> Any:
+    """The part of section [name], a `PartPlan` in its place where the user's code was not imported; None without the section.
 
     Raises ExperimentError, which names the line at fault.
     """
-    return build_part(source, ("attack",), source.section_table("attack"), SLOTS["attack"]) if "attack" in source.tables else None
+    return build_part(source, (name,), source.section_table(name), SLOTS[name]) if name in source.tables else None
 
 
 def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

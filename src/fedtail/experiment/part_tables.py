@@ -70,6 +70,7 @@ SLOTS = {
     "personal": Slot("fedtail.personal", "train_and_keep", "NoPersonalModels"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
     "attack": Slot("fedtail.attacks", "corrupted"),
+    "log": Slot("fedtail.loggers", "open_log"),
     "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "within": Slot("fedtail.risk", "density"),
     "across": Slot("fedtail.risk", "density"),

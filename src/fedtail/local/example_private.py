@@ -103,24 +103,29 @@ class ExamplePrivateSGD(LocalTraining):
     def _clipped_sums(self, clients: Clients, params: Tensor, batch: Batch) -> Tensor:
         """The sum of each client's clipped gradients of single examples over its batch, (clients, dim), at its own `params`.
 
-        A few clients are differentiated at once, so that gradients that are written out fit in memory.
+        A few clients, and a few examples of a client with many, are differentiated at once, so that gradients that are written
+        out fit in memory.
         """
-        together = max(1, NUMBERS // max(1, batch.weight.shape[1] * params.shape[1]))
-        places = torch.arange(len(params)).split(together)
-        return torch.cat([self._clipped_sums_at_once(clients, params, batch, slice(int(some[0]), int(some[-1]) + 1))
-                          for some in places])
+        width, examples = batch.weight.shape[1], max(1, NUMBERS // max(1, params.shape[1]))
+        clients_at_once, sums = max(1, examples // max(1, width)), torch.zeros_like(params)
+        for start in range(0, len(params), clients_at_once):
+            some = slice(start, start + clients_at_once)
+            for first in range(0, width, examples):
+                sums[some] += self._clipped_sums_at_once(clients, params[some], batch, some, slice(first, first + examples))
+        return sums
 
-    def _clipped_sums_at_once(self, clients: Clients, params: Tensor, batch: Batch, some: slice) -> Tensor:
-        """`_clipped_sums` of the clients `some`: every example is given to the kernel as a client of its own.
+    def _clipped_sums_at_once(self, clients: Clients, own: Tensor, batch: Batch, some: slice, places: slice) -> Tensor:
+        """`_clipped_sums` of the clients `some`, at their `own` parameters, over the `places` of their batches.
 
-        Padding contributes zero, and so does an example whose gradient is not finite.
+        Every example is given to the kernel as a client of its own. Padding contributes zero, and so does an example whose
+        gradient is not finite.
         """
-        weight, own = batch.weight[some], params[some]
+        weight = batch.weight[some, places]
         width = weight.shape[1]
-        inputs = {name: value[some].flatten(0, 1)[:, None] for name, value in batch.inputs.items()} \
-            if isinstance(batch.inputs, dict) else batch.inputs[some].flatten(0, 1)[:, None]
-        rows = clients.kernel.gradients(own.repeat_interleave(width, 0), inputs, batch.targets[some].flatten(0, 1)[:, None],
-                                        weight.new_ones(len(own) * width, 1))
+        inputs = {name: value[some, places].flatten(0, 1)[:, None] for name, value in batch.inputs.items()} \
+            if isinstance(batch.inputs, dict) else batch.inputs[some, places].flatten(0, 1)[:, None]
+        targets = batch.targets[some, places].flatten(0, 1)[:, None]
+        rows = clients.kernel.gradients(own.repeat_interleave(width, 0), inputs, targets, weight.new_ones(len(own) * width, 1))
         norms = torch.linalg.vector_norm(rows, dim=1)
         counted = norms.isfinite() & to_device(weight.reshape(-1) > 0, norms.device)
         scales = (self.clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)

@@ -4,7 +4,7 @@ from fedtail.deprecated import old_names
 from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.audit import Attack, gaussian_epsilon
 from fedtail.privacy.calibration import NoiseLevels, noise_for, smallest_noise
-from fedtail.privacy.correlated_noise import CorrelatedNoise
+from fedtail.privacy.correlated_noise import BufferedNoise, CorrelatedNoise
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable, discrete_gaussian_probability, exact_discrete_gaussian
 from fedtail.privacy.events import (
     CorrelatedRelease,
@@ -25,10 +25,10 @@ from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
 __all__ = [
-    "Attack", "BudgetSpent", "CorrelatedNoise", "CorrelatedRelease", "CyclicSampling", "DiscreteGaussianTable", "DiscreteNoise",
-    "FixedSampling", "GaussianNoise", "GaussianRelease", "GroupGuarantee", "Guarantee", "LatticeRelease", "Ledger", "Mechanism",
-    "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum", "NonPrivateRelease", "PoissonSampling", "PrivacyBudget",
-    "Randomness", "RoundEvent", "SeededRandomness",
+    "Attack", "BudgetSpent", "BufferedNoise", "CorrelatedNoise", "CorrelatedRelease", "CyclicSampling",
+    "DiscreteGaussianTable", "DiscreteNoise", "FixedSampling", "GaussianNoise", "GaussianRelease", "GroupGuarantee",
+    "Guarantee", "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
+    "NonPrivateRelease", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
     "SystemRandomness", "delta_at", "discrete_gaussian_probability", "epsilon_at", "exact_discrete_gaussian",
     "gaussian_epsilon", "group_privacy", "guarantee", "minimum_cohort_for", "noise_for", "reveal_probability",
     "rounds_affordable", "smallest_noise",

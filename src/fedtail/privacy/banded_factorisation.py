@@ -34,7 +34,7 @@ def banded_coefficients(rounds: int, bands: int, error: ErrorKind = "mean") -> n
         raise ValueError(f"bands must be between 1 and the {rounds} rounds, got {bands}. One band is independent noise.")
     from scipy.optimize import minimize
 
-    weights = _row_weights(rounds, error)
+    weights = row_weights(rounds, error)
 
     def objective(rest: np.ndarray) -> tuple[float, np.ndarray]:
         """log(|c|^2 sum_i w_i beta_i^2) and its gradient in c_1, c_2, ..., where beta are the coefficients of B."""
@@ -81,17 +81,22 @@ def prefix_sum_error(coefficients: np.ndarray, rounds: int, error: ErrorKind = "
 
     `coefficients`, (bands,), are those of C. With B = A C^{-1} it is the mean, or the largest, squared norm of a row of B.
     """
-    return float(_row_weights(rounds, error) @ _inverse_times(coefficients, np.ones(rounds)) ** 2)
+    return float(row_weights(rounds, error) @ _inverse_times(coefficients, np.ones(rounds)) ** 2)
 
 
-def _row_weights(rounds: int, error: ErrorKind) -> np.ndarray:
+def row_weights(rounds: int, error: ErrorKind) -> np.ndarray:
     """How often the squared coefficient beta_i of B is in the squared error of prefix sums, i = 0, 1, ...; (rounds,) float64.
 
     Row t has beta_0 to beta_t: in the last row each is once ("max"), on average over rows a share (rounds - i) / rounds ("mean").
     """
+    check_error(error)
+    return np.ones(rounds) if error == "max" else 1 - np.arange(rounds) / rounds
+
+
+def check_error(error: str) -> None:
+    """Raise a ValueError unless `error`, which error of prefix sums is meant, is "mean" or "max"."""
     if error not in ("mean", "max"):
         raise ValueError(f"error must be mean or max, got {error!r}.")
-    return np.ones(rounds) if error == "max" else 1 - np.arange(rounds) / rounds
 
 
 def _inverse_times(coefficients: np.ndarray, series: np.ndarray) -> np.ndarray:

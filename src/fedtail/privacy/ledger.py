@@ -281,8 +281,8 @@ class Ledger:
 
         chosen = delta if delta is not None else self.budget.delta
         if chosen is None:
-            raise ValueError("at which delta? Write guarantee(delta=...), below one over the number of clients, or give the run "
-                             "PrivacyBudget(delta=...).")
+            raise ValueError(f"at which delta? Write guarantee(delta=...), below one over the number of {self.unit}s, or give "
+                             "the run PrivacyBudget(delta=...).")
         found = guarantee(self.rounds, chosen, self.budget.adjacency)
         return replace(found, only=self.describe_earlier_model(chosen), unit=self.unit)
 

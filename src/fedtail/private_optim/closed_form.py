@@ -7,13 +7,16 @@ The gradient of an example is their product: for a linear layer on vectors it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtail.data.arrays import inputs_to_device
+from fedtail.data.population import CPU
+from fedtail.module_checks import Trial
 from fedtail.modules import call_module, trainable_parameters
 from fedtail.private_optim.gradient_rows import ExplicitRows, GradientRows, OuterRows
 from fedtail.private_optim.per_example import CHUNK_NUMBERS, AutogradGradients, split_examples
@@ -30,8 +33,9 @@ CLOSE = 1e-3              # of the largest entry: far above rounding, far below 
 class ClosedFormGradients:
     """Gradients of every example of a batch, from the layers' inputs and the derivatives by their outputs.
 
-    `chunk` examples are differentiated at once; None takes as many as keep gradients that are written out, those of convolutions,
-    below 2^24 numbers. Use `has_closed_form` first: for other modules gradients would be missing.
+    `chunk` examples are differentiated at once; None takes as many as keep below 2^24 numbers what the layers are given and give,
+    with the gradients that are written out: those of convolutions, and of linear layers on sequences. Use `has_closed_form`
+    first: for other modules gradients would be missing.
     """
 
     task: Task
@@ -41,37 +45,51 @@ class ClosedFormGradients:
 
     def chunks(self) -> Iterator[list[GradientRows]]:
         """Yields the gradients of one chunk of examples after another; ValueError where a layer was not called exactly once."""
-        for inputs, targets in split_examples(self.inputs, self.targets, self.chunk or self._chunk_size()):
+        size = self.chunk or (self._chunk_size() if len(self.targets) else 1)
+        for inputs, targets in split_examples(self.inputs, self.targets, size):
             found = _layer_gradients(self.task, inputs, targets)
             yield [found[id(parameter)] for parameter in trainable_parameters(self.task.module)]
 
     def _chunk_size(self) -> int:
-        """How many examples are differentiated at once, so that written-out gradients fit in memory."""
-        written = sum(layer.weight.numel() for layer in _layers(self.task.module) if isinstance(layer, nn.Conv2d))
-        return max(1, min(MOST_EXAMPLES, CHUNK_NUMBERS // max(written, 1)))
+        """How many examples are differentiated at once, so that all that is written out fits in memory; the first is tried."""
+        written: dict[nn.Module, int] = {}
+
+        def count(layer: nn.Linear | nn.Conv2d, given: tuple[Tensor, ...], output: Tensor) -> None:
+            """Store the size of a layer's input and output, and of its gradient where its weight is used at several places."""
+            written[layer] = given[0].numel() + output.numel() + (layer.weight.numel() if output.ndim > 2 else 0)
+
+        first = next(split_examples(self.inputs, self.targets, 1))[0]
+        with torch.no_grad(), _hooked(_layers(self.task.module), count):
+            call_module(self.task.module, first)
+        return max(1, min(MOST_EXAMPLES, CHUNK_NUMBERS // max(sum(written.values()), 1)))
 
 
 def has_closed_form(task: Task, inputs: Examples, targets: Tensor) -> bool:
     """Whether closed forms give the gradients of this task's module; a few examples are tried, and compared with autograd.
 
     All trainable parameters must belong to linear layers and plain 2-d convolutions, each called once. False too where the module
-    draws random numbers in training, so that two calls differ.
+    draws random numbers in training, so that two calls differ. Tried is a copy, in training mode and with its parameters moved
+    away from zero, where gradients that are missing would not show; with fewer than two examples nothing is shown: False.
     """
     held = {id(parameter) for layer in _layers(task.module) for parameter in layer.parameters(recurse=False)}
     trained = trainable_parameters(task.module)
-    if not {id(parameter) for parameter in trained} <= held:
+    if len(targets) < 2 or not {id(parameter) for parameter in trained} <= held:
         return False
-    few = next(split_examples(inputs, targets, TRIED))
+    some, wanted = next(split_examples(inputs, targets, TRIED))
+    few, trial = (inputs_to_device(some, CPU), wanted.cpu()), Trial(task.module)
+    with torch.no_grad():
+        trial.move_parameters()
+    moved = replace(task, module=trial.learning)
     try:
-        found = next(ClosedFormGradients(task, *few).chunks())
+        found = next(ClosedFormGradients(moved, *few).chunks())
     except ValueError:
         return False
-    return all(_agree(one, other) for one, other in zip(found, next(AutogradGradients(task, *few).chunks()), strict=True))
+    return all(_agree(one, other) for one, other in zip(found, next(AutogradGradients(moved, *few).chunks()), strict=True))
 
 
 def _agree(one: GradientRows, other: GradientRows) -> bool:
     """Whether two ways of computing the same gradients agree, judged by norms and by a sum with different weights."""
-    weights = 1.0 + torch.arange(len(other.norms(Preconditioning()))).to(other.norms(Preconditioning()))
+    weights = 1.0 + torch.arange(len(other.norms(Preconditioning())))
     pairs = ((one.norms(Preconditioning()), other.norms(Preconditioning())),
              (one.weighted_sum(weights, Preconditioning()), other.weighted_sum(weights, Preconditioning())))
     return all(bool((a - b).abs().max() <= CLOSE * b.abs().max()) for a, b in pairs)
@@ -87,15 +105,16 @@ def _layers(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
 def _layer_gradients(task: Task, inputs: Examples, targets: Tensor) -> dict[int, GradientRows]:
     """The gradients of examples with respect to each parameter, by the parameter's `id`.
 
-    Raises ValueError where a layer that has trainable parameters was not called exactly once, or does not affect the loss.
+    Raises ValueError where a layer that has trainable parameters was not called exactly once, on a batch whose first axis is the
+    example, or does not affect the loss.
     """
     layers = [layer for layer in _layers(task.module) if any(p.requires_grad for p in layer.parameters(recurse=False))]
     calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def remember(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        """Store a layer's input and output; ValueError at its second call."""
-        if layer in calls:
-            raise ValueError("a layer is called twice, which closed forms do not cover.")
+        """Store a layer's input and output; ValueError at its second call, or where its first axis is not that of examples."""
+        if layer in calls or output.ndim < 2 or len(output) != len(targets):
+            raise ValueError("a layer is called twice, or on something else than a batch, which closed forms do not cover.")
         calls[layer] = (given[0].detach(), output)
 
     with torch.enable_grad(), _hooked(layers, remember):
@@ -130,22 +149,30 @@ def _rows_of_layer(layer: nn.Linear | nn.Conv2d, inputs: Tensor, signal: Tensor)
 
     `inputs` are what it was called with, and `signal` the derivatives of the examples' losses by its outputs.
     """
-    columns, outputs = _matrices(layer, inputs, signal)
     if layer.weight.requires_grad:
-        yield id(layer.weight), (OuterRows(outputs, columns) if outputs.ndim == 2
-                                 else ExplicitRows(torch.bmm(outputs, columns.transpose(1, 2)).flatten(1)))
+        yield id(layer.weight), (_convolution_rows(layer, inputs, signal) if isinstance(layer, nn.Conv2d)
+                                 else _linear_rows(inputs, signal))
     if layer.bias is not None and layer.bias.requires_grad:
-        yield id(layer.bias), ExplicitRows(outputs if outputs.ndim == 2 else outputs.sum(2))
+        several = tuple(range(2, signal.ndim) if isinstance(layer, nn.Conv2d) else range(1, signal.ndim - 1))      # places
+        yield id(layer.bias), ExplicitRows(signal.sum(several) if several else signal)
 
 
-def _matrices(layer: nn.Linear | nn.Conv2d, inputs: Tensor, signal: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer's inputs and signal as factors of its weight's gradient: (examples, features) and (examples, outputs).
-
-    Where the weight is used at several places of an example (time steps, pixels), they have a last axis of places.
-    """
-    if isinstance(layer, nn.Conv2d):
-        assert not isinstance(layer.padding, str)            # `_layers` leaves those out
-        return F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride), signal.flatten(2)
+def _linear_rows(inputs: Tensor, signal: Tensor) -> GradientRows:
+    """The gradients of a linear layer's weight; written out where it is used at several places of an example, as time steps."""
     if inputs.ndim == 2:
-        return inputs, signal
-    return inputs.flatten(1, -2).transpose(1, 2), signal.flatten(1, -2).transpose(1, 2)
+        return OuterRows(signal, inputs)
+    return ExplicitRows(torch.bmm(signal.flatten(1, -2).transpose(1, 2), inputs.flatten(1, -2)).flatten(1))
+
+
+def _convolution_rows(layer: nn.Conv2d, inputs: Tensor, signal: Tensor) -> ExplicitRows:
+    """The gradients of a convolution's weight, written out, (examples, size).
+
+    The patches of pixels that the weight meets are written out too, of at most 2^24 numbers at once or one example's.
+    """
+    assert not isinstance(layer.padding, str)                # `_layers` leaves those out
+    patch = layer.weight[0].numel() * signal[0, 0].numel()
+    size, rows = max(1, CHUNK_NUMBERS // patch), []
+    for some, own in zip(inputs.split(size), signal.flatten(2).split(size), strict=True):
+        columns = F.unfold(some, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        rows.append(torch.bmm(own, columns.transpose(1, 2)).flatten(1))
+    return ExplicitRows(torch.cat(rows))

@@ -12,6 +12,9 @@ from torch import Tensor
 from fedtail.private_optim.clipping import ClippingRule, NoClip
 from fedtail.private_optim.queries import Preconditioning
 
+BLOCK = 2**17       # numbers that are cast to float64 at once
+LONGEST = 1e30      # a norm up to which the factor that clips it is an accurate number in float32
+
 
 class GradientRows(Protocol):
     """The gradients of some records with respect to one parameter tensor of `size` entries."""
@@ -22,7 +25,7 @@ class GradientRows(Protocol):
         ...
 
     def norms(self, preconditioning: Preconditioning) -> Tensor:
-        """The L2 norm of each record's preconditioned gradient, (records,)."""
+        """The L2 norm of each record's preconditioned gradient, (records,) float64."""
         ...
 
     def weighted_sum(self, weights: Tensor, preconditioning: Preconditioning) -> Tensor:
@@ -46,11 +49,12 @@ class ExplicitRows:
         return self.rows.shape[1]
 
     def norms(self, preconditioning: Preconditioning) -> Tensor:
-        """The L2 norms of the preconditioned rows, (records,)."""
-        return torch.linalg.vector_norm(preconditioning(self.rows), dim=1)
+        """The L2 norms of the preconditioned rows, (records,) float64."""
+        return torch.linalg.vector_norm(preconditioning(self.rows), dim=1).double()
 
     def weighted_sum(self, weights: Tensor, preconditioning: Preconditioning) -> Tensor:
         """The sum of preconditioned rows times `weights`, (size,)."""
+        weights = weights.to(self.rows)
         return preconditioning.of_weighted_sum(weights @ self.rows, weights.sum())
 
     def zeroed(self, failed: Tensor) -> ExplicitRows:
@@ -74,24 +78,30 @@ class OuterRows:
         return self.signals.shape[1] * self.inputs.shape[1]
 
     def norms(self, preconditioning: Preconditioning) -> Tensor:
-        r"""The L2 norms of the preconditioned products, (records,).
+        r"""The L2 norms of the preconditioned products, (records,) float64.
 
         Without divisor and shift |s| |x|. With divisor A, shift c and factor a, the square is  a^2 sum_ij s_i^2 x_j^2 / A_ij^2
-        + 2 a sum_ij s_i x_j c_ij / A_ij^2 + sum_ij c_ij^2 / A_ij^2,  products of a matrix with s or its square.
+        + 2 a sum_ij s_i x_j c_ij / A_ij^2 + sum_ij c_ij^2 / A_ij^2,  products of a matrix with x or its square. All in float64:
+        in float32 the three terms may cancel to zero, and squares may be too small, for gradients that are to be clipped.
         """
         if preconditioning.divisor is None and preconditioning.shift is None:
             return preconditioning.factor * _row_norms(self.signals) * _row_norms(self.inputs)
-        shape = self.signals.shape[1], self.inputs.shape[1]
-        inverse = self.signals.new_ones(shape) if preconditioning.divisor is None else preconditioning.divisor.view(shape) ** -2
-        squares = preconditioning.factor**2 * ((self.signals.square() @ inverse) * self.inputs.square()).sum(1)
-        if preconditioning.shift is not None:
-            shift = preconditioning.shift.view(shape)
-            crossed = ((self.signals @ (shift * inverse)) * self.inputs).sum(1)
-            squares = squares + 2 * preconditioning.factor * crossed + (shift.square() * inverse).sum()
-        return squares.clamp(min=0.0).sqrt()
+        shape, divisor, shift = (self.signals.shape[1], self.inputs.shape[1]), preconditioning.divisor, preconditioning.shift
+        inverse = self.signals.new_ones(shape).double() if divisor is None else divisor.double().view(shape) ** -2
+        crossing = None if shift is None else shift.double().view(shape) * inverse
+        size, found = max(1, BLOCK // sum(shape)), []
+        for signals, inputs in zip(self.signals.split(size), self.inputs.split(size), strict=True):
+            signals, inputs = signals.double(), inputs.double()
+            squares = preconditioning.factor**2 * ((inputs.square() @ inverse.T) * signals.square()).sum(1)
+            if crossing is not None and shift is not None:
+                squares += 2 * preconditioning.factor * ((inputs @ crossing.T) * signals).sum(1)
+                squares += shift.double() @ crossing.view(-1)
+            found.append(squares.clamp(min=0.0).sqrt())
+        return torch.cat(found)
 
     def weighted_sum(self, weights: Tensor, preconditioning: Preconditioning) -> Tensor:
         """The sum of preconditioned products times `weights`, (outputs * features,): one product of two matrices."""
+        weights = weights.to(self.signals)
         total = (weights[:, None] * self.signals).T @ self.inputs
         return preconditioning.of_weighted_sum(total.reshape(-1), weights.sum())
 
@@ -112,8 +122,8 @@ def sum_clipped(gradients: RecordGradients, clip: ClippingRule, preconditioning:
                 like: Tensor) -> Tensor:
     """The sum over records of clipped, preconditioned gradients, flat, (dim,), in the dtype and on the device of `like`, (dim,).
 
-    `sizes` are the numbers of entries of the model's parameter tensors. A record whose gradient is not finite contributes zero,
-    so that the sum moves by at most the sensitivity of `clip` whatever the record is.
+    `sizes` are the numbers of entries of the model's parameter tensors. A record whose gradient is not finite, or longer than
+    `LONGEST`, contributes zero, so that the sum moves by at most the sensitivity of `clip` whatever the record is.
     """
     pieces, total = preconditioning.split(sizes), torch.zeros_like(like)
     for rows in gradients.chunks():
@@ -129,7 +139,7 @@ def sum_exact(gradients: RecordGradients, sizes: list[int], like: Tensor) -> Ten
 def _sum_clipped_rows(rows: list[GradientRows], clip: ClippingRule, pieces: list[Preconditioning]) -> list[Tensor]:
     """The clipped sums of one chunk, (size,) for each parameter tensor; `pieces` has each tensor's preconditioning."""
     norms = torch.stack([one.norms(piece) for one, piece in zip(rows, pieces, strict=True)], 1)      # (records, tensors)
-    failed = ~norms.isfinite().all(1)
+    failed = ~(norms <= LONGEST).all(1)                                                              # also where one is NaN
     if bool(failed.any()):
         rows, norms = [one.zeroed(failed) for one in rows], norms.masked_fill(failed[:, None], 0.0)
     scales = clip.scales(norms).masked_fill(failed[:, None], 0.0)
@@ -161,5 +171,5 @@ class GivenGradients:
 
 
 def _row_norms(values: Tensor) -> Tensor:
-    """The L2 norm of each row of `values`, (rows, columns): (rows,)."""
-    return torch.linalg.vector_norm(values, dim=1)
+    """The L2 norm of each row of `values`, (rows, columns): (rows,) float64."""
+    return torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)

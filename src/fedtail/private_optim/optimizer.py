@@ -18,14 +18,16 @@ from fedtail.privacy.noise import GaussianNoise
 from fedtail.privacy.randomness import SystemRandomness
 from fedtail.private_optim.charging import CHANNEL, EXACT, mean_release, step_event
 from fedtail.private_optim.closed_form import ClosedFormGradients, has_closed_form
-from fedtail.private_optim.gradient_rows import RecordGradients, sum_clipped, sum_exact
+from fedtail.private_optim.gradient_rows import GivenGradients, RecordGradients, sum_clipped, sum_exact
 from fedtail.private_optim.methods import PrivateMethod
-from fedtail.private_optim.per_example import AutogradGradients, MicroBatchGradients, is_vectorisable
+from fedtail.private_optim.per_example import AutogradGradients, MicroBatchGradients, is_vectorisable, split_examples
+from fedtail.private_optim.poisson_batches import refuse_larger_batch
 from fedtail.private_optim.public_data import PublicData
 from fedtail.private_optim.queries import Answer, Direction, NoisyMean, PublicGradient, Query
 from fedtail.task import PerExample, Task
 from fedtail.types import Examples
 
+TRIED = 6           # examples of a batch by which a module is judged before its first step
 
 class PrivateOptimizer:
     """Trains a module in place by a `PrivateMethod`, one batch at a time.
@@ -38,7 +40,8 @@ class PrivateOptimizer:
 
     The unit of privacy is one example. A step charges the ledger before it releases anything, and is one round there. Sums of
     gradients are divided by the expected `batch_size`, whatever the size of the batch; an empty batch is a step of pure noise.
-    Noise follows from `seed` (a simulated guarantee), or comes from the operating system where the ledger's budget says so.
+    Noise follows from `seed` and the number of the step (a simulated guarantee; two optimisers on the same examples need two
+    seeds), or comes from the operating system where the ledger's budget says so.
     """
 
     def __init__(self, module: nn.Module, method: PrivateMethod, *, batch_size: float, sampling: Sampling,
@@ -66,6 +69,7 @@ class PrivateOptimizer:
         self._sizes = [parameter.numel() for parameter in self._parameters]
         _refuse_ledger(method, self.ledger)
         self._refuse_broken_batches()
+        self._refuse_half_precision()
         self._transform_state, self._rule_state = method.transform.start(self.params), method.rule.start(self.params)
 
     @property
@@ -76,16 +80,24 @@ class PrivateOptimizer:
     def step(self, inputs: Examples, targets: Tensor) -> None:
         """Take one step on a batch of examples, which may be empty; axis 0 of the inputs and targets is the example.
 
-        Raises `BudgetSpent`, and changes nothing, where the step would exceed the ledger's privacy budget.
+        No example may be in the batch twice. Raises `BudgetSpent`, and changes nothing, where the step would exceed the ledger's
+        privacy budget; a ValueError for a batch larger than the sampling gives, and, at the first batch of two examples or more,
+        for a module or loss that mixes examples.
         """
+        refuse_larger_batch(len(targets), self.batch_size, self.sampling)
+        self._refuse_other_parameters()
+        self._refuse_opacus_hooks()
         inputs = cast_inputs(inputs, self._parameters[0].dtype)
         self.step_on(self._gradients(inputs, targets))
 
     def step_on(self, gradients: RecordGradients) -> None:
         """Take one step on gradients of single records that were computed elsewhere, as `GivenGradients` of Opacus's samples.
 
-        Raises `BudgetSpent`, and changes nothing, where the step would exceed the ledger's privacy budget.
+        Raises `BudgetSpent`, and changes nothing, where the step would exceed the ledger's privacy budget; a ValueError for more
+        `GivenGradients` than the sampling gives.
         """
+        if isinstance(gradients, GivenGradients):
+            refuse_larger_batch(len(gradients.tensors[0]), self.batch_size, self.sampling)
         self.ledger.open(self.steps, step_event(self.method, self.steps, self.sampling), CHANNEL)
         try:
             direction = self._converse(gradients)
@@ -151,21 +163,28 @@ class PrivateOptimizer:
         return torch.randn(like.shape, generator=seeded, dtype=like.dtype, device=like.device)
 
     def _gradients(self, inputs: Examples, targets: Tensor) -> RecordGradients:
-        """The gradients of the batch's records: micro-batches, or examples by closed forms where the module has them."""
-        if self._way is None and len(targets):
+        """The gradients of the batch's records: micro-batches, or examples by closed forms where the module has them.
+
+        A single example shows nothing about the module, and is differentiated by itself.
+        """
+        if self._way is None and len(targets) > 1:
             self._way = self._choose_way(inputs, targets)
-        vectorised, size = self._way != "one by one", self.method.microbatch_size
+        vectorised, size = len(targets) > 1 and self._way != "one by one", self.method.microbatch_size
         if size > 1:
             count, seed = round(self.batch_size / size), self._seed if self.ledger.budget.replayable else None
             group = hash_bits(seed, "micro-batches", self.steps, torch.arange(len(targets))) % count
             return MicroBatchGradients(self._task, inputs, targets, group.to(targets.device), count, size, self._chunk,
                                        vectorised)
-        if self._way == "closed form":
+        if vectorised and self._way == "closed form":
             return ClosedFormGradients(self._task, inputs, targets, self._chunk)
         return AutogradGradients(self._task, inputs, targets, self._chunk, vectorised)
 
     def _choose_way(self, inputs: Examples, targets: Tensor) -> Literal["closed form", "vectorised", "one by one"]:
-        """How gradients of single records are computed, found by trying the module on the first examples of a batch."""
+        """How gradients of single records are computed, found by trying the module on the first examples of a batch.
+
+        Raises ValueError for a module or loss that does not treat examples one by one.
+        """
+        self._task.check_examples(*next(split_examples(inputs, targets, TRIED)))
         if not is_vectorisable(self._task, inputs, targets):
             return "one by one"
         return "closed form" if has_closed_form(self._task, inputs, targets) else "vectorised"
@@ -187,6 +206,28 @@ class PrivateOptimizer:
         if self.method.microbatch_size > 1 and not (count >= 1 and math.isclose(count, round(count))):
             raise ValueError(f"batch_size={self.batch_size:g} is no whole number of micro-batches of "
                              f"{self.method.microbatch_size} examples.")
+
+
+    def _refuse_other_parameters(self) -> None:
+        """Raise a ValueError where the module's trainable parameters are not those that it had when the optimiser was made."""
+        if list(map(id, trainable_parameters(self._task.module))) != list(map(id, self._parameters)):
+            raise ValueError("the module has other trainable parameters than when the optimiser was made: some were frozen, "
+                             "unfrozen or replaced. Make a new optimiser, with the same ledger.")
+
+    def _refuse_opacus_hooks(self) -> None:
+        """Raise a ValueError for a module in Opacus's `GradSampleModule`, whose hooks would run where gradients are computed."""
+        if any(hasattr(parameter, "grad_sample") for parameter in self._parameters):
+            raise ValueError("the module is in Opacus's GradSampleModule, which computes gradients of examples itself. Call "
+                             "step_on(GivenGradients.from_grad_samples(module.parameters())) after the backward pass, or give "
+                             "the optimiser the bare module.")
+
+    def _refuse_half_precision(self) -> None:
+        """Raise a ValueError for parameters in half precision, in which clipped gradients may be longer than their clip norm."""
+        halves = {parameter.dtype for parameter in self._parameters} - {torch.float32, torch.float64}
+        if halves:
+            raise ValueError(f"parameters are {', '.join(map(str, halves))}, in which a clipped gradient may be one percent "
+                             "longer than its clip norm, and the noise too small. Write module.float(), with torch.autocast "
+                             "inside it for speed.")
 
 
 def _refuse_ledger(method: PrivateMethod, ledger: Ledger) -> None:

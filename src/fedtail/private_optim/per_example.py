@@ -66,8 +66,8 @@ class MicroBatchGradients:
             some = members[start:start + step]
             places = torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_value=-1)      # (groups, largest)
             real = places >= 0
-            inputs, targets = select_rows(self.inputs, places.clamp(min=0)), self.targets[places.clamp(min=0)]
-            yield _as_rows(one(parameters, inputs, targets, real))
+            places = places.where(real, places[:, :1])       # padding is an example of the group's own: none reaches another
+            yield _as_rows(one(parameters, select_rows(self.inputs, places), self.targets[places], real))
 
     def _members(self) -> list[Tensor]:
         """The places of the examples of each micro-batch in the batch, a list of int64 tensors."""

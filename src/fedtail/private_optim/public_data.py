@@ -20,7 +20,8 @@ from fedtail.types import Examples
 class PublicData:
     """Public examples, of which every step reads `batch_size`, uniformly with replacement; None reads all of them.
 
-    Batches follow from `seed` and the number of the step.
+    Batches follow from `seed` and the number of the step. Their gradients are read without clipping or noise, and no guarantee
+    covers them: an example that is also among the private ones is not protected.
     """
 
     inputs: Examples

@@ -1,4 +1,4 @@
-"""The clients of a page: which are one client in several seeds, and the error of each."""
+"""The clients of a page: which are one client in several seeds, and the error, or another metric, of each."""
 
 from __future__ import annotations
 
@@ -142,14 +142,16 @@ def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None
     return PageClients(split, np.array(names, dtype=object), sizes, groups, dict(zip(by_seed, starts, strict=True)), count)
 
 
-def error_distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
-    """Histograms and distribution functions of the clients' errors, for all methods on common bins; None without any errors.
+def metric_distributions(methods: Sequence[Method], clients: PageClients | None, metric: str) -> dict[str, Any] | None:
+    """Histograms and distribution functions of a metric over clients, for all methods on common bins; None without any values.
 
-    A dict: `edges` of the bins, and lists over methods: `shares`, the share of errors in each bin; `functions`, the empirical
-    distribution function as {"x", "y"}; `clients`, the number of errors. The clients of all seeds are pooled. The errors of a
-    deployed run are known as a histogram only: they are spread evenly within its bins.
+    A dict: `edges` of the bins, and lists over methods: `shares`, the share of values in each bin; `functions`, the empirical
+    distribution function as {"x", "y"}; `clients`, the number of values. The clients of all seeds are pooled. The values of a
+    deployed run are known as a histogram only: they are spread evenly within its bins. A method that has diverged has none,
+    unless all have.
     """
-    values = [_pooled_errors(m, clients) for m in methods]
+    lost = _positions_to_leave_out(methods)
+    values = [np.zeros(0) if k in lost else _pooled_values(m, clients, metric) for k, m in enumerate(methods)]
     if not any(map(len, values)):
         return None
     edges = bin_edges(np.concatenate(values))
@@ -157,35 +159,69 @@ def error_distributions(methods: Sequence[Method], clients: PageClients | None) 
             "functions": [distribution_function(v) for v in values], "clients": [len(v) for v in values]}
 
 
-def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
-    """The finite errors of all clients over the method's finished runs, in one array, (errors,).
+def _positions_to_leave_out(methods: Sequence[Method]) -> set[int]:
+    """The positions of methods that have diverged, whose values would stretch every axis; none where all have diverged."""
+    lost = {k for k, m in enumerate(methods) if m.diverged_seeds}
+    return set() if len(lost) == len(methods) else lost
+
+
+def _pooled_values(method: Method, clients: PageClients | None, metric: str) -> np.ndarray:
+    """The finite values of a metric of all clients over the method's finished runs, in one array, (values,).
 
     For deployed runs, values spread evenly over the bins of their histograms stand for them. `clients` is None without a table
     over clients.
     """
-    known = column_by_seed(method, clients, method.model.column("error")) if clients else {}
-    deployed = [run.values_from_histogram("error", method.model) for run in method.finished_runs.values() if run.is_deployed]
+    known = column_by_seed(method, clients, method.model.column(metric)) if clients else {}
+    deployed = [run.values_from_histogram(metric, method.model) for run in method.finished_runs.values() if run.is_deployed]
     return np.concatenate([values_of_all_seeds(known), *deployed])
 
 
-def client_comparison(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:
-    """The data of the page's client section: each client's mean error under every method, and its difference to the baseline.
+@dataclass(frozen=True)
+class ClientValues:
+    """A metric of every client of a page under every method, and its difference to the baseline: (clients,), NaN for none."""
 
-    A dict: `names` and `sizes` of the listed clients (some of many); `points`, the positions among them of those in the
-    scatter plot; `errors`, `differences` and `changes`, lists over methods; `total`, the number of all clients; `averaged`,
-    whether errors are means over seeds; `log`, whether sizes need a logarithmic axis. `baseline` is a position in `methods`.
+    means: Sequence[np.ndarray]              # over seeds, by method
+    differences: Sequence[np.ndarray]        # to the baseline, over the seeds that both have
+    baseline: int                            # position of the method
+    better: str                              # "lower" or "higher"
+
+
+def client_values_by_method(methods: Sequence[Method], baseline: int, clients: PageClients, metric: str,
+                            better: str) -> ClientValues:
+    """The values of a metric of every client of the page, and their differences to those of the method at `baseline`.
+
+    There are none for a method that has diverged, unless all have.
     """
-    errors = [column_by_seed(m, clients, m.model.column("error")) for m in methods]
-    means = [mean_by_client(mine, clients) for mine in errors]
-    gains = [differences_to_baseline(mine, errors[baseline], clients) for mine in errors]
-    kept, points = _listed_clients(gains, len(clients))
-    return {
+    lost = _positions_to_leave_out(methods)
+    found = [{} if k in lost else column_by_seed(m, clients, m.model.column(metric)) for k, m in enumerate(methods)]
+    return ClientValues([mean_by_client(mine, clients) for mine in found],
+                        [differences_to_baseline(mine, found[baseline], clients) for mine in found], baseline, better)
+
+
+def client_list(clients: PageClients, values: Sequence[ClientValues]) -> tuple[np.ndarray, dict[str, Any]]:
+    """Which clients the page lists, as positions, and what it says of them whatever the metric.
+
+    The latter is a dict: `names` and `sizes` of the listed clients (some of many); `points`, the positions among them of those in
+    the scatter plot; `total`, the number of all clients; `averaged`, whether values are means over seeds; `log`, whether sizes
+    need a logarithmic axis. `values` are those of all metrics: of many clients, those with the largest changes are listed.
+    """
+    kept, points = _listed_clients([gain for one in values for gain in one.differences], len(clients))
+    return kept, {
         "total": len(clients), "averaged": clients.are_same_in_all_seeds and len(clients.first) > 1,
         "names": clients.names[kept].tolist(), "sizes": clients.sizes[kept].tolist(),
-        "points": np.flatnonzero(np.isin(kept, points)).tolist(), "log": spans_decades(clients.sizes),
-        "errors": [json_numbers(mine[kept]) for mine in means], "differences": [json_numbers(mine[kept]) for mine in gains],
-        "changes": [_change_summary(mine, means[baseline]) for mine in gains],
-    }
+        "points": np.flatnonzero(np.isin(kept, points)).tolist(), "log": spans_decades(clients.sizes)}
+
+
+def client_comparison(values: ClientValues, kept: np.ndarray) -> dict[str, Any]:
+    """The data of the page's client section about one metric: its value for each listed client, and how it changed.
+
+    A dict of lists over methods: `errors`, the values (whatever the metric), `differences` to the baseline, and `changes`. `kept`
+    are the positions of the listed clients.
+    """
+    means = values.means[values.baseline]
+    return {"errors": [json_numbers(mine[kept]) for mine in values.means],
+            "differences": [json_numbers(mine[kept]) for mine in values.differences],
+            "changes": [_change_summary(mine, means, values.better) for mine in values.differences]}
 
 
 def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.ndarray], clients: PageClients) -> np.ndarray:
@@ -195,7 +231,8 @@ def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.
     where no seed is shared.
     """
     common = [seed for seed in mine if seed in baseline]
-    return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
+    with np.errstate(invalid="ignore"):      # infinite under both: no difference is known
+        return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
 
 
 def spans_decades(sizes: np.ndarray) -> bool:
@@ -228,16 +265,19 @@ def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray
     return np.unique(np.concatenate([points, *extremes])), points
 
 
-def _change_summary(difference: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
+def _change_summary(difference: np.ndarray, baseline: np.ndarray, better: str) -> dict[str, Any]:
     """How many clients `improved`, stayed the `same` or got `worse`, and the sorted differences as a curve, `x` and `y`.
 
-    A difference is no change where it is at most 1e-9 times the larger of 1 and the baseline error. NaN is left out. The
-    curve has at most 400 points; `x` is the share of clients.
+    A difference is no change where it is at most 1e-9 times the larger of 1 and the baseline's value. NaN is left out. The
+    curve has at most 400 points, from the client that gained most; `x` is the share of clients. `better` values are "lower" or
+    "higher" ones.
     """
+    sign = 1 if better == "lower" else -1
     known = np.isfinite(difference)
     values, scale = difference[known], np.maximum(1, np.abs(baseline[known]))
     same = np.abs(values) <= SAME * scale
-    ranked = np.sort(values)
+    ranked = sign * np.sort(sign * values)
     kept = thinned_positions(len(ranked), 400)
-    return {"improved": int((~same & (values < 0)).sum()), "same": int(same.sum()), "worse": int((~same & (values > 0)).sum()),
+    gained, lost = (int((~same & (side * sign * values < 0)).sum()) for side in (1, -1))
+    return {"improved": gained, "same": int(same.sum()), "worse": lost,
             "x": json_numbers((kept + 0.5) / max(len(ranked), 1)), "y": json_numbers(ranked[kept])}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtail.runs import RunFolder
+from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 
 TAIL_FRACTION = "tail_fraction"                       # the field of a family whose largest value is plain averaging
@@ -41,6 +42,11 @@ class Method:
     def runs_with_table(self) -> dict[int, RunFolder]:
         """The runs that have a table over clients, by seed: those that ended in the simulator."""
         return {run.seed: run for run in self.runs if run.has_client_table}
+
+    @property
+    def diverged_seeds(self) -> list[int]:
+        """The seeds of the finished runs whose model has diverged, so that its numbers mean nothing."""
+        return [seed for seed, run in self.finished_runs.items() if is_diverged(run, self.model)]
 
     @property
     def averaged_runs(self) -> tuple[RunFolder, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.directions import better_statistic_values
 from fedtail.report.client_errors import PageClients, client_column, column_by_seed
 from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick_label
 from fedtail.report.settings import end_dates, model_size_line
@@ -20,9 +21,9 @@ from fedtail.report.statistics import (
     summary_statistics,
 )
 from fedtail.runs import RunFolder
-from fedtail.runs.evaluated_models import EvaluatedModel, personal_sentences
-
-JUDGED = ("mean", "p90", "worst10")
+from fedtail.runs.comparison import number_of_tested_clients
+from fedtail.runs.diverged import constant_statistics
+from fedtail.runs.evaluated_models import EvaluatedModel, metric_column, personal_sentences
 
 
 def default_title(runs: Sequence[RunFolder]) -> str:
@@ -82,49 +83,78 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
     return found
 
 
-def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
-    """One row for each method: the statistics of the error over tested clients, over seeds and against the baseline.
+def methods_table(methods: Sequence[Method], baseline: int, metric: str = "error", better: str = "lower") -> list[dict[str, Any]]:
+    """One row for each method: the statistics of a metric over tested clients, over seeds and against the baseline.
 
-    A row is a dict of `statistics`, `finished` (whether a run is) and `round`, the last evaluated one. `statistics` has, by name,
-    a dict of `mean`, `std`, `seeds` (their number), `difference` to the baseline (paired by seed, or None) and `best`, which
-    marks the smallest mean among two or more finished methods. `baseline` is a position in `methods`.
+    A row is a dict of `statistics`, `finished` (whether a run is), `round`, the last evaluated one, `diverged`, the seeds whose
+    model is not finite, so that the row has no numbers, and `defined`, for how many clients the metric is defined ("" for all).
+    `statistics` has, by name, a dict of `mean`, `std`, `seeds` (their number), `difference` to the baseline (paired by seed, or
+    None) and `best`, which marks the best mean among two or more finished methods. `baseline` is a position in `methods`, and
+    `better` values of the metric are "lower" or "higher" ones.
     """
-    by_seed = [{run.seed: last_error_summary(run, m.model) for run in m.averaged_runs} for m in methods]
-    rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
+    by_seed = [{run.seed: last_summary(run, m.model, metric, better) for run in m.averaged_runs} for m in methods]
+    rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline], metric) for k, m in enumerate(methods)]
     for name in STATISTICS:
         whole = [row["statistics"][name]["mean"] for row in rows if row["finished"]]
-        best = min((value for value in whole if value is not None), default=None)
+        pick = min if better_statistic_values(name, better) == "lower" else max
+        best = pick((value for value in whole if value is not None), default=None)
         for row in rows:
-            row["statistics"][name]["best"] = bool(row["finished"] and len(whole) > 1 and row["statistics"][name]["mean"] == best)
+            mean = row["statistics"][name]["mean"]
+            row["statistics"][name]["best"] = bool(row["finished"] and len(whole) > 1 and mean is not None and mean == best)
     return rows
 
 
-def last_error_summary(run: RunFolder, model: EvaluatedModel) -> dict[str, float]:
-    """The statistics of the error over the tested clients at a run's last evaluated round, for one of its models.
+def constant_cells(runs: Sequence[RunFolder], metric: str) -> dict[str, Any] | None:
+    """The statistics of the constant prediction, by name a dict of `mean`, `std` and `seeds`, over the seeds of the runs.
 
-    They are read from `metrics.jsonl`, or computed from the table over clients where it has none. All NaN where there is
-    neither.
+    None where no run knows it.
     """
-    line = model.statistics(run.metrics[-1]).get(run.tested_split, {}) if run.metrics else {}
-    if "error" in line:
-        return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
-    if run.has_client_table:
-        return summary_statistics(client_column(run, run.tested_split, model.member, model.column("error")))
-    return dict.fromkeys(STATISTICS, math.nan)
+    known = {run.seed: found[metric] for run in runs if metric in (found := constant_statistics(run))}
+    if not known:
+        return None
+    return {name: mean_and_std_over_seeds([one.get(name) for one in known.values()]) for name in STATISTICS}
 
 
-def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """The table row of a method, a dict of `statistics`, `finished` and `round`, from its statistics by seed and the baseline's.
+def last_summary(run: RunFolder, model: EvaluatedModel, metric: str = "error", better: str = "lower") -> dict[str, float]:
+    """The statistics of a metric over the tested clients at a run's last evaluated round, for one of its models.
+
+    They are read from `metrics.jsonl`; those that it lacks are computed from the table over clients. NaN where there is neither.
+    """
+    line = (model.statistics(run.metrics[-1]).get(run.tested_split, {}) if run.metrics else {}).get(metric, {})
+    found = {name: math.nan if line[name] is None else line[name] for name in STATISTICS if name in line}
+    if len(found) < len(STATISTICS) and run.has_client_table:
+        values = client_column(run, run.tested_split, model.member, model.column(metric))
+        found = {**summary_statistics(values[np.isfinite(values)] if "defined" in line else values, better), **found}
+    return {name: found.get(name, math.nan) for name in STATISTICS}
+
+
+def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]],
+                metric: str) -> dict[str, Any]:
+    """The table row of a method, from its statistics by seed and the baseline's: a dict as `methods_table` says.
 
     `mine` and `baseline` have, by seed, a dict of statistics by name. `statistics` has, by name, `mean`, `std` and `seeds` over
     seeds, and the `difference` to the baseline over common seeds, None for fewer than two. For the baseline's own row pass {}.
     """
+    diverged = method.diverged_seeds
+    mine = {seed: dict.fromkeys(STATISTICS, math.nan) for seed in mine} if diverged else mine
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
     for name, cell in statistics.items():
         cell["difference"] = paired_difference([mine[s][name] for s in common], [baseline[s][name] for s in common])
     last = max((run.metrics[-1]["round"] for run in method.averaged_runs if run.metrics), default=None)
-    return {"statistics": statistics, "finished": bool(method.finished_runs), "round": last}
+    return {"statistics": statistics, "finished": bool(method.finished_runs), "round": last, "diverged": diverged,
+            "defined": _defined_text(method, metric)}
+
+
+def _defined_text(method: Method, metric: str) -> str:
+    """ "defined for 19 of 20" where a metric is not defined for all tested clients of a method's runs, else "".
+
+    Over several seeds it is the least number.
+    """
+    lines = [(run, method.model.statistics(run.metrics[-1]).get(run.tested_split, {}).get(metric, {}))
+             for run in method.averaged_runs if run.metrics]
+    few = [(int(line["defined"]), number_of_tested_clients(run)) for run, line in lines if line.get("defined") is not None]
+    return "defined for {} of {}".format(*min(few)) if few else ""
 
 
 def _unfinished_note(run: RunFolder) -> str:
@@ -152,29 +182,27 @@ def _join_distinct_texts(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
-def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
+def family_slider(family: MethodFamily, methods: Sequence[Method]) -> dict[str, Any]:
     """The data of the page's slider over the models of a family, as a dict.
 
     `name` is the family's; `methods` are the positions of its models in `methods`, `ticks` their labels; `symbol` is that of the
-    field they differ in ("" for none), and `tail` whether that is the tail fraction. `choice` says which models the clients
-    picked (see `model_choice`), None where none did or `clients` is None. `percent` says that errors are rates.
+    field they differ in ("" for none), and `tail` whether that is the tail fraction.
     """
-    members = [methods[k] for k in family.order]
-    slider = {"name": family.name, "methods": list(family.order), "ticks": [tick_label(m.value) for m in members],
+    return {"name": family.name, "methods": list(family.order), "ticks": [tick_label(methods[k].value) for k in family.order],
             "symbol": SYMBOLS.get(family.field, family.field) if family.field else "", "tail": family.field == TAIL_FRACTION}
-    return slider | {"choice": model_choice(members, clients, percent) if clients else None}
 
 
-def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """How many clients picked each model of a family, its `members`, by one half of their examples, and errors on the other half.
+def model_choice(members: Sequence[Method], clients: PageClients, percent: bool, metric: str = "error",
+                 better: str = "lower") -> dict[str, Any] | None:
+    """How many clients picked each model of a family, its `members`, by one half of their examples, and how it did on the other.
 
-    A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the error statistics of each model, and `own`,
-    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under the
-    last model, and by size). Clients without a finite error under every model are left out. None where no client picked. With
-    `percent`, error classes are labelled in percent.
+    A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the statistics of the metric for each model, and
+    `own`, those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by the
+    metric under the last model, and by size). Clients without a finite value under every model are left out. None where no client
+    picked by this metric. With `percent`, classes are labelled in percent.
     """
-    picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
-    judged = [column_by_seed(m, clients, "judged") for m in members]
+    picks = [column_by_seed(m, clients, metric_column("picks", metric)) for m in members]   # of each member: seed -> (clients,)
+    judged = [column_by_seed(m, clients, metric_column("judged", metric)) for m in members]
     seeds = [seed for seed in picks[0] if np.isfinite(picks[0][seed]).any()]
     if not seeds:
         return None
@@ -187,20 +215,20 @@ def model_choice(members: Sequence[Method], clients: PageClients, percent: bool)
     sizes = np.concatenate([clients.sizes[clean[s]] for s in seeds])
     return {
         "counts": np.bincount(which, minlength=len(members)).tolist(), "clients": len(which), "seeds": len(seeds),
-        "judged": [_summary_over_seeds([errors[s][k, clean[s]] for s in seeds]) for k in range(len(members))],
-        "own": _summary_over_seeds([own[s][clean[s]] for s in seeds]),
+        "judged": [_summary_over_seeds([errors[s][k, clean[s]] for s in seeds], better) for k in range(len(members))],
+        "own": _summary_over_seeds([own[s][clean[s]] for s in seeds], better),
         "by_error": _shares_by_class(which, widest, 5, len(members), "{:.0f}%" if percent else "{:.3g}", 100 if percent else 1),
         "by_size": _shares_by_class(which, sizes, 4, len(members), "{:,.0f}", 1),
     }
 
 
-def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The mean, p90 and worst10 of the errors over clients, by name, each as a dict of `mean`, `std` and `seeds` over seeds.
+def _summary_over_seeds(values: Sequence[np.ndarray], better: str) -> dict[str, Any]:
+    """The statistics of a metric over clients, by name, each as a dict of `mean`, `std` and `seeds` over seeds.
 
-    `values` has one array of errors, (clients,), per seed; `seeds` is the number of finite values.
+    `values` has one array, (clients,), per seed; `seeds` is the number of finite values.
     """
-    each = [summary_statistics(v) for v in values]
-    return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
+    each = [summary_statistics(v, better) for v in values]
+    return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in STATISTICS}
 
 
 def _shares_by_class(which: np.ndarray, by: np.ndarray, parts: int, members: int, show: str, scale: float) -> dict[str, Any]:

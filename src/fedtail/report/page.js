@@ -1,12 +1,12 @@
 // Draw everything, and draw it again when the state, the theme or the paper changes.
 const PLOTS = {
-  histogram, ecdf, size, "loss-rounds": () => rounds("loss"), "error-rounds": () => rounds(state.metric), contributors, threshold,
+  histogram, ecdf, size, "loss-rounds": () => rounds("loss"), "error-rounds": () => rounds(curveMetric()), contributors, threshold,
   "took-part": tookPart,
   sorted, pairs, often, "often-size": oftenSize, composition, frequent,
 };
 data.families.forEach((family, f) => Object.assign(PLOTS, {
   [`tradeoff-${f}`]: () => tradeoff(family), [`picks-${f}`]: () => picks(family),
-  [`picks-error-${f}`]: () => picksBy(family, "by_error", "error of the client"),
+  [`picks-error-${f}`]: () => picksBy(family, "by_error", `${plain(state.metric)} of the client`),
   [`picks-size-${f}`]: () => picksBy(family, "by_size", "examples of the client"),
 }));
 const CONFIG = { displayModeBar: false, responsive: true };
@@ -78,7 +78,12 @@ function listen() {
   document.querySelectorAll(".theta").forEach(slider => slider.addEventListener("input", () => (
     focusOn(data.families[slider.dataset.family].methods[slider.value]))));
   document.querySelectorAll(".chip").forEach(chip => chip.addEventListener("click", () => focusOn(Number(chip.dataset.method))));
-  for (const name of ["split", "metric", "kind"]) {
+  if (byId("metric")) byId("metric").addEventListener("change", event => {
+    state.metric = event.target.value;
+    showMetric();
+    focusOn(state.focus);
+  });
+  for (const name of ["split", "kind"]) {
     if (byId(name)) byId(name).addEventListener("change", event => { state[name] = event.target.value; drawAll(); });
   }
   listenToTables();

@@ -9,13 +9,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedtail.report.client_errors import PageClients, client_comparison, error_distributions, page_clients
+import numpy as np
+
+from fedtail.report.client_errors import ClientValues, client_list, client_values_by_method, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
-from fedtail.report.overview import caveats, default_title, family_slider, header_facts, methods_table
+from fedtail.report.metric_view import PageContent, metric_view
+from fedtail.report.overview import caveats, default_title, family_slider, header_facts
 from fedtail.report.settings import method_settings
 from fedtail.report.tail import participation_counts, tail_membership
 from fedtail.runs import RunFolder
+from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.files import to_json_values, write_atomically
 
 STYLE, TEMPLATE = "page.css", "page.html.j2"
@@ -27,17 +31,18 @@ BESIDE_A_FAMILY = ("#009e73", "#c98500", "#777777", "#8c5a2b", "#3a9ad9")      #
 RAMP = ((217, 95, 14), (192, 74, 120), (123, 88, 178), (0, 114, 178))      # from the tail to everybody
 
 
-def write_page(runs: Sequence[RunFolder], out: Path | str, title: str | None = None,
-               baseline: str | None = None) -> Path:
+def write_page(runs: Sequence[RunFolder], out: Path | str, title: str | None = None, baseline: str | None = None,
+               metric: str = "error") -> Path:
     """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
     `title` is the page's heading, by default the methods and their data. Returns the path of the page; folders are created.
     Methods are the distinct names among the runs, in their order; `baseline` names the one that the others are compared with, by
-    default the first. The file is replaced atomically. Raises ValueError where the runs cannot be on one page, and ImportError
+    default the first. The page opens with `metric`; all others can be chosen on it. The file is replaced atomically. Raises
+    ValueError where the runs cannot be on one page, and ImportError
     where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
-    text = render_page(page_data(runs, baseline), title or default_title(runs))
+    text = render_page(page_data(runs, baseline, metric), title or default_title(runs))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
     return path
@@ -76,45 +81,60 @@ def _read_page_file(name: str) -> str:
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
-def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
+def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: str = "error") -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    Its keys are the page's sections ("facts", "notes", "methods", "table", "curves", "contributors", "families", "distributions",
-    "clients", "tail", "participation", "settings") and what the page is set to ("deployed", "tested", "percent", "baseline",
-    "focus", "splits", "metrics", "thresholds"). `baseline` names the method that the others are compared with, by
-    default the first. Raises ValueError where there are no runs, where they cannot be on one page, or where no method has that
-    name.
+    Its keys are the page's sections ("alarms", "facts", "notes", "methods", "curves", "contributors", "families", "tail",
+    "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits", "metrics",
+    "thresholds"), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of every other
+    metric by name. `baseline` names the method that the others are compared with, by default the first. Raises ValueError where
+    there are no runs, where they cannot be on one page, or where no method or metric has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
     tested = runs[0].tested_split
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
-    percent, rounds = bool(runs[0].about["rates"]), [contributors_by_round(m) for m in methods]
+    rounds = [contributors_by_round(m) for m in methods]
     return {
-        "deployed": any(run.is_deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
-        "tested": tested, "percent": percent,
+        "deployed": any(run.is_deployed for run in runs), "alarms": divergence_sentences(runs), "facts": header_facts(runs),
+        "notes": caveats(runs, clients), "tested": tested,
         "methods": _method_entries(methods, families), "baseline": first,
-        "focus": _first_compared_method(methods, first, families), "table": methods_table(methods, first),
+        "focus": _first_compared_method(methods, first, families),
         "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
-        "families": [family_slider(f, methods, clients, percent) for f in families],
-        "settings": method_settings(runs), **_client_sections(methods, first, clients, training),
-    }
-
-
-def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClients | None,
-                     training: PageClients | None) -> dict[str, Any]:
-    """The sections of the page that are about single clients: "distributions", "clients", "tail" and "participation".
-
-    A section is None where no run gives data for it. `baseline` is a position in `methods`; `clients` are those of the tested
-    split, `training` the training clients, each None without a table over clients.
-    """
-    return {
-        "distributions": error_distributions(methods, clients),
-        "clients": client_comparison(methods, baseline, clients) if clients else None,
+        "families": [family_slider(f, methods) for f in families],
         "tail": tail_membership(methods, training) if training else None,
         "participation": [participation_counts(m, training) if training else None for m in methods],
+        "settings": method_settings(runs), **_metric_views(PageContent(runs, methods, first, families, clients), metric),
     }
+
+
+def _metric_views(content: PageContent, metric: str) -> dict[str, Any]:
+    """The view of `metric`, and below "further" those of all other metrics by name; "clients" also has what they share.
+
+    Raises ValueError where no run has the metric.
+    """
+    names = metric_names(content.methods)
+    if metric not in names:
+        raise ValueError(f"there is no metric {metric!r} on this page; there are {', '.join(names)}.")
+    values, kept, shared = _listed_values(content, names)
+    views = {name: metric_view(content, name, values.get(name), kept) for name in names}
+    opened = views.pop(metric)
+    return {**opened, "clients": opened["clients"] and {**shared, **opened["clients"]}, "further": views}
+
+
+def _listed_values(content: PageContent,
+                   names: Sequence[str]) -> tuple[dict[str, ClientValues], np.ndarray | None, dict[str, Any]]:
+    """The values of all clients by metric, the positions of the clients that the page lists, and what it says of these.
+
+    An empty dict, None and an empty dict without a table over clients.
+    """
+    if content.clients is None:
+        return {}, None, {}
+    values = {name: client_values_by_method(content.methods, content.baseline, content.clients, name, content.direction(name))
+              for name in names}
+    kept, shared = client_list(content.clients, list(values.values()))
+    return values, kept, shared
 
 
 def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:

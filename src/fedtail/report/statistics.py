@@ -8,20 +8,42 @@ from typing import Any
 
 import numpy as np
 
-STATISTICS = ("mean", "p90", "worst10", "worst5", "best10", "std")
+from fedtail.directions import bad_percentile_name
+
+STATISTICS = ("mean", "p0", "p10", "p90", "p100", "worst10", "worst5", "best10", "std")
 DIGITS = 5                                   # of numbers that are only drawn
 
 
-def summary_statistics(values: np.ndarray) -> dict[str, float]:
-    """Statistics of `values`, the errors of clients with equal weight, as a dict by the names in STATISTICS.
+def statistic_titles(better: str, few: bool = False) -> list[tuple[str, str]]:
+    """The statistics of a metric that the page's table shows, by name and title; the first three are those of the read-out.
 
-    p90 is interpolated between clients; worst10, worst5 and best10 are means over 10% or 5% of the clients, in which one client
-    may count in part; std is that of the population. All are NaN for an empty array.
+    `better` ("lower" or "higher") says which values are better: the percentile is that of the bad end. Of `few` clients, the
+    single worst and best stand in the place of shares.
+
+    >>> [name for name, _ in statistic_titles("higher")]
+    ['mean', 'p10', 'worst10', 'worst5', 'best10', 'std']
+    """
+    name = bad_percentile_name(better)
+    if few:
+        worst, best = ("p100", "p0") if better == "lower" else ("p0", "p100")
+        return [("mean", "mean"), (worst, "worst client"), (best, "best client"), ("std", "std over clients")]
+    return [("mean", "mean"), (name, f"{name[1:]}th percentile"), ("worst10", "worst 10%"), ("worst5", "worst 5%"),
+            ("best10", "best 10%"), ("std", "std over clients")]
+
+
+def summary_statistics(values: np.ndarray, better: str = "lower") -> dict[str, float]:
+    """Statistics of `values`, those of a metric for clients with equal weight, as a dict by the names in STATISTICS.
+
+    Percentiles are interpolated between clients; worst10, worst5 and best10 are means over 10% or 5% of the clients, in which one
+    client may count in part, and `better` says at which end the best are; std is that of the population. All are NaN for an empty
+    array.
     """
     if not len(values):
         return dict.fromkeys(STATISTICS, math.nan)
-    return {"mean": float(values.mean()), "p90": float(np.quantile(values, 0.9)), "worst10": worst_mean(values, 0.1),
-            "worst5": worst_mean(values, 0.05), "best10": -worst_mean(-values, 0.1), "std": float(values.std())}
+    sign = 1 if better == "lower" else -1
+    return {"mean": float(values.mean()), **{f"p{k}": float(np.quantile(values, k / 100)) for k in (0, 10, 90, 100)},
+            "worst10": sign * worst_mean(sign * values, 0.1), "worst5": sign * worst_mean(sign * values, 0.05),
+            "best10": -sign * worst_mean(-sign * values, 0.1), "std": float(values.std())}
 
 
 def worst_mean(values: np.ndarray, fraction: float) -> float:

@@ -2,12 +2,15 @@
 const data = JSON.parse(document.getElementById("page-data").textContent);
 const state = {
   focus: data.focus,                  // the method every plot is about
-  split: data.tested, metric: "error", kind: "size",   // what the controls say
+  split: data.tested, metric: data.metric, kind: "size",   // what the controls say
   sort: { key: "difference", rising: null },          // null: largest change first, either way
   search: "", rows: 15,
 };
-const unit = data.percent ? "%" : "";
-const scale = data.percent ? 100 : 1;
+const view = () => state.metric === data.metric ? data : data.further[state.metric];      // of the metric in focus
+const unit = () => view().percent ? "%" : "";
+const scale = () => view().percent ? 100 : 1;
+const sign = () => view().better === "lower" ? 1 : -1;      // times a difference: below zero is better
+const badPercent = better => better === "lower" ? 90 : 10;      // the percentile at the bad end
 const DOT = "dot", DASH = "dash";
 
 const byId = id => document.getElementById(id);
@@ -15,7 +18,7 @@ const method = k => data.methods[k];
 const isFamily = k => method(k).family !== null;
 const isNarrow = () => innerWidth < 560;
 const unique = list => [...new Set(list)];
-const scaled = values => values.map(v => v === null ? null : scale * v);
+const scaled = values => values.map(v => v === null ? null : scale() * v);
 const percent = values => values.map(v => v === null ? null : 100 * v);
 const short = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 
@@ -33,12 +36,12 @@ function compared() {                 // the baseline first, so that the focus i
 
 function number(value) {
   if (value === null || value === undefined) return "–";
-  return data.percent ? (100 * value).toFixed(2) + "%" : String(Number(value.toPrecision(4)));
+  return view().percent ? (100 * value).toFixed(2) + "%" : String(Number(value.toPrecision(4)));
 }
 
 function signed(value) {
   if (value === null || value === undefined) return "–";
-  const text = data.percent ? (100 * value).toFixed(2) : String(Number(value.toPrecision(3)));
+  const text = view().percent ? (100 * value).toFixed(2) : String(Number(value.toPrecision(3)));
   return (value > 0 ? "+" : "") + text.replace("-", "−");
 }
 
@@ -78,8 +81,12 @@ function axis(title, more = {}) {
   };
 }
 
+function fromZero() {                 // an error is read from zero, an AUC is not
+  return view().better === "lower" ? { rangemode: "tozero" } : {};
+}
+
 function errorAxis(title, more = {}) {
-  return axis(title + (unit ? `, ${unit}` : ""), more);
+  return axis(title + (unit() ? `, ${unit()}` : ""), more);
 }
 
 function layout(xaxis, yaxis, more = {}) {

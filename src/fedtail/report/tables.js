@@ -8,33 +8,44 @@ function markRows() {
 }
 
 function readOut() {
-  const row = data.table[state.focus].statistics;
+  const row = view().table[state.focus], cells = row.statistics;
   byId("focus-label").textContent = method(state.focus).label;
-  for (const name of ["mean", "p90", "worst10"]) {
-    const cell = byId(`focus-${name}`);
-    cell.textContent = number(row[name].mean);
-    cell.dataset.value = row[name].mean;
-  }
+  view().statistics.slice(0, 3).forEach(([name, title], place) => {
+    const cell = byId(`focus-${place}`);
+    byId(`focus-title-${place}`).textContent = title;
+    cell.textContent = row.diverged.length ? "diverged" : number(cells[name].mean);
+    cell.dataset.value = cells[name].mean;
+    cell.dataset.statistic = name;
+  });
   if (byId("focus-picked")) readPicked();
   byId("readout").dataset.method = state.focus;
 }
 
 function readPicked() {
   const family = isFamily(state.focus) ? data.families[method(state.focus).family] : null;
-  byId("focus-picked-line").hidden = !(family && family.choice);
-  if (!family || !family.choice) return;
-  const count = family.choice.counts[family.methods.indexOf(state.focus)];
-  byId("focus-picked").textContent = `${(100 * count / family.choice.clients).toFixed(1)}% of clients`;
+  const choice = family && choiceOf(family);
+  byId("focus-picked-line").hidden = !choice;
+  if (!choice) return;
+  const count = choice.counts[family.methods.indexOf(state.focus)];
+  byId("focus-picked").textContent = `${(100 * count / choice.clients).toFixed(1)}% of clients`;
   byId("focus-picked").dataset.value = count;
 }
 
 function tally() {
   if (!byId("tally")) return;
-  for (const name of ["improved", "same", "worse"]) byId(name).textContent = data.clients.changes[state.focus][name];
+  for (const name of ["improved", "same", "worse"]) byId(name).textContent = view().clients.changes[state.focus][name];
+}
+
+function showMetric() {               // tables, names and captions of the metric in focus, and the end that is bad
+  document.querySelectorAll(".of-metric").forEach(panel => { panel.hidden = panel.dataset.metric !== state.metric; });
+  document.querySelectorAll("[data-better]").forEach(text => { text.hidden = text.dataset.better !== view().better; });
+  document.querySelectorAll(".metric-name").forEach(name => { name.textContent = state.metric; });
+  document.querySelectorAll(".curve-name").forEach(name => { name.textContent = curveMetric(); });
+  dispatchEvent(new Event("resize"));      // a table that was hidden has no width before
 }
 
 function clientRows() {
-  const c = data.clients, wanted = state.search.trim().toLowerCase();
+  const c = { ...data.clients, ...view().clients }, wanted = state.search.trim().toLowerCase();
   return c.names.map((name, k) => ({ name, size: c.sizes[k], baseline: c.errors[data.baseline][k], focus: c.errors[state.focus][k], difference: c.differences[state.focus][k] }))
     .filter(row => row.difference !== null && row.name.toLowerCase().includes(wanted)).sort(order);
 }
@@ -64,12 +75,12 @@ function clientRow(row) {
   const line = document.createElement("tr");
   const texts = [row.name, row.size.toLocaleString("en-GB"), number(row.baseline), number(row.focus), signed(row.difference)];
   line.replaceChildren(...texts.map(text => Object.assign(document.createElement("td"), { textContent: text })));
-  line.lastChild.className = Math.abs(row.difference) < 1e-9 ? "" : row.difference < 0 ? "improved" : "worse";
+  line.lastChild.className = Math.abs(row.difference) < 1e-9 ? "" : sign() * row.difference < 0 ? "improved" : "worse";
   return line;
 }
 
 function listenToTables() {
-  document.querySelectorAll("#table tr[data-method]").forEach(row => row.addEventListener("click", () => focusOn(Number(row.dataset.method))));
+  document.querySelectorAll(".methods tr[data-method]").forEach(row => row.addEventListener("click", () => focusOn(Number(row.dataset.method))));
   if (!byId("client-table")) return;
   byId("search").addEventListener("input", event => { state.search = event.target.value; clientTable(); });
   byId("more").addEventListener("click", () => { state.rows += 50; clientTable(); });

@@ -40,10 +40,10 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """One row for each method but the first, the baseline: method minus baseline, paired by the seeds they share.
 
-    A row has `method`, `baseline`, `metric`, `better`, `unit`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
-    rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
-    empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
-    without the metric.
+    A row has `method`, `baseline`, `metric`, `better`, `unit`, `seeds`, and for each name in STATISTICS a dict with `mean` and
+    `stderr` over seeds. Error rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a
+    value is not finite. An empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and
+    ValueError for one without the metric.
     """
     methods = _runs_by_method(runs)
     baseline = next(iter(methods), "")
@@ -66,8 +66,8 @@ def shown_metrics(runs: Sequence[RunFolder], metric: str | None = None) -> list[
     """
     common = [name for name in runs[0].about["metrics"] if all(name in run.about["metrics"] for run in runs)]
     if metric is not None and metric not in common:
-        raise ValueError(f"there is no metric {metric!r} in all runs; there are {', '.join(common)}. Write metrics = [\"roc_auc\"] "
-                         "below [task] for more.")
+        raise ValueError(f"there is no metric {metric!r} in all runs; there are {', '.join(common)}. Write metrics = "
+                         "[\"roc_auc\"] below [task] for more.")
     return [metric] if metric else sorted((name for name in common if name != "loss"), key=lambda name: name != "error")
 
 
@@ -91,8 +91,10 @@ def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None
         return None
     each = [convert_to_shown_units(run, constant_statistics(run)[metric], metric) for run in by_seed.values()]
     first = next(iter(by_seed.values()))
+    counts = {seed: constant_statistics(run)[metric].get("defined") for seed, run in by_seed.items()}
+    known = {seed: count for seed, count in counts.items() if count is not None}
     return {"method": "constant prediction", "metric": metric, "better": metric_direction(first, metric), "personal": False,
-            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": None,
+            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": known or None,
             **{name: _mean_and_std_over_seeds([one[name] for one in each]) for name in STATISTICS}}
 
 
@@ -102,9 +104,13 @@ def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     Worst first, by the mean over methods; a value is None where the metric is not defined or not finite in every seed. Error
     rates are in percent. Runs without a table over clients are left out.
     """
+    return client_rows(_runs_by_method(run for run in runs if run.has_client_table), metric)
+
+
+def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[Row]:
+    """The rows of `rows_by_client`, from the (run, model) pairs of each method; the runs have a table over clients."""
     values: dict[str, dict[str, list[float]]] = {}
     sizes: dict[str, int] = {}
-    methods = _runs_by_method(run for run in runs if run.has_client_table)
     for method, found in methods.items():
         for run, model in found:
             scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
@@ -113,7 +119,7 @@ def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
                 values.setdefault(str(name), {}).setdefault(method, []).append(scale * value)
     rows = [{"client": name, "size": sizes[name], "values": {m: _mean_of_finite(each.get(m, [])) for m in methods}}
             for name, each in values.items()]
-    sign = -1 if any(metric_direction(run, metric) == "lower" for run in runs) else 1
+    sign = -1 if any(metric_direction(run, metric) == "lower" for found in methods.values() for run, _ in found) else 1
     return sorted(rows, key=lambda row: sign * (_mean_of_finite([v for v in row["values"].values() if v is not None]) or 0.0))
 
 
@@ -181,7 +187,8 @@ def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
 
 def _defined_by_seed(found: Sequence[Compared], metric: str) -> dict[int, int] | None:
     """For how many clients a metric is defined, by seed; None where it is for all of them."""
-    each = {run.seed: model.statistics(run.result).get(run.tested_split, {}).get(metric, {}).get("defined") for run, model in found}
+    each = {run.seed: model.statistics(run.result).get(run.tested_split, {}).get(metric, {}).get("defined")
+            for run, model in found}
     if all(count is None for count in each.values()):
         return None
     return {run.seed: int(number_of_tested_clients(run) if each[run.seed] is None else each[run.seed]) for run, _ in found}

@@ -12,15 +12,27 @@ from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, mode
 if TYPE_CHECKING:
     from fedtail.runs.run_folder import RunFolder
 
+DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
+
 
 def is_diverged(run: RunFolder, model: EvaluatedModel) -> bool:
-    """Whether a model of a finished run is not finite: its parameters, or the mean of its loss over the tested clients.
+    """Whether a model of a finished run has diverged: its parameters, or its mean loss over the tested clients, are not finite.
 
+    So it is as well where that loss is more than 1000 times what it was before training, and what a constant prediction has.
     False where the run did not evaluate the loss and does not say whether its parameters are finite.
     """
-    found = _tested(run, model).get("loss")
     lost = not model.personal and _not_finite(run, model).get("parameters", 0) > 0
-    return lost or (found is not None and not _is_finite(found.get("mean")))
+    found = _tested(run, model).get("loss")
+    return lost or (found is not None and _loss_is_lost(run, model, found.get("mean")))
+
+
+def _loss_is_lost(run: RunFolder, model: EvaluatedModel, loss: float | None) -> bool:
+    """Whether the final mean loss of a model is not finite, or more than 1000 times both its start and the constant's."""
+    if not _is_finite(loss):
+        return True
+    first = EvaluatedModel(model.member).statistics(run.metrics[0]).get(run.tested_split, {}) if run.metrics else {}
+    known = [one["loss"]["mean"] for one in (first, constant_statistics(run)) if _is_finite(one.get("loss", {}).get("mean"))]
+    return bool(known) and loss is not None and loss > DIVERGED * max(known) > 0
 
 
 def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[int]:
@@ -29,30 +41,48 @@ def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[in
 
 
 def divergence_sentences(runs: Sequence[RunFolder]) -> list[str]:
-    """What is wrong with the models of finished runs, one sentence for each with its name and seed; empty where nothing is.
+    """What is wrong with the models of finished runs, a sentence for each model and reason, with its seeds; empty for nothing.
 
     That is parameters or losses that are not finite, answers that were left out, and a mean loss above that of the constant
-    prediction. Runs that are not finished are left out.
+    prediction; the numbers are those of the worst seed. Runs that are not finished are left out.
     """
-    return [f"{_model_name(run, model)}, seed {run.seed}: {text}" for run in runs if run.is_finished
-            for model in evaluated_models(run) for text in _sentences(run, model)]
+    found: dict[tuple[str, int], list[tuple[float, int, str]]] = {}
+    for run in runs:
+        for model in evaluated_models(run) if run.is_finished else ():
+            for reason, size, text in (*_broken(run, model), *_left_out(run, model)):
+                found.setdefault((_model_name(run, model), reason), []).append((size, run.seed, text))
+    return [f"{name}, {_seeds_text([seed for _, seed, _ in each])}: {max(each)[2]}" for (name, _), each in found.items()]
 
 
-def _sentences(run: RunFolder, model: EvaluatedModel) -> list[str]:
-    """What is wrong with one model of a run: the first of what `divergence_sentences` names, and answers that were left out."""
-    lost, failed = _not_finite(run, model), run.result.get("failed", 0)
-    asked = (run.result.get("participation") or {}).get("total")
-    left_out = [left_out_text(failed, None if asked is None else int(asked))] if failed and model == EvaluatedModel(0) else []
-    if not model.personal and lost.get("parameters"):
-        return [parameters_text(int(lost["parameters"]), int(lost["of"])), *left_out]
-    if not model.personal and lost.get("clients"):
+def _seeds_text(seeds: Sequence[int]) -> str:
+    """ "seed 3", or "seeds 0, 1, of which the worst has these numbers"."""
+    many = len(seeds) > 1
+    return f"seeds {', '.join(map(str, sorted(seeds)))} (numbers of the worst)" if many else f"seed {seeds[0]}"
+
+
+def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:
+    """What is wrong with one model of a run, at most one entry: a number of the reason, how bad it is, and the text."""
+    lost = {} if model.personal else _not_finite(run, model)
+    if lost.get("parameters"):
+        return [(1, lost["parameters"], parameters_text(int(lost["parameters"]), int(lost["of"])))]
+    if lost.get("clients"):
         clients = run.about.get("benign", run.about["splits"])[run.tested_split]
-        return [not_finite_text(int(lost["clients"]), clients, f"{run.tested_split.replace('_', '-')} clients"), *left_out]
-    if is_diverged(run, model):
-        return ["the mean loss over clients is not finite: the model has diverged.", *left_out]
+        who = f"{run.tested_split.replace('_', '-')} clients"
+        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
     loss, constant = (found.get("loss", {}).get("mean") for found in (_tested(run, model), constant_statistics(run)))
-    worse = loss is not None and constant is not None and loss > constant
-    return [*([constant_text(loss, constant)] if worse else []), *left_out]
+    if is_diverged(run, model):
+        found = "is not finite" if loss is None else f"is {loss:.3g}, more than {DIVERGED:g} times what it was before training"
+        return [(1, 0.0, f"the mean loss over clients {found}: the model has diverged. Lower the learning rate, or clip "
+                         "updates.")]
+    return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
+
+
+def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:
+    """That answers of clients were left out of a run, said once for all its models; in the form of `_broken`."""
+    failed, asked = run.result.get("failed", 0), (run.result.get("participation") or {}).get("total")
+    if not failed or model != EvaluatedModel(0):
+        return []
+    return [(3, failed, left_out_text(failed, None if asked is None else int(asked)))]
 
 
 def constant_statistics(run: RunFolder) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_w
 from fedtail.runs.run_folder import LEDGER, RunFolder
 from fedtail.runs.simulation_records import SimulationRecords, load_initial_module
 from fedtail.task import Task
-from fedtail.training import Trained, check_run
+from fedtail.training import InterruptedWarning, Trained, check_run
 from fedtail.training import resume as train_on
 
 
@@ -45,9 +46,9 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     """Run an experiment with one seed in a folder of its own, and return that folder, opened for reading.
 
     With `resume`, go on from the last checkpoint in the folder if there is one; a run that is finished and undamaged is
-    returned unchanged. On one machine and device, a resumed run gives the same bits as an uninterrupted one, unless noise
-    comes from the operating system. `load` returns the populations by split, for data shared between runs; without it
-    `experiment.data` is loaded.
+    returned unchanged, unless the experiment now has more rounds: it goes on with those. On one machine and device, a resumed
+    run gives the same bits as an uninterrupted one, unless noise comes from the operating system. `load` returns the populations
+    by split, for data shared between runs; without it `experiment.data` is loaded.
 
     Raises RunRefused for a folder with other files, a run in it without `resume`, an experiment, data or user code that
     changed since it began, or a second writer; ExperimentError where the experiment cannot be trained on these data;
@@ -55,10 +56,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     """
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})
+    experiment = evaluated_as_before(experiment, folder) if resume else experiment
     with hold_folder_lock(folder):
         table, checkpoints = experiment.as_table(seed), Checkpoints(folder)
-        checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume)
-        if is_run_finished_and_intact(folder):
+        checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume, longer=True)
+        if is_run_finished_and_intact(folder) and RunFolder.open(folder).about["rounds"] >= experiment.rounds:
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
@@ -83,12 +85,17 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Recorder, fleet: Fleet) -> None:
     """Train on `fleet` from `start` to the experiment's last round, record every round, then write the models and results.
 
-    Raises Interrupted, without writing results, where the recorder's watch stopped training early. A run that ended early because
-    its privacy budget was spent is finished: its results are written.
+    Raises Interrupted, without writing results, where the recorder's watch or a Ctrl-C stopped training early. A run that ended
+    early because its privacy budget was spent, or because its models got no better, is finished: its results are written.
     """
-    trained = train_on(start, rounds=experiment.rounds - start.rounds, channel=experiment.channel, fleet=fleet,
-                       on_round=recorder.record_round, privacy=recorder.ledger)
-    if trained.rounds < experiment.rounds and not trained.stopped:
+    rounds = 0 if recorder.stopped else experiment.rounds - start.rounds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InterruptedWarning)      # Interrupted says so
+        trained = train_on(start, rounds=rounds, channel=experiment.channel, fleet=fleet, on_round=recorder.record_round,
+                           privacy=recorder.ledger, progress=False)
+    if trained.interrupted:
+        recorder.save_interrupted(trained)
+    if trained.rounds < experiment.rounds and not (trained.stopped or recorder.stopped):
         raise Interrupted(recorder.folder, trained.rounds, experiment.rounds)
     recorder.write_results(trained)
 
@@ -129,16 +136,29 @@ def use_deterministic_algorithms(device: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
+def folder_holds_run(experiment: Experiment, seed: int, folder: Path, shorter: bool = False) -> bool:
     """Whether `folder` holds a run, finished or not, of this experiment with this seed.
 
-    Paths of data files, and the number and address of worker processes, may differ. Raises ValueError where `run.json` is
-    damaged.
+    Paths of data files, the number and address of worker processes, and where it is logged may differ. With `shorter`, the run
+    may have fewer rounds than the experiment, with which it can go on. Raises ValueError where `run.json` is damaged.
     """
     if not (folder / "run.json").is_file():
         return False
-    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.as_table(seed))
-    return not list(_changed_settings(_comparable_table(old), _comparable_table(new)))
+    old = RunFolder.open(folder).about["experiment"]
+    new = to_json_values(evaluated_as_before(experiment, folder).as_table(seed))
+    return not list(_changes_of_experiment(old, new, shorter))
+
+
+def evaluated_as_before(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment, evaluated as often as the run in `folder` where it does not say how often itself.
+
+    By default that is a twentieth of all rounds, which would change when a run goes on with more rounds. Without a run in the
+    folder it is the experiment as it is.
+    """
+    if experiment.evaluate.every is not None or not (folder / "run.json").is_file():
+        return experiment
+    every = RunFolder.open(folder, also_deployed=True).about["experiment"].get("evaluate", {}).get("every")
+    return replace(experiment, evaluate=replace(experiment.evaluate, every=every)) if every else experiment
 
 
 def is_run_finished_and_intact(folder: Path) -> bool:
@@ -229,20 +249,20 @@ def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
-                         elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
+                         elsewhere: str = "--out", longer: bool = False) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, and sentences to show about damaged checkpoints or changed package versions.
 
     The checkpoint is None where the folder has no run, or a run without checkpoints and without trained rounds. `table` is
     the experiment now. Raises RunRefused where the folder holds a run and `resume` is False, or where its experiment differs
-    from `table`. Raises RunError where checkpoints are missing though rounds are recorded, or where none can be read. `go_on`
-    and `elsewhere` are the command-line options that the error texts name.
+    from `table`, unless it has more rounds and `longer` is True. Raises RunError where checkpoints are missing though rounds are
+    recorded, or where none can be read. `go_on` and `elsewhere` are the command-line options that the error texts name.
     """
     folder = checkpoints.folder
     if not (folder / "run.json").is_file():
         return None, []
     run = RunFolder.open(folder, also_deployed=True)
     about = run.about
-    changed = list(_changed_settings(_comparable_table(about["experiment"]), _comparable_table(to_json_values(table))))
+    changed = list(_changes_of_experiment(about["experiment"], to_json_values(table), longer))
     checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0
@@ -258,15 +278,24 @@ def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume
     return checkpoint, problems
 
 
+def _changes_of_experiment(old: dict[str, Any], new: dict[str, Any], longer: bool) -> Iterator[str]:
+    """Yield a phrase for every setting of the table `old` that a run cannot go on with as it is in `new`.
+
+    It can with more rounds where `longer` is True.
+    """
+    rounds = {"rounds": old["rounds"]} if longer and new["rounds"] > old.get("rounds", new["rounds"]) else {}
+    return _changed_settings(_comparable_table(old), _comparable_table({**new, **rounds}))
+
+
 def _comparable_table(table: dict[str, Any]) -> dict[str, Any]:
     """A copy of an experiment's table without the settings that may differ when its run is resumed.
 
-    These are `folder`, the paths and name of the data (`path`, `test_path`, `dataset`), and the `workers` and `address` of
-    the engine. That the data themselves are unchanged is checked by digests elsewhere.
+    These are `folder`, `log`, the paths and name of the data (`path`, `test_path`, `dataset`), and the `workers` and `address`
+    of the engine. That the data themselves are unchanged is checked by digests elsewhere.
     """
     data = {key: value for key, value in table.get("data", {}).items() if key not in ("path", "test_path", "dataset")}
     engine = {key: value for key, value in table.get("engine", {}).items() if key not in ("workers", "address")}
-    return {**{key: value for key, value in table.items() if key != "folder"}, "data": data, "engine": engine}
+    return {**{key: value for key, value in table.items() if key not in ("folder", "log")}, "data": data, "engine": engine}
 
 
 def _changed_settings(old: Any, new: Any, key: str = "") -> Iterator[str]:

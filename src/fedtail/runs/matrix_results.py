@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
 from fedtail.runs.comparison import final_statistics, metric_unit
+from fedtail.runs.diverged import DIVERGED
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
@@ -21,7 +22,7 @@ FORMAT, VERSION = "fedtail matrix", 1
 SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
 MODELS = ("shared", "personal")
 TABLE = "matrix.csv"
-DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
+NO_PRIVACY: dict[str, Any] = {"epsilon": None, "delta": None, "privacy_unit": None}
 
 
 def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders: Callable[[MatrixCell], Path]) -> dict[str, Any]:
@@ -47,10 +48,10 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
 
     `state` is "done", or "refused", "failed" or "diverged", with the reason in `text`; a diverged combination has no numbers.
     `shared` and `personal` have, for the mean, worst10 and std over clients, the `mean` and `std` over seeds; `personal` is None
-    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, None without
-    one.
+    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, and
+    `privacy_unit` whom it protects, "client" or "example"; None without one.
     """
-    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, "epsilon": None, "delta": None}
+    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, **NO_PRIVACY}
     if cell.refused:
         return {**empty, "state": "refused", "text": cell.refused}
     failures = [f"seed {one.seed}: {one.failure}" for one in runs if one.failure]
@@ -70,16 +71,19 @@ def divergence_text(one: CellRun) -> str:
     """A sentence where a run diverged, "" where it did not.
 
     It diverged where the mean loss of the tested clients at the end is not finite or is more than 1000 times that before
-    training, where a statistic of their error is not finite, of the shared model or of personal ones, or where so many answers
-    were left out as not finite that the loss is what it was before.
+    training, or where a statistic of their error is not finite, of the shared model or of personal ones. Nothing was learned
+    where the loss is what it was before: every round was lost, or all answers were left out as not finite.
     """
     assert one.run is not None
     before, after = (SHARED.statistics(line)[one.run.tested_split] for line in (one.run.metrics[0], one.run.result))
     own = PERSONAL.statistics(one.run.result)[one.run.tested_split]["error"] if has_evaluated_personal(one.run) else {}
     loss, start, failed = after["loss"]["mean"], before["loss"]["mean"], one.run.result["failed"]
     numbers = [loss, *(after["error"][name] for name in SHOWN), *(own.get(name, 0.0) for name in SHOWN)]
-    if failed and loss == start:
-        return f"seed {one.seed}: nothing was learned, {failed} answers were left out because a loss or an update was not finite."
+    if one.run.result["round"] and loss == start:
+        why = "no round changed the model"
+        if failed:
+            why = f"{failed} answers were left out because a loss or an update was not finite"
+        return f"seed {one.seed}: nothing was learned, {why}."
     if all(number is not None and math.isfinite(number) for number in numbers) and (start is None or loss <= DIVERGED * start):
         return ""
     ended = "is not finite" if loss is None else f"is {loss:.3g}"
@@ -99,7 +103,7 @@ def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
 
 
 def csv_text(result: dict[str, Any]) -> str:
-    """The combinations of a matrix as CSV, with a header: a column for each axis, state, statistics, epsilon, and text.
+    """The combinations of a matrix as CSV, with a header: columns for each axis, state, statistics, epsilon, its unit, and text.
 
     Columns of statistics are "mean", "mean_std" (over seeds) and so on, those of personal models "personal_mean". Numbers that
     are missing are empty.
@@ -109,17 +113,20 @@ def csv_text(result: dict[str, Any]) -> str:
     heads = [("" if model == "shared" else f"{model}_") + name + ("" if part == "mean" else "_std")
              for model, name, part in names]
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow([*axes, "state", *heads, "epsilon", "text"])
+    rows.writerow([*axes, "state", *heads, "epsilon", "privacy_unit", "text"])
     for cell in result["cells"]:
         numbers = [(cell[model] or {}).get(name, {}).get(part) for model, name, part in names]
-        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["text"]])
+        rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["privacy_unit"], cell["text"]])
     return written.getvalue()
 
 
-def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, float | None]:
-    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one."""
+def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, Any]:
+    """The `epsilon` and `delta` of the privacy guarantee of a cell's runs, the largest epsilon of its seeds; None without one.
+
+    `privacy_unit` is whom it protects. Runs of before it was recorded protect clients.
+    """
     stated = [one.run.privacy for one in runs if one.run is not None and one.run.privacy.get("private")]
     if not stated:
-        return {"epsilon": None, "delta": None}
+        return NO_PRIVACY
     largest = max(stated, key=lambda found: found["epsilon"])
-    return {"epsilon": largest["epsilon"], "delta": largest["delta"]}
+    return {"epsilon": largest["epsilon"], "delta": largest["delta"], "privacy_unit": largest.get("unit", "client")}

@@ -1,4 +1,4 @@
-"""What a run measures: lines of metrics.jsonl and rounds.jsonl, the table over clients, TensorBoard's event files."""
+"""What a run measures: lines of metrics.jsonl and rounds.jsonl, and the table over clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import State, member_states
 from fedtail.data import Population
-from fedtail.engine import Engine
-from fedtail.directions import bad_percentile_name
 from fedtail.divergence import DivergedWarning
+from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_personal, finetune
 from fedtail.evaluation.family import evaluate_family_by_metric
 from fedtail.fleet import RoundView
+from fedtail.history import tail_threshold
 from fedtail.local import LocalSGD
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.evaluated_models import metric_column, personal_column
-from fedtail.runs.files import RunError, write_atomically
+from fedtail.runs.files import write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
@@ -82,8 +82,8 @@ def _statistics_by_split(member: SplitEvaluations) -> dict[str, dict[str, dict[s
 def line_statistics(distribution: Distribution) -> dict[str, float]:
     """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
 
-    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a metric that is
-    not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
+    These are mean, std, p0, p10, p20, p50, p60, p80, p90, p95, p100, worst10, worst5, best10, variance, angle and kl. For a
+    metric that is not defined for all clients, `defined` is the number of those for whom it is, over whom the statistics are.
     """
     few = isinstance(distribution, Distribution) and distribution.num_defined < len(distribution)
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES),
@@ -111,7 +111,7 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     the numbers of local training by name, such as the `strength` of an `AdaptiveProximal`; it is left out where there are none.
     """
     states, size = member_states(trained.state), view.cohort_size
-    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk.for_cohort(size), state),
+    members = [{"counted": _contributor_positions(view, k), "threshold": tail_threshold(member.risk.for_cohort(size), state),
                 "tail_fraction": tail_fraction_used(member.risk, size), **_local_numbers(member.local, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
@@ -131,12 +131,6 @@ def _local_numbers(local: Any, state: State) -> dict[str, dict[str, float | None
     """{"local": numbers by name} of local training in this state, None for one that is not finite; empty where it gives none."""
     numbers = local.round_numbers(state.part_state("local"))
     return {"local": {name: one if math.isfinite(one) else None for name, one in numbers.items()}} if numbers else {}
-
-
-def _tail_threshold(risk: Any, state: State) -> float | None:
-    """The loss at which the tail of the risk begins in this state; None where the risk has no tail or the loss is not finite."""
-    start = None if state.dual is None else risk.tail_start(state.dual)
-    return start if start is not None and math.isfinite(start) else None
 
 
 def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
@@ -215,8 +209,9 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
         each = {(when, metric): found for when, one in (("before", tuned.before), ("after", tuned.after))
                 for metric, found in one.distributions.items()}
         summaries.append({metric_column(when, metric): line_statistics(found) for (when, metric), found in each.items()})
-        rows[split, member] |= {metric_column(f"{when}_finetuning", metric): _spread_over_clients(able, found.values.numpy(), np.nan)
-                                for (when, metric), found in each.items()}
+        for (when, metric), found in each.items():
+            column = metric_column(f"{when}_finetuning", metric)
+            rows[split, member][column] = _spread_over_clients(able, found.values.numpy(), np.nan)
     return summaries
 
 
@@ -266,40 +261,3 @@ def _arrow_array(part: ClientColumns, column: str) -> Any:
     if column not in part:
         return arrow.nulls(len(part["client"]), kind)
     return arrow.array(part[column], kind)
-
-
-class TensorBoard:
-    """Writes TensorBoard event files in the run's folder, for a family one subfolder per model."""
-
-    def __init__(self, folder: Path, members: list[str], following: int):
-        """Open the event files below `folder`; what an earlier process wrote for round `following` or later is purged.
-
-        `members` are the names of the models. Raises RunError where TensorBoard is not installed.
-        """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RunError("[evaluate] tensorboard = true needs TensorBoard. Install it with pip install "
-                           "'fedtail[tensorboard]', or write tensorboard = false.") from None
-        places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
-        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
-
-    def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`.
-
-        Of a metric where higher is better, p10 is written in place of p90. `evaluations` has the evaluations by split for each model. Those of personal models are under "personal_loss" and so on.
-        """
-        for writer, member in zip(self._writers, evaluations, strict=True):
-            for split, evaluation in member.items():
-                own = {} if evaluation.personal is None else evaluation.personal.distributions
-                for metric, found in (*evaluation.distributions.items(), *((personal_column(m), one) for m, one in own.items())):
-                    summary = found.summary()
-                    for name in ("mean", "p50", bad_percentile_name(found.better), "worst10"):
-                        writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
-                    writer.add_histogram(f"{metric}/{split}", found.values[~found.values.isnan()], round)
-            writer.flush()
-
-    def close(self) -> None:
-        """Close the event files; nothing can be written afterwards."""
-        for writer in self._writers:
-            writer.close()

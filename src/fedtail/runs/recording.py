@@ -14,14 +14,17 @@ import numpy as np
 import torch
 
 from fedtail.experiment.experiment import Experiment
+from fedtail.loggers.base import RunLog
 from fedtail.model_file import model_bytes, training_record
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerError, LedgerMark
+from fedtail.reading import read_json
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import JsonLinesFile, RunRefused, bytes_digest, write_atomically, write_json
 from fedtail.runs.keep_best import KeepBest
-from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line, not_finite_counts
+from fedtail.runs.logs import logged_numbers, open_logs
+from fedtail.runs.measurements import SplitEvaluations, metrics_line, not_finite_counts
 from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -126,14 +129,14 @@ class Recorder:
         """Set up without writing: `start_or_resume` begins the files in `folder`, for `experiment` trained with `seed`.
 
         `records` evaluates and records what is specific to a simulated or deployed run, `watch` is told of the progress, `ledger`
-        is that of the run, and `checkpoints` saves its states. With `keep_best` in the experiment, what an interrupted run found
-        best is read from `best.json`.
+        is that of the run, and `checkpoints` saves its states.
         """
         self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
-        self.best = KeepBest(folder, experiment.evaluate.keep_best, experiment.members) if experiment.evaluate.keep_best else None
+        self.best: KeepBest | None = None
+        self.stopped = ""               # why the run ended before its rounds were done, where `keep_best` found nothing better
         self._lines: dict[str, JsonLinesFile] = {}
-        self._board: TensorBoard | None = None
+        self._logs: list[RunLog] = []
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
@@ -144,32 +147,37 @@ class Recorder:
         """Close the files that `start_or_resume` opened. Exceptions are not suppressed."""
         for lines in self._lines.values():
             lines.close()
-        if self._board is not None:
-            self._board.close()
+        for log in self._logs:
+            log.close()
 
     def start_or_resume(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """Open the run's files and return the state that training starts from: that of the checkpoint, or a new one.
 
         Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does so)
         and saves it as the first checkpoint. With one it removes the lines written after the checkpoint, and raises RunRefused
-        where the ledger lacks releases that the checkpoint names. `task` holds the initial module; `table` is the experiment's
-        table, for `run.json`. The watch is told that the run begins.
+        where the ledger lacks releases that the checkpoint names; a run that now has more rounds is no longer finished. `task`
+        holds the initial module; `table` is the experiment's table, for `run.json`. The watch is told that the run begins.
         """
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         if checkpoint is None:
             self._write_run_json(task, table)
         else:
             self._check_ledger(checkpoint)
+            self._note_more_rounds(table)
+        evaluate = self.experiment.evaluate
+        if evaluate.keep_best is not None:
+            self.best = KeepBest(self.folder, evaluate.keep_best, self.experiment.members, evaluate.patience,
+                                 round if checkpoint else -1)
         for name in ("metrics.jsonl", *self.records.line_files):
             self._lines[name] = JsonLinesFile(self.folder / name, kept.get(name, (0, "")))
-        if self.experiment.evaluate.tensorboard:
-            self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
+        self._logs = open_logs(self.experiment, self.seed, self.folder, table, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
         self._note_few_clients()
         if checkpoint and not self.ledger.budget.replayable:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
+            self._stop_where_over()
             return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
         algorithm = self.experiment.algorithm
         start = Trained(algorithm, task, algorithm.initial_state(task.params(), self.seed), self.seed)
@@ -182,17 +190,29 @@ class Recorder:
     def record_round(self, progress: Progress) -> bool:
         """Record the round of `progress` and its evaluation, if any, and save a checkpoint where one is due; for `on_round`.
 
-        Returns True where training should stop because the watch asks for it. A checkpoint is due every
-        `records.checkpoint_every` rounds, after the last round and before a stop.
+        Returns True where training should stop because the watch asks for it, or because no better model was found for as many
+        evaluations as the experiment's `patience`. A checkpoint is due every `records.checkpoint_every` rounds, after the last
+        round and before a stop.
         """
         trained, stop = progress.trained, self.watch.stop      # read once: it may change
         evaluated = self.records.record_round(progress, self._lines)
         if evaluated is not None:
             self._write_evaluation(*evaluated)
+            stop = self._stop_where_over() or stop
         if stop or trained.rounds % self.records.checkpoint_every == 0 or trained.rounds == self.experiment.rounds:
             self._save_checkpoint(trained)
         self.watch.round(trained.rounds)
         return stop
+
+    def save_interrupted(self, trained: Trained) -> None:
+        """Save a checkpoint of a run that a Ctrl-C has ended after a round that was recorded."""
+        self._save_checkpoint(trained)
+
+    def _stop_where_over(self) -> bool:
+        """Whether the run has waited long enough for better models; `stopped` then says so."""
+        if self.best is not None and self.best.is_over:
+            self.stopped = self.best.best_by.reason
+        return bool(self.stopped)
 
     def write_results(self, trained: Trained) -> None:
         """Write the models of `trained`, the last evaluation, the privacy statement and `result.json`: the run is finished.
@@ -213,12 +233,21 @@ class Recorder:
         kept = self.best.best_model_files() if self.best else []
         files = {path.name: bytes_digest(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
-        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
+        best, mark, stopped = self._best_entries(), self.ledger.file_mark(safely=True), trained.stopped or self.stopped
+        stopped = stopped if trained.rounds < self.experiment.rounds else ""
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
-        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped, "not_finite": lost,
-                                                 "channel": list(self.ledger.channels), "files": files, **ledger})
-        early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
+        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": stopped,
+                                                 "not_finite": lost, "channel": list(self.ledger.channels), "files": files,
+                                                 **ledger})
+        early = f" after {trained.rounds} of {self.experiment.rounds} rounds ({stopped})" if stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
+
+    def _best_entries(self) -> dict[str, Any]:
+        """The entries of `result.json` about the best models and the clients that chose them; none without `keep_best`."""
+        if self.best is None:
+            return {}
+        splits = list(self.records.run_entries.get("splits") or [])
+        return {"best": self.best.found, "selected_on": self.best.selection(splits, self.records.tested_split)}
 
     def note(self, text: str) -> None:
         """Append `text` to `log.txt` and pass it to the watch, which shows it to the user."""
@@ -234,8 +263,6 @@ class Recorder:
 
         `task` gives the names of the metrics and which values of each are better.
         """
-        import tomli_w
-
         family = self.experiment.family
         write_json(self.folder / "run.json", {
             "format": self.records.run_format, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
@@ -243,21 +270,38 @@ class Recorder:
             "family": None if family is None else {"field": family.field, "values": family.values},
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
             **self.records.run_entries, "versions": package_versions(), "experiment": table})
-        write_atomically(self.folder / "experiment.toml", tomli_w.dumps(table))
+        self._write_experiment(table)
 
     def _write_evaluation(self, trained: Trained, found: list[SplitEvaluations]) -> None:
-        """Append a line to `metrics.jsonl` and to TensorBoard where it is on, and save models that are the best so far.
+        """Append a line to `metrics.jsonl`, write to the logs of the experiment, and save models that are the best so far.
 
         `found` has the evaluations by split for each model; `trained` is the state that was evaluated. The watch gets the
         line too.
         """
         line = metrics_line(trained.rounds, found)
         self._lines["metrics.jsonl"].write(line)
-        if self._board is not None:
-            self._board.write(trained.rounds, found)
+        for log in self._logs:
+            for model, member in enumerate(found):
+                log.write(trained.rounds, model, *logged_numbers(member))
         if self.best is not None:
             self.best.keep_better_models(trained, found, self.records.tested_split)
         self.watch.evaluated(line, self.records.tested_split)
+
+    def _note_more_rounds(self, table: dict[str, Any]) -> None:
+        """Where the experiment now has more rounds than the run began with, write that to `run.json`; it is not finished then."""
+        place = self.folder / "run.json"
+        about = read_json(place)
+        if table["rounds"] > about["rounds"]:
+            (self.folder / "result.json").unlink(missing_ok=True)      # first: a run is finished where it exists
+            write_json(place, {**about, "rounds": table["rounds"], "experiment": table})
+            self._write_experiment(table)
+            self.log(f"goes on to {table['rounds']} rounds, {about['rounds']} before")
+
+    def _write_experiment(self, table: dict[str, Any]) -> None:
+        """Write `experiment.toml`, the experiment's `table` as TOML."""
+        import tomli_w
+
+        write_atomically(self.folder / "experiment.toml", tomli_w.dumps(table))
 
     def _last_evaluated_round(self) -> int | None:
         """The round of the last line of `metrics.jsonl`, None where it has no line. Flushes the file to disk first."""

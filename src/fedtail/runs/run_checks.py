@@ -14,6 +14,8 @@ from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 
 Fits = Callable[[Any], bool]
 MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an array of so many numbers
+MOST_NUMBERS = 1 << 24               # along one axis of an example
+DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 NAMES = 1000                         # characters of a name
 
 
@@ -91,6 +93,8 @@ ABOUT_MORE = {
     "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
     "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
+    "inputs": table_check(record_check({"shape": list_check(whole_number_check(0, MOST_NUMBERS)),
+                                        "dtype": lambda value: value in DTYPES})),
     "experiment": table_check(lambda value: True), "personal": list_check(lambda value: value in PERSONAL)}
 RESULT = {"round": whole_number_check()}
 COUNTS = list_check(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)

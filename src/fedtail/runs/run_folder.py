@@ -72,6 +72,11 @@ class RunFolder:
         check_run_json(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
         return cls(Path(path), tables_with_new_names(about))
 
+    def __repr__(self) -> str:
+        """Its path, method and seed, and whether it is finished, in one line."""
+        ended = "finished" if self.is_finished else "not finished"
+        return f"RunFolder({str(self.path)!r}: {self.name}, seed {self.seed}, {ended})"
+
     @property
     def name(self) -> str:
         """The name of the experiment's method or family, from `run.json`."""
@@ -246,6 +251,18 @@ class RunFolder:
         if "corrupted" in self.clients:
             rows &= ~self.clients["corrupted"].astype(bool)
         return {name: values[rows] for name, values in self.clients.items()}
+
+    def module(self, model: int | str | None = None, best: bool = False, trust: str | Path | Sequence[str | Path] = ()) -> Any:
+        """A trained model of a finished run as a `torch.nn.Module` in evaluation mode, ready to be called.
+
+        `model` is its position or name, which is needed for a family only. With `best` it is the one that `keep_best` kept, in
+        place of the last. The user's own module is imported only from the folders and packages in `trust`, such as ".". Raises
+        ValueError where the run is not finished or has no such model, RunError where its file is missing or damaged.
+        """
+        from fedtail.runs.models_of_run import finished_run, load_models, member_index  # here: reading runs needs no torch
+
+        run = finished_run(self.path)
+        return load_models(run, trust, best)[1][member_index(run, model)]
 
     @property
     def models(self) -> list[Path]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtail.attacks import ClientAttack, benign_clients
 from fedtail.constant_prediction import constant_outputs
+from fedtail.data.population import Population
 from fedtail.data.scaling import SCALING
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
@@ -77,7 +78,8 @@ class SimulationRecords:
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
-                "start": bytes_digest(module_bytes(self.task.module)), **self._benign_entry(), **self._personal_entry()}
+                "start": bytes_digest(module_bytes(self.task.module)), "inputs": input_shapes(self.splits["train"]),
+                **self._benign_entry(), **self._personal_entry()}
 
     def _personal_entry(self) -> dict[str, Any]:
         """The entry of `run.json` that says for each model whether personal models beside it are evaluated; none without any."""
@@ -221,6 +223,15 @@ class SimulationRecords:
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return {"finetuned": tuned, **({"participation": took_part} if took_part else {})}
+
+
+def input_shapes(population: Population) -> dict[str, Any]:
+    """The shape and type of one example's inputs, as JSON values: {"x": {"shape": [64], "dtype": "float32"}}.
+
+    Inputs that are a dict are named by its keys. With them a model can be called without the data.
+    """
+    inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+    return {name: {"shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")} for name, one in inputs.items()}
 
 
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"

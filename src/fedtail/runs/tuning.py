@@ -112,7 +112,8 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
     task = wanted.task.make(seed)
     with wanted.fleet(task, private.population) as fleet:
         trained = train(wanted.algorithm, task, private.population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                        channel=wanted.channel, privacy=private.trial_budget, on_round=partial(_report_round, watch))
+                        channel=wanted.channel, privacy=private.trial_budget, progress=False,
+                        on_round=partial(_report_round, watch))
     if watch.stop:
         return None
     private.check_spent_privacy(trained)
@@ -166,7 +167,7 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
         task = wanted.task.make(seed)
         with wanted.fleet(task, population) as fleet:
             trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                            channel=wanted.channel, on_round=partial(_report_round, watch))
+                            channel=wanted.channel, progress=False, on_round=partial(_report_round, watch))
         if watch.stop:
             return None
         judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)

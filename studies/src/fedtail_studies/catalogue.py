@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fedtail.experiment.source import nearest_hint
+from fedtail_studies.adaptive_private.delayed_words import DP2_WORDS
+from fedtail_studies.adaptive_private.federated import ADADPS_FEDERATED
+from fedtail_studies.adaptive_private.images import ADADPS_MNIST
+from fedtail_studies.adaptive_private.movielens import DP2_MOVIELENS
+from fedtail_studies.adaptive_private.side_information import ADADPS_WORDS
+from fedtail_studies.adaptive_private.toy import ADADPS_TOY
+from fedtail_studies.adaptive_private.without_sampling import FTRL_AMPLIFIED
 from fedtail_studies.ditto.femnist import DITTO_FEMNIST
+from fedtail_studies.ditto.mnist import DITTO_MNIST
 from fedtail_studies.ditto.optimal_strength import DITTO_THEORY
 from fedtail_studies.ditto.personal_pages import DITTO_PERSONAL
 from fedtail_studies.ditto.solver_pages import DITTO_SOLVERS
@@ -109,8 +117,16 @@ STUDIES: tuple[Study, ...] = (
     DITTO_THEORY,
     DITTO_VEHICLE,
     DITTO_FEMNIST,
+    DITTO_MNIST,
     DITTO_SOLVERS,
     DITTO_PERSONAL,
+    ADADPS_TOY,
+    ADADPS_WORDS,
+    ADADPS_MNIST,
+    DP2_WORDS,
+    DP2_MOVIELENS,
+    ADADPS_FEDERATED,
+    FTRL_AMPLIFIED,
     INTERVAL_COVERAGE,
 )
 

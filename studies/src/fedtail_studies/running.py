@@ -58,7 +58,7 @@ def begun(study: Study, plan: Any, folder: Path, data: Data | None, quick: bool)
     if not there.same_kind(wanted):
         kind = f"{there.study}{' --quick' if there.quick else ''}"
         raise RunRefused(f"{folder} holds results of {kind} with other settings or data. Choose another folder with --out.")
-    return replace(there, plan=fresh.plan)
+    return replace(there, plan=fresh.plan, data=wanted.data)
 
 
 def cells_left(study: Study, plan: Any, found: Results) -> list[tuple[int, str, Measure]]:

@@ -134,7 +134,7 @@ class Cell:
         self.watch.begin(self.name, self.seed, 0, rounds)
         with LocalFleet(population, task, self.device, attack=attack) as fleet:
             trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed, fleet=fleet,
-                                    engine=fedtail.Engine(device=self.device), on_round=look_on)
+                                    engine=fedtail.Engine(device=self.device), progress=False, on_round=look_on)
         self.stop_if_asked()
         return trained
 

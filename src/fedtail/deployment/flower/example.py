@@ -112,7 +112,8 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
     task = experiment.task.make(seed)
     if experiment.evaluate.on_nodes:
         population, _ = population.split_examples(within=HELD_OUT)
-    simulated = train(experiment.algorithm, task, population, rounds=experiment.rounds, seed=seed, channel=IntegerChannel())
+    simulated = train(experiment.algorithm, task, population, rounds=experiment.rounds, seed=seed, channel=IntegerChannel(),
+                      progress=False)
     ours, theirs = simulated.module.state_dict(), load_file(out / "model.safetensors")
     difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]

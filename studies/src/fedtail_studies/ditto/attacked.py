@@ -21,12 +21,13 @@ from fedtail.attacks import ClientAttack, LabelPoisoning, ModelReplacement, Rand
 from fedtail.data import Population
 from fedtail.personal import FineTuning, PersonalModels
 from fedtail.training import Trained
-from fedtail_studies.ditto.devices import Devices
+from fedtail_studies.ditto.devices import Devices, participation
 from fedtail_studies.ditto.printed import DYNAMIC
 from fedtail_studies.ditto.several_models import SeveralPersonalModels, choosing, client_accuracies
 from fedtail_studies.study import Cell, Measure, Numbers
 
 CLEAN, AVERAGED, FINE_TUNED = "clean", "FedAvg", "fine-tuning"
+PARTICIPATION = "participation"                       # the cell that says how often devices take part
 WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)      # lambda to choose from [Li23, section 5.7.2]
 FIXED = {False: 1.0, True: 0.1}                       # with few validation samples, by whether attacks are strong
 FEW = 4                                               # validation samples
@@ -233,9 +234,14 @@ def fair_name(tilt: float) -> str:
     return f"TERM {tilt:g}"
 
 
+def participation_cell(cell: Cell, network: Callable[[Cell], Devices]) -> Numbers:
+    """How often devices take part."""
+    return participation(cell, network(cell))
+
+
 def cells_of(plan: AttackPlan, network: Callable[[Cell], Devices]) -> dict[str, Measure]:
     """Every column: FedAvg with personal models, TERM (all tilts where labels are poisoned or nothing is), each robust rule."""
-    made: dict[str, Measure] = {}
+    made: dict[str, Measure] = {PARTICIPATION: partial(participation_cell, network=network)}
     for column in plan.columns:
         made[f"{column}: {AVERAGED}"] = partial(averaged_cell, column=column, network=network)
         tilts = plan.tilts if column == CLEAN or column.startswith("A1") else plan.tilts[:1]

@@ -1,4 +1,4 @@
-"""The devices of chapter 5's experiments as far as data are at hand: sensors of Vehicle, writers of FEMNIST, skewed FEMNIST.
+"""The devices of chapter 5's experiments as far as data are at hand: sensors of Vehicle, writers, devices of five classes.
 
 Samples of a device are split 72/8/20, to train on, to choose lambda by and to test on. All devices have equal mass, so that the
 server takes the plain mean of their updates [Li23, Algorithm 7].
@@ -6,7 +6,9 @@ server takes the plain mean of their updates [Li23, Algorithm 7].
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +21,29 @@ from fedtail.data import Population
 from fedtail.data.partition import named_generator
 from fedtail.losses import hinge, misclassification
 from fedtail.models import LogisticRegression
-from fedtail_studies.study import Cell, Data
+from fedtail.runs.evaluated_models import participation_summary
+from fedtail_studies.emnist.writers import ADVICE, IMAGES, read_femnist, share_of_digits
+from fedtail_studies.study import Cell, Data, Needs, Numbers
 
 TRAIN, VALIDATION = 0.72, 0.08
-CLASSES, HIDDEN, SIDE = 62, 64, 14               # of FEMNIST, of the network, of the images after pooling
-EACH = 5                                         # classes of a device of skewed FEMNIST
+HIDDEN, SIDE = 64, 14                            # of the network, of the images after pooling
+EACH = 5                                         # classes of a device of skewed data
+THEIRS = 205                                     # writers of the thesis
 
 
 Parts = tuple[Population, Population, Population]
+
+
+def read_writers(place: Path) -> Data:
+    """FEMNIST by writer, never called the thesis's data: which writers it draws is not said."""
+    data = read_femnist(place)
+    people = data.population
+    about = (f"They are {len(people)} writers with {IMAGES} images or more (median {int(people.size.median())}), of which "
+             f"{share_of_digits(people):.0%} are digits; the thesis has {THEIRS} writers.")
+    return replace(data, papers=False, about=about)
+
+
+FEMNIST = Needs("FEMNIST", read_writers, ADVICE)
 
 
 class Devices(NamedTuple):
@@ -73,7 +90,7 @@ def writers(cell: Cell) -> Devices:
 
 
 def skewed(cell: Cell) -> Devices:
-    """FEMNIST's images dealt out to devices that hold five classes each, the plan's `each_class` images of every one."""
+    """Images dealt out to devices that hold five classes each, the plan's `each_class` images of every one."""
     return _images(cell.data, cell.seed, cell.plan.devices, cell.plan.each_class)
 
 
@@ -90,14 +107,14 @@ def _images(data: Data, seed: int, devices: int, each_class: int | None) -> Devi
     small = images.new_zeros(len(images), SIDE * SIDE)
     small[rows] = avg_pool2d(images[rows].reshape(len(rows), 1, 28, 28).float(), 28 // SIDE).flatten(1)
     parts = standardised(split(people.with_columns(inputs=small), seed), every_feature=False)
-    return Devices(*parts, network_task(seed))
+    return Devices(*parts, network_task(seed, int(data.population.targets.max()) + 1))
 
 
-def network_task(seed: int) -> fedtail.Task:
-    """A network with one hidden layer for the 62 classes of FEMNIST, initialised by `seed`."""
+def network_task(seed: int, classes: int) -> fedtail.Task:
+    """A network with one hidden layer, initialised by `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return fedtail.Task(nn.Sequential(nn.Linear(SIDE * SIDE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)))
+        return fedtail.Task(nn.Sequential(nn.Linear(SIDE * SIDE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)))
 
 
 def five_classes(people: Population, devices: int, each_class: int, seed: int) -> Population:
@@ -118,3 +135,10 @@ def five_classes(people: Population, devices: int, each_class: int, seed: int) -
             owner += [device] * len(taken)
     picked: Tensor = rows[torch.as_tensor(np.array(chosen, dtype=np.int64))]
     return Population.from_arrays(torch.as_tensor(people.inputs)[picked], people.targets[picked], np.array(owner)).at_least(10)
+
+
+def participation(cell: Cell, devices: Devices) -> Numbers:
+    """In how many of the plan's rounds devices are drawn, by the cohorts of FedAvg, which all methods of a seed share."""
+    cohorts = (fedtail.Uniform(cell.plan.cohort)(devices.train, cell.seed, round) for round in range(cell.plan.rounds))
+    counts = torch.bincount(torch.cat([cohort.ids for cohort in cohorts]), minlength=len(devices.train))
+    return participation_summary(counts.numpy())

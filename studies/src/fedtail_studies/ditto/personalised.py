@@ -5,6 +5,7 @@ Every method with a strength to choose takes, of a few, that with the best valid
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from fedtail.local import EWC, SymmetrisedKL
 from fedtail.personal import APFL, FineTuning, Mapper, PersonalModels
 from fedtail.training import Trained
 from fedtail_studies.ditto.attacked import (
+    PARTICIPATION,
     attack_in,
     averaging,
     benign,
@@ -25,6 +27,7 @@ from fedtail_studies.ditto.attacked import (
     fine_tuned,
     local_steps,
     over_devices,
+    participation_cell,
     personal_models,
     shared_accuracies,
 )
@@ -33,27 +36,28 @@ from fedtail_studies.ditto.several_models import client_accuracies
 from fedtail_studies.study import Cell, Measure, Numbers
 
 COLUMNS = ("clean", "A1 50%")
-AVERAGED, TAILED, MEANED, META = "FedAvg", "Delta-FL 0.5", "L2SGD", "Per-FedAvg"
+AVERAGED, TAILED, MEANED, META = "FedAvg", "Delta-FL", "L2SGD", "Per-FedAvg"
 
 
 @dataclass(frozen=True)
 class PersonalPlan:
-    """Writers, rounds and steps as in `ditto_femnist`, and what the methods choose from."""
+    """Half of the writers and rounds of `ditto_femnist`, its steps, and what the methods choose from."""
 
     seeds: int = 3
     devices: int = 20
-    rounds: int = 80
+    rounds: int = 100
     cohort: int = 10
     learning_rate: float = 0.1
-    batch: int = 16
+    batch: int = 32
     local_steps: int = 10
     strengths: tuple[float, ...] = (0.1, 1.0, 2.0)     # of Ditto
     mean_strengths: tuple[float, ...] = (0.1, 1.0)     # of L2SGD
-    fisher_strengths: tuple[float, ...] = (10.0, 1000.0)      # of EWC
+    fisher_strengths: tuple[float, ...] = (0.1, 1.0)   # of EWC; with 10 its steps diverge on a third of the devices
     divergence_strengths: tuple[float, ...] = (0.1, 1.0)      # of SKL
     tuning_epochs: int = 50
+    meta_rates: tuple[float, ...] = (0.01, 0.03, 0.1)  # learning rates of Per-FedAvg, which "requires additional tuning"
     meta_epochs: int = 5                               # of fine-tuning after Per-FedAvg, beside a single step
-    tail_fraction: float = 0.5
+    tail_fractions: tuple[float, ...] = (0.8, 0.5, 0.1)
 
 
 def whole_epochs(plan: Any, epochs: int) -> fedtail.LocalSGD:
@@ -118,29 +122,36 @@ def mean_regularised(cell: Cell, column: str, strength: float) -> Numbers:
     return {f"L2SGD, lambda {strength:g}": with_tail(test, validation, benign(devices, attack))}
 
 
-def meta_learned(cell: Cell, column: str) -> Numbers:
-    """Per-FedAvg (HF): its model after one full-gradient step on each device, and after some epochs."""
+def meta_learned(cell: Cell, column: str, rate: float) -> Numbers:
+    """Per-FedAvg (HF) with this learning rate: its model after one full-gradient step on each device, and after some epochs."""
     plan, devices = cell.plan, writers(cell)
     attack = attack_in(column, plan.cohort, cell.seed)
-    algorithm = replace(fedtail.per_fedavg(plan.cohort, learning_rate=plan.learning_rate, inner_learning_rate=plan.learning_rate,
+    algorithm = replace(fedtail.per_fedavg(plan.cohort, learning_rate=rate, inner_learning_rate=plan.learning_rate,
                                            batch_size=plan.batch, local_steps=plan.local_steps),
                         personal=fedtail.NoPersonalModels())
     trained = cell.train(algorithm, devices.task, devices.train, plan.rounds, attack=attack)
     step = fedtail.LocalSGD(plan.learning_rate, batch_size=None, local_steps=1)
-    parts = {"Per-FedAvg, one step": FineTuning(step),
-             f"Per-FedAvg, {plan.meta_epochs} epochs": FineTuning(whole_epochs(plan, plan.meta_epochs))}
+    parts = {f"{META}, rate {rate:g}, one step": FineTuning(step),
+             f"{META}, rate {rate:g}, {plan.meta_epochs} epochs": FineTuning(whole_epochs(plan, plan.meta_epochs))}
     tuned = fine_tuned(cell, trained, devices, parts)
     found = personal_models(tuned, parts, devices, cell.device)
     return {name: with_tail(one.test, one.validation, benign(devices, attack)) for name, one in found.items()}
 
 
-def tailed(cell: Cell) -> Numbers:
+def tail_name(tail_fraction: float) -> str:
+    """The name of Delta-FL with this tail fraction (theta), as table 4 has it."""
+    return f"{TAILED} {tail_fraction:g}"
+
+
+def tailed(cell: Cell, tail_fraction: float) -> Numbers:
     """Delta-FL, with Ditto beside it, and its last model fine-tuned."""
     plan, devices = cell.plan, writers(cell)
     local, chosen = local_steps(plan), benign(devices, None)
-    algorithm = replace(fedtail.delta_fl(plan.tail_fraction, plan.cohort), local=local)
+    algorithm = replace(fedtail.delta_fl(tail_fraction, plan.cohort), local=local)
     parts = {f"Ditto, lambda {one:g}": fedtail.Ditto(one, local) for one in plan.strengths}
-    trained = cell.train(beside(algorithm, parts, devices), devices.task, devices.train, plan.rounds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedtail.SmallTailWarning)
+        trained = cell.train(beside(algorithm, parts, devices), devices.task, devices.train, plan.rounds)
     made = {"fine-tuning": FineTuning(whole_epochs(plan, plan.tuning_epochs))}
     tuned = personal_models(fine_tuned(cell, trained, devices, made), made, devices, cell.device)
     return {**shared_and_personal(trained, devices, chosen, cell.device, "global", parts),
@@ -149,10 +160,10 @@ def tailed(cell: Cell) -> Numbers:
 
 def cells(plan: PersonalPlan, seed: int) -> dict[str, Measure]:
     """FedAvg with what is made of it, L2SGD and Per-FedAvg in both columns, and Delta-FL without attacks."""
-    made: dict[str, Measure] = {}
+    made: dict[str, Measure] = {PARTICIPATION: partial(participation_cell, network=writers)}
     for column in COLUMNS:
         made[f"{column}: {AVERAGED}"] = partial(averaged, column=column)
         made |= {f"{column}: {MEANED} {one:g}": partial(mean_regularised, column=column, strength=one)
                  for one in plan.mean_strengths}
-        made[f"{column}: {META}"] = partial(meta_learned, column=column)
-    return made | {TAILED: tailed}
+        made |= {f"{column}: {META} {one:g}": partial(meta_learned, column=column, rate=one) for one in plan.meta_rates}
+    return made | {tail_name(one): partial(tailed, tail_fraction=one) for one in plan.tail_fractions}

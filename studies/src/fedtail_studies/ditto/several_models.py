@@ -22,6 +22,8 @@ class SeveralPersonalModels(PersonalModels):
     Methods that differ in their personal models alone are so compared on one shared model, which is trained once. Clients predict
     by the model of the part `chosen`; `choosing` sets it. With a `start`, (dim,), clients begin with that model when they are
     first sampled, as Algorithm 7 of [Li23] has it, and not with the shared model of that round, which may be a corrupted one.
+    Where the steps of a part diverge for a client, that part stays with the row it began with: a row that is not finite is not
+    stored, and without this the client would lose the models of all other parts too.
     """
 
     parts: tuple[PersonalModels, ...]
@@ -35,8 +37,11 @@ class SeveralPersonalModels(PersonalModels):
 
     def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
         """The rows of all parts after this round, (clients, sum of widths), each trained from its own part of `start`."""
-        begun = self._cut(start, received)
-        return torch.cat([part.train(clients, received, own.clone()) for part, own in zip(self.parts, begun, strict=True)], 1)
+        made = []
+        for part, own in zip(self.parts, self._cut(start, received), strict=True):
+            rows = part.train(clients, received, own.clone())
+            made.append(rows.where(rows.isfinite().all(1, keepdim=True), own))
+        return torch.cat(made, 1)
 
     def models(self, kept: Tensor, received: Tensor) -> Tensor:
         """The models of the part `chosen`, (clients, dim), from rows of all parts."""

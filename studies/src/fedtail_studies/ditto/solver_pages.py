@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from fedtail_studies.ditto.attacked import ditto_name
-from fedtail_studies.ditto.devices import HIDDEN, SIDE
+from fedtail_studies.ditto.devices import FEMNIST, HIDDEN, SIDE
 from fedtail_studies.ditto.printed import SKEWED
 from fedtail_studies.ditto.solvers import ATTACKED, CLEAN, PLAIN, PULLED, SolverPlan, cells, pulled_name
 from fedtail_studies.drawing import COLOURS, drawn
-from fedtail_studies.emnist.writers import FEMNIST
 from fedtail_studies.judging import difference, lower, not_above
 from fedtail_studies.results import Results
 from fedtail_studies.study import Claim, Cost, Figure, Finding, Study

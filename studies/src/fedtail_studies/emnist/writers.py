@@ -29,7 +29,7 @@ def read_femnist(place: Path) -> Data:
     people = _whole(open_any_data(_file(place))).at_least(IMAGES)
     if len(people) < 2:
         raise ValueError(f"{place} holds {len(people)} writers with {IMAGES} images or more; two are needed. {ADVICE}")
-    papers = len(people) >= 2 * WRITERS and DIGITS[0] < _digits(people) < DIGITS[1]
+    papers = len(people) >= 2 * WRITERS and DIGITS[0] < share_of_digits(people) < DIGITS[1]
     return Data(f"FEMNIST, {len(people)} writers", people, papers, _about(people))
 
 
@@ -51,11 +51,12 @@ def _whole(people: Population) -> Population:
 def _about(people: Population) -> str:
     each = min(WRITERS, len(people) // 2)
     return (f"They are {len(people)} writers with {IMAGES} images or more (median {int(people.size.median())}), "
-            f"{_digits(people):.0%} of them digits; every seed draws {each} to train on and {each} others to test on. The paper "
-            f"has {WRITERS} and {WRITERS}, median 179.")
+            f"{share_of_digits(people):.0%} of them digits; every seed draws {each} to train on and {each} others to test on. "
+            f"The paper has {WRITERS} and {WRITERS}, median 179.")
 
 
-def _digits(people: Population) -> float:
+def share_of_digits(people: Population) -> float:
+    """The share of digits, labels 0 to 9, in all images."""
     return float((people.targets[people.example_clients_and_rows()[1]] < 10).double().mean())
 
 

@@ -119,7 +119,8 @@ def trained_errors(
     people, promised = data(seed, clients), budget.private and split == "test"
     terms = fedtail.PrivacyBudget(budget.epsilon, budget.delta) if promised else None
     trained = fedtail.train(settings.algorithm(budget, clients, rounds), fedtail.Task(SoftmaxRegression(20, 10)), people.train,
-                            rounds=rounds, seed=seed, engine=fedtail.Engine(workers=1), privacy=terms, on_round=on_round)
+                            rounds=rounds, seed=seed, engine=fedtail.Engine(workers=1), privacy=terms, progress=False,
+                            on_round=on_round)
     error = fedtail.evaluate(trained, getattr(people, split), engine=fedtail.Engine(workers=1)).error.summary()
     found: Numbers = {name: 100 * error[name] for name in STATISTICS}
     return found | _cost(settings, budget, clients, rounds, trained) if promised else found

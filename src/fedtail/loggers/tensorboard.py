@@ -1,0 +1,55 @@
+"""Runs in TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedtail.loggers.base import LoggedRun, finite_numbers, missing_client
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """Writes event files for TensorBoard: scalars, and histograms over clients; for a family one subfolder for each model.
+
+    `folder` is where; by default "tensorboard" in the folder of the run, or in the current one. What an earlier process wrote for
+    rounds that a resumed run trains again is purged.
+    """
+
+    folder: str | None = None
+
+    def open_log(self, run: LoggedRun) -> TensorBoardLog:
+        """Open the event files of a run. Raises ImportError where TensorBoard is not installed."""
+        return TensorBoardLog(Path(self.folder) if self.folder else (run.folder or Path()) / "tensorboard", run)
+
+
+class TensorBoardLog:
+    """The open event files of one run."""
+
+    id = None
+
+    def __init__(self, folder: Path, run: LoggedRun):
+        """Open the files below `folder`. Raises ImportError where TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as reason:
+            raise missing_client("TensorBoard", "tensorboard") from reason
+        places = [folder] if len(run.members) == 1 else [folder / name for name in run.members]
+        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=run.first_round) for place in places]
+
+    def write(self, round: int, model: int, numbers: Mapping[str, float], values: Mapping[str, Tensor]) -> None:
+        """Write scalars and histograms of a model at step `round`."""
+        for tag, value in finite_numbers(numbers).items():
+            self._writers[model].add_scalar(tag, value, round)
+        for tag, of_clients in values.items():
+            self._writers[model].add_histogram(tag, of_clients, round)
+        self._writers[model].flush()
+
+    def close(self) -> None:
+        """Close the event files."""
+        for writer in self._writers:
+            writer.close()
