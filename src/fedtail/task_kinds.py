@@ -100,7 +100,7 @@ def refuse_probabilities(module: nn.Module, inputs: Examples, outputs: Tensor, r
                      f"end of the module; predictions are then torch.{layer}(outputs{', -1' if layer == 'softmax' else ''}).")
 
 
-def refuse_coupled_values(name: str, function: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> None:
+def refuse_coupled_values(name: str, function: Callable[..., Any], outputs: Tensor, targets: Tensor) -> None:
     """Raise a ValueError where the value that `function` gives an example depends on the other examples in the batch.
 
     It is called on all `outputs` and `targets`, a few examples, and on the last alone: both values of it must be equal. `name` is

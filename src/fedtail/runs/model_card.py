@@ -22,8 +22,8 @@ USE = {
                          '```python\nfrom safetensors.torch import load_file\n\n'
                          'module.load_state_dict(load_file("model.safetensors"))\nmodule.eval()\n```',
 }
-SCALED_USE = ("The model scales its inputs itself. In `model.safetensors`, `shift_` and `scale_` are the numbers by which it does "
-              "so, and the tensors of the module that `config.json` names begin with `module.`:\n\n"
+SCALED_USE = ("The model scales its inputs itself. In `model.safetensors`, `shift_` and `scale_` are the numbers by which it "
+              "does so, and the tensors of the module that `config.json` names begin with `module.`:\n\n"
               "```python\nfrom safetensors.torch import load_file\n\n"
               'tensors = load_file("model.safetensors")\n'
               'module.load_state_dict({name[7:]: one for name, one in tensors.items() if name.startswith("module.")})\n'
