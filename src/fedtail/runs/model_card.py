@@ -23,6 +23,12 @@ USE = {
                          '```python\nfrom safetensors.torch import load_file\n\n'
                          'module.load_state_dict(load_file("model.safetensors"))\nmodule.eval()\n```',
 }
+SCALED_USE = ("The model scales its inputs itself. In `model.safetensors`, `shift_` and `scale_` are the numbers by which it "
+              "does so, and the tensors of the module that `config.json` names begin with `module.`:\n\n"
+              "```python\nfrom safetensors.torch import load_file\n\n"
+              'tensors = load_file("model.safetensors")\n'
+              'module.load_state_dict({name[7:]: one for name, one in tensors.items() if name.startswith("module.")})\n'
+              'outputs = module.eval()(((x - tensors["shift_x"]) / tensors["scale_x"]).float())\n```')
 
 
 def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence: str | None = None) -> str:
@@ -88,7 +94,9 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
     feeds = "{" + ", ".join(f'"{name}": {name}' for name in inputs) + "}"
     kind = "scores of classes, of which the largest is the prediction" if run.about.get("rates") else "the predicted numbers"
     head = f"Inputs: {shapes}. Outputs: {kind}." if shapes else ""
-    return [head, *(USE[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
+    scaled = run.about["experiment"].get("data", {}).get("scale") is not None
+    uses = {**USE, "model.safetensors": SCALED_USE} if scaled else USE
+    return [head, *(uses[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
 
 
 def _data(run: RunFolder) -> str:
