@@ -379,6 +379,11 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
     assert set(refused) == {"reason"}
 
 
+def test_a_client_without_a_value_may_be_the_worst():
+    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, True, "lower")
+    assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
+
+
 def test_promises_where_higher_is_better_are_lower_bounds():
     values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
     found = promise_entry(values, (), False, "higher")

@@ -108,14 +108,16 @@ def test_shuffled_labels_differ_by_chance_only():
     alike = describe(of(client, random.integers(0, 4, len(client))))["difference"]
     assert alike["total_variation"] == approx(alike["if_shuffled"], abs=0.02)
     apart = describe(of(client, client % 4))["difference"]
-    assert apart == {"total_variation": 0.75, "if_shuffled": approx(alike["if_shuffled"], abs=0.02), "single_label": 1.0}
+    assert apart == {"total_variation": 0.75, "if_shuffled": approx(alike["if_shuffled"], abs=0.02), "single_label": 1.0,
+                     "labels_of_one": 0}
 
 
 def test_positions_that_do_not_count_are_left_out():
     p = Population.from_arrays([[1.0]] * 4, [[5, 5], [5], [7, 7], []], [0, 0, 1, 2])
     about = describe(p)
     assert about["targets"] == {"kind": "sequences", "count": 2, "min": 5, "max": 7, "counts": {"5": 3, "7": 2},
-                                "length": {"mean": 1.25, "max": 2}}
+                                "rarest": {"class": 7, "examples": 2, "share": 0.4}, "rare": 2,
+                                "commonest": {"class": 5, "examples": 3, "share": 0.6}, "length": {"mean": 1.25, "max": 2}}
     assert about["difference"]["total_variation"] == approx((0.4 + 0.6) / 2)      # client 2 has no label to compare
     assert about["difference"]["single_label"] == 1.0
     with pytest.raises(ValueError, match="every target is -100, which losses ignore"):
@@ -196,6 +198,95 @@ def test_warnings_say_what_to_do(population, text):
     assert len(found) == 1
     assert found[0].startswith(text)
     assert text[:30] in " ".join(printed(population()).split())
+
+
+def many(y, x=None, clients: int = 20):
+    """So many targets, dealt out to the clients in turn, each with the same labels."""
+    return of(np.arange(len(y)) // (len(y) // clients), np.asarray(y), x)
+
+
+@pytest.mark.parametrize(("population", "text"), [
+    (lambda: many(([0] * 9 + [1]) * 20), "class 0 has 90.0% of the targets: to always answer it is wrong in 10.0% only"),
+    (lambda: many(([0, 1] * 30 + [2]) * 4, clients=4), "1 of 3 classes have fewer than 10 examples (class 2 has 4): hardly anything"),
+    (lambda: many(np.eye(3, dtype=np.int64)[np.arange(60) % 3]), "y holds labels in one-hot form, 3 numbers for each example"),
+    (lambda: many(np.arange(60) % 3.0), "y holds floats that are the whole numbers 0 to 2, and floats are learned as numbers"),
+    (lambda: many([0, 1] * 30, np.arange(120).reshape(60, 2)), "x holds int64, which linear and convolutional layers refuse. If these"),
+    (lambda: many([0, 1] * 30, np.zeros((60, 2), bool)), "x holds bool, which linear and convolutional layers refuse."),
+    (lambda: of(np.arange(400) // 20, np.where(np.arange(400) < 15, 2, np.arange(400) % 2)), "1 of 3 classes are one client's alone"),
+])
+def test_warnings_of_imbalance_and_of_what_run_refuses(population, text):
+    found = describe(population())["warnings"]
+    assert [one[: len(text)] for one in found] == [text]
+
+
+def test_what_is_warned_of_is_refused_by_a_task():
+    from fedtail import Task
+    from fedtail.models import SoftmaxRegression
+    for population in (many([0, 1] * 30, np.arange(120).reshape(60, 2)), many([0, 1] * 30, np.full((60, 2), 7, np.uint8)),
+                       many(np.eye(2, dtype=np.int64)[np.arange(60) % 2], np.zeros((60, 2), np.float32))):
+        with pytest.raises(ValueError, match=r"holds integers|one-hot"):
+            Task(SoftmaxRegression(2, 2)).check(population)
+
+
+# differences in features, and what data of this size can show
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), min_size=12, max_size=60))
+def test_feature_differences_are_total_variations_over_bins(pairs):
+    client, feature = (np.array(column) for column in zip(*pairs, strict=True))
+    found = describe(of(client, np.zeros(len(client)), feature[:, None].astype(np.float32)))["features"]["x"]
+    edges = np.unique([np.sort(feature)[int(np.ceil(len(feature) * k / 10)) - 1] for k in range(1, 10)])
+    bins = np.array([(value > edges).sum() for value in feature])
+    def shares(values):
+        return np.array([(values == b).mean() for b in range(len(edges) + 1)])
+    wanted = np.mean([abs(shares(bins[client == k]) - shares(bins)).sum() / 2 for k in set(client.tolist())])
+    assert found["total_variation"] == approx(wanted, abs=1e-12)
+    assert (found["features"], found["compared"]) == (1, 1)
+
+
+def test_features_that_differ_are_named_and_chance_is_not():
+    random = np.random.default_rng(0)
+    client = np.repeat(np.arange(100), 40)
+    x = random.normal(size=(4000, 200)).astype("float32")
+    alike = describe(of(client, np.zeros(4000), x))["features"]["x"]
+    # 100 clients of 40 examples, 64 features: the mean of 6400 distances, each with a deviation below 0.05, to five deviations
+    assert alike["total_variation"] == approx(alike["if_shuffled"], abs=5 * 0.05 / 80)
+    assert (alike["features"], alike["compared"]) == (200, 64)
+    x[:, 0] += client                                     # another mean at each client
+    x[:, 199] *= 10.0 ** (client % 3)[:]                  # another spread, with the same mean
+    apart = describe(of(client, np.zeros(4000), x))["features"]["x"]
+    assert {one["feature"] for one in apart["most"][:2]} == {0, 199}
+    assert apart["most"][0]["total_variation"] > 0.8
+    assert "most in feature 0 (0." in " ".join(printed(of(client, np.zeros(4000), x)).split())
+
+
+def test_conclusions_are_those_of_their_formulas():
+    from scipy.stats import binom
+    size = np.repeat(np.arange(150), 120)
+    needs = describe(of(size, np.zeros(len(size), np.int64)))["needs"]
+    assert needs["test_clients"] == 30
+    assert 0.9 ** needs["for_promise"] <= 0.05 < 0.9 ** (needs["for_promise"] - 1)
+    assert 1.96 * np.sqrt(0.25 / needs["examples"]) <= 0.1 < 1.96 * np.sqrt(0.25 / (needs["examples"] - 1))
+    assert needs["clients_with_examples"] == 150
+    for count in (needs["for_mean"], needs["for_worst"] / 10):
+        assert count == approx(((1.96 + 0.84) * 0.1 / 0.05) ** 2, rel=0.05)
+    draws = np.sort(binom.rvs(120, 0.2, size=200_000, random_state=0) / 120)[::-1]
+    assert needs["floor"] == approx(draws[:20_000].mean(), abs=5 * draws[:20_000].std() / np.sqrt(20_000))
+    assert "a fifth of these clients is 30" in " ".join(needs["sentences"])
+    few = describe(of(size, np.zeros(len(size))).select(range(12)))["needs"]
+    assert few["floor"] is None
+    assert few["sentences"][0].startswith("12 clients are few for training on a tail: the worst half of 10 training clients")
+
+
+def test_many_classes_are_described():
+    random = np.random.default_rng(0)
+    y = np.minimum(random.geometric(0.002, 30_000), 5000)
+    about = describe(of(np.arange(30_000) % 300, y))
+    assert about["targets"]["commonest"]["examples"] == np.bincount(y).max()
+    assert about["targets"]["rare"] == (np.bincount(y)[np.bincount(y) > 0] < 10).sum()
+    assert "counts" not in about["targets"]
+    assert f"1 to {np.bincount(y).max():,} of each" in " ".join(printed(of(np.arange(30_000) % 300, y)).split())
+    owners = {label: len(set((np.flatnonzero(y == label) % 300).tolist())) for label in set(y.tolist())}
+    assert about["difference"]["labels_of_one"] == sum(count == 1 for count in owners.values())
 
 
 def test_sound_data_have_no_warnings():

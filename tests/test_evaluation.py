@@ -666,7 +666,7 @@ def test_fine_tuning_is_a_loop_over_clients(module, momentum):
     local = LocalSGD(learning_rate=0.3, batch_size=None, epochs=4, momentum=momentum)
     task = Task(module, error=half_wrong, metrics=[Metric("first", lambda o, t: o[:, 0])])
     result = finetune(module, population, local, task, seed=3, **DOUBLE)
-    own, held = population.split_examples(0.5, seed=3)
+    own, held = population.split_examples(within=0.5, seed=3)
     tuned = textbook(module, own, held, nn.CrossEntropyLoss(reduction="none"), 4, 0.3, momentum)
     for name, function in (("loss", cross_entropy), ("error", half_wrong), ("first", lambda o, t: o[:, 0])):
         assert result.before[name].values.tolist() == pytest.approx(loop(module, held, function))
@@ -683,7 +683,7 @@ def test_fine_tuning_uses_the_fraction_the_seed_and_the_whole_local_solver():
     module, population = randomised(mlp()), clients_of((10, 20))
     local = LocalSGD(learning_rate=0.2, batch_size=None, local_steps=3, penalty=Proximal(0.5), schedule=StepDecay(0.1, 1))
     result = finetune(module, population, local, fraction=0.8, seed=1, **DOUBLE)
-    own, held = population.split_examples(0.8, seed=1)
+    own, held = population.split_examples(within=0.2, seed=1)
     assert own.size.tolist() == [8, 16]
     for k in range(2):
         copied = copy.deepcopy(module)
@@ -847,7 +847,7 @@ def test_nobody_chooses_a_model_that_has_diverged(place):
 def test_evaluate_family_is_a_loop_over_clients(error):
     models, population = several(3), clients_of((20, 4, 9, 14, 3, 30))
     result = evaluate_family(family_of(models, error), population, fraction=0.4, seed=5, names=("a", "b", "c"))
-    own, held = population.split_examples(0.4, seed=5)
+    own, held = population.split_examples(within=0.6, seed=5)
     by_own = np.array([loop(m, own, error) for m in models])
     by_held = np.array([loop(m, held, error) for m in models])
     choice = [min(range(3), key=lambda j, k=k: (by_own[j, k], j)) for k in range(6)]      # ties to the first
@@ -865,7 +865,7 @@ def test_evaluate_family_is_a_loop_over_clients(error):
 def test_the_choice_never_looks_at_the_judged_half():
     models, population = several(3), clients_of((20, 4, 9, 14, 3, 30))
     marked = replace(population, targets=torch.arange(population.num_examples))      # where each example goes
-    judged = marked.split_examples(0.5, seed=0)[1].targets
+    judged = marked.split_examples(within=0.5, seed=0)[1].targets
     targets = population.targets.clone()
     targets[judged] = (targets[judged] + 1) % 3      # every judged label is another one
     before = evaluate_family(family_of(models), population)

@@ -132,14 +132,14 @@ def test_each_client_picks_the_power_that_is_best_on_its_validation_examples():
     powers = (0.0, 1.0, 5.0)
     local = {"learning_rate": 0.1, "batch_size": None, "local_steps": 2}
     family = fedtail.q_ffl_family(powers, 5, **local)
-    training, rest = PEOPLE["softmax"].at_least(4).split_examples(0.5, seed=1)
+    training, rest = PEOPLE["softmax"].at_least(4).split_examples(within=0.5, seed=1)
     trained = train(family, task_of("softmax"), training, rounds=20)
     alone = [train(fedtail.q_ffl(q, 5, **local), task_of("softmax"), training, rounds=20) for q in powers]
     assert all(torch.equal(state.params, one.state.params) for state, one in zip(trained.state, alone, strict=True))
     assert [member.risk.power for member in fedtail.q_ffl_family().members] == [0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0]
 
     found = fedtail.evaluate_family(trained, rest, 0.5, seed=3, names=[f"q = {q:g}" for q in powers])
-    validation, test = rest.split_examples(0.5, seed=3)
+    validation, test = rest.split_examples(within=0.5, seed=3)
     errors = np.array([[[float((module(x).argmax(1) != y).double().mean()) for x, y in (side.client(k) for k in range(len(side)))]
                         for module in trained.modules] for side in (validation, test)])           # (side, model, client)
     picked = errors[0].argmin(0)                                     # ties go to the smallest power

@@ -34,7 +34,7 @@ from cases import small_population
 from remote_cases import PEOPLE, Sites
 from run_cases import Onlooker, experiment
 
-TRAIN, TEST = small_population(30).split_examples(0.6, seed=1)
+TRAIN, TEST = small_population(30).split_examples(within=0.4, seed=1)
 TRAIN = replace(TRAIN, mass=torch.ones(30, dtype=torch.float64))
 EVERYONE = replace(fedtail.fedavg(30, learning_rate=0.3, batch_size=4), sample=fedtail.Everyone())
 LOSSES = FederatedEvaluation(loss_bound=3.0, bins=20, every=1)
@@ -262,7 +262,7 @@ def test_the_noise_in_a_histogram_is_the_one_it_was_priced_for():
 # On nodes
 
 def test_nodes_find_what_the_simulator_finds_and_say_what_they_lack():
-    train_part, test_part = PEOPLE.split_examples(0.7, seed=0)
+    train_part, test_part = PEOPLE.split_examples(within=0.3, seed=0)
     train_part = replace(train_part, mass=torch.ones(30, dtype=torch.float64))
     channel = SecureChannel(16, minimum_contributors=5)
     sites = Sites(people=train_part, test=test_part, restart=True)
@@ -324,7 +324,7 @@ every = 2
 def test_a_deployed_run_has_tails_a_page_and_its_best_model_and_goes_on_after_a_crash(tmp_path):
     (tmp_path / "experiment.toml").write_text(FILE)
     made = deployed_experiment(tmp_path / "experiment.toml")
-    train_part, test_part = PEOPLE.split_examples(0.7, seed=0)
+    train_part, test_part = PEOPLE.split_examples(within=0.3, seed=0)
     train_part = replace(train_part, mass=torch.ones(30, dtype=torch.float64))
     sites = Sites(people=train_part, test=test_part)
 

@@ -143,7 +143,7 @@ def test_outputs_that_are_no_class_scores_are_refused(task, targets, text):
 
 @pytest.mark.parametrize(("statistic", "every"), [("loss.mean", 1), ("error.worst20", 1), ("loss.p90", 3)])
 def test_a_run_stops_when_its_validation_value_no_longer_improves(statistic, every):
-    own, held = people(clients=8).split_examples(0.5)
+    own, held = people(clients=8).split_examples(within=0.5)
     task, method = Task(away_from_zero(SoftmaxRegression(4, 3))), fedtail.fedavg(4, learning_rate=0.5, batch_size=None, local_steps=5)
     metric, name = statistic.split(".")
     models = []

@@ -215,7 +215,7 @@ def test_models_are_chosen_by_any_metric_in_its_direction():
 def test_a_family_is_picked_from_by_any_metric():
     population, task = two_classes(30, one_class=(2,)), Task(LogisticRegression(3), metrics=[metrics.roc_auc()])
     trained = fedtail.train(fedtail.delta_fl_family((1.0, 0.5), 20, learning_rate=0.3), task, population, rounds=3)
-    own, held = population.split_examples(0.5, 0)
+    own, held = population.split_examples(within=0.5, seed=0)
     values = {part: np.array([fedtail.evaluate(m, part, task)["roc_auc"].values.numpy() for m in trained.modules]) for part in (own, held)}
     found = fedtail.evaluate_family(trained, population, metric="roc_auc")
     expected = np.where(np.isnan(values[own]).all(0), 0, np.nan_to_num(values[own], nan=-1).argmax(0))

@@ -226,4 +226,4 @@ def test_examples_in_the_documentation_run(name):
 
 def test_public_names():
     assert models.__all__ == ["CharacterGRU", "ConvNet", "LSTMClassifier", "LeastSquares", "LogisticRegression",
-                              "SoftmaxRegression"]
+                              "SoftmaxRegression", "SparseLinear"]

@@ -144,7 +144,7 @@ def test_tasks_alone_tasks_as_one_and_what_is_learned_in_between():
 
 
 def test_models_are_evaluated_each_on_its_own_task():
-    own, held = people(tasks=8, classes=2, seed=4).split_examples(0.6)
+    own, held = people(tasks=8, classes=2, seed=4).split_examples(within=0.4)
     task = Task(LogisticRegression(3), loss=losses.hinge)
     found = mocha(own, task, 0.1, max_updates=5)
     evaluation = found.evaluate(held)

@@ -234,7 +234,7 @@ def test_each_client_takes_the_strength_with_the_smallest_validation_loss():
     part = ValidatedDitto((0.0, 0.5, 5.0), 1.0, 0.4, STEPS)
     method = replace(fedtail.fedavg(8), local=STEPS, personal=part)
     trained = train(method, softmax(), population, rounds=2)
-    own, held = population.split_examples(0.6)
+    own, held = population.split_examples(within=0.4)
     few = 0
     for k, row in personal_rows(trained, population).items():
         v = w = softmax().params()
@@ -274,7 +274,7 @@ def test_steps_to_the_end_solve_the_regularised_least_squares_of_each_client():
 # evaluation
 
 def test_personal_models_are_evaluated_beside_the_shared_one_on_the_same_examples():
-    own, held = people(seed=5).split_examples(0.6)
+    own, held = people(seed=5).split_examples(within=0.4)
     trained = train(ditto(), softmax(), own, rounds=2)
     found = evaluate_personal(trained, held)
     rows = personal_rows(trained, own)

@@ -34,7 +34,7 @@ from cases import small_population
 from remote_cases import Sites, registry_of
 
 PEOPLE = replace(small_population(30), mass=torch.ones(30, dtype=torch.float64))
-TRAIN, TEST = PEOPLE.split_examples(0.7, seed=0)
+TRAIN, TEST = PEOPLE.split_examples(within=0.3, seed=0)
 STEPS = LocalSGD(0.2, batch_size=4, local_steps=3)
 DITTO = replace(fedtail.fedavg(8), local=STEPS, personal=Ditto(0.1, STEPS))
 BOTH = FederatedEvaluation(loss_bound=3.0, bins=8, every=2)

@@ -297,7 +297,7 @@ def test_a_search_is_judged_by_personal_models_on_examples_that_their_clients_ho
     result = tune(search(tmp_path, TUNE), (3,), tmp_path / "out", Onlooker())
     assert result["models"] == "personal"
     wanted = experiment("ditto", "data.split={ train = 0.5, validation = 0.25, test = 0.25 }")
-    own, held = wanted.data.load(3)["train"].split_examples(0.7, 3)
+    own, held = wanted.data.load(3)["train"].split_examples(within=0.3, seed=3)
     expected = {}
     for strength in (0.01, 2.0):
         method = replace(wanted.algorithm, personal=replace(wanted.algorithm.personal, strength=strength))

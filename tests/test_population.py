@@ -260,7 +260,7 @@ def test_from_clients_pads_sequences_over_all_clients(second):
     (lambda: Population.from_arrays(["ab", "c"], [0, 1], [0, 1]), "x holds <U2 values, numbers are needed"),
     (lambda: Population.from_arrays([1.0, 2.0], ["cat", "mouse"], [0, 1]), "y holds <U5 values, numbers are needed"),
     (lambda: Population.from_arrays([1.0, np.inf], [0, 1], ["b", "a"]),
-     "x is NaN or infinite in 1 of 2 examples (first: example 0 in client order, client 0)"),
+     "x is NaN or infinite in 1 of 2 examples (first: example 0 in client order, client 'a')"),
     (lambda: Population.from_arrays([1.0, 2.0], [0.0, np.nan], [0, 1]), "y is NaN or infinite in 1 of 2 examples"),
     (lambda: population(mass=[1.0]), "mass has shape (1,), but there are 4 clients. Pass one number for each"),
     (lambda: population(mass=[1.0, 0.0, 1.0, 1.0]), "mass must be positive and finite, got 0 to 1"),
@@ -276,14 +276,14 @@ def test_from_clients_pads_sequences_over_all_clients(second):
     (lambda: Population.from_clients([([[1.0]], [0]), ([], [])]), "client 1 has no examples. Leave it out"),
     (lambda: Population.from_clients([([1.0, 2.0], [0]), ([1.0], [0, 1])]),
      "client 0: x has 2 examples, y has 1. Every client's x and y must have the same length"),
-    (lambda: Population.from_clients([({"a": [1.0]}, [0]), ({"b": [1.0]}, [0])]), "client 1 does not give x as client"),
-    (lambda: Population.from_clients([([1.0], [0]), ({"b": [1.0]}, [0])]), "client 1 does not give x as client 0 does"),
-    (lambda: population().select([0.5]), "select needs indices or a boolean mask, got float64"),
+    (lambda: Population.from_clients([({"a": [1.0]}, [0]), ({"b": [1.0]}, [0])]), "client 1 does not give x as the first client"),
+    (lambda: Population.from_clients([([1.0], [0]), ({"b": [1.0]}, [0])]), "client 1 does not give x as the first client does"),
+    (lambda: population().select([0.5]), "select needs positions, names as text, or a boolean mask, got float64"),
     (lambda: population().select([True, False]), "the mask has shape (2,), but there are 4 clients"),
     (lambda: population().split((0.5, 0.6)), "fractions must be positive and sum to at most 1, got (0.5, 0.6)"),
     (lambda: population().split(()), "fractions must be positive and sum to at most 1, got ()"),
     (lambda: population().split((0.01, 0.99)), "a fraction of 0.01 of 4 clients leaves nobody"),
-    (lambda: population().split_examples(1.0), "fraction must be in (0, 1), got 1. For half and half write 0.5"),
+    (lambda: population().split_examples(within=1.0), "within must be in (0, 1), got 1. For half and half write 0.5"),
     (lambda: population().split_examples(), "1 of 4 clients hold one example, which cannot be split"),
 ])
 def test_errors_say_what_came_and_what_to_write(build, text):
@@ -330,13 +330,13 @@ def test_split_sizes_follow_the_fractions_and_seeds_differ():
 def test_split_examples_deals_out_every_example_once(sizes, fraction, seed):
     p = population(sizes)
     chosen = p.select(list(range(len(sizes)))[::-1])
-    first, rest = chosen.split_examples(fraction, seed)
+    first, rest = chosen.split_examples(within=1 - fraction, seed=seed)
     for k, whole in enumerate(held(chosen)):
         assert sorted(held(first)[k] + held(rest)[k]) == whole
         assert len(held(first)[k]) == min(max(round(len(whole) * fraction), 1), len(whole) - 1)
     assert torch.allclose(first.mass + rest.mass, chosen.mass)
     assert torch.equal(first.key, chosen.key)
-    again, _ = p.split_examples(fraction, seed)
+    again, _ = p.split_examples(within=1 - fraction, seed=seed)
     assert held(again) == held(first)[::-1]                   # a client's hold-out is its own, whoever else is there
 
 
@@ -352,9 +352,9 @@ class AsOnAGPU(TorchDispatchMode):
 def test_split_examples_stays_on_the_device_of_the_examples():
     p = population((2, 5, 4))
     p = replace(p, inputs={"pixels": p.inputs, "age": p.targets})
-    here, away = p.split_examples(0.4), p.to("meta")
+    here, away = p.split_examples(within=0.6), p.to("meta")
     with AsOnAGPU():
-        there = away.split_examples(0.4)
+        there = away.split_examples(within=0.6)
     for part, other in zip(there, here, strict=True):
         assert {values.device.type for values in (*part.inputs.values(), part.targets)} == {"meta"}
         assert [values.shape for values in part.inputs.values()] == [values.shape for values in other.inputs.values()]
@@ -424,7 +424,7 @@ def test_parquet_refuses_unknown_empty_and_mixed_columns(tmp_path):
     for x, text in [("ages", "called 'ages'. Did you mean 'age'? It holds: age, scan, label, site."),
                     ("age", "column 'age' is empty (null) in 1 of 2 rows. Drop or impute them first."),
                     (["label", "scan"], "column 'scan' holds lists, which cannot be stacked with 1 other columns"),
-                    ("site", "x holds <U1 values, numbers are needed")]:
+                    ("site", "column 'site', which is x, holds 'a', 'b'; numbers are needed")]:
         with pytest.raises((ValueError, TypeError), match=re.escape(text)):
             Population.from_parquet(path, x, "label", "site")
 

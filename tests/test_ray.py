@@ -220,7 +220,7 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
         population_from_shard_data(short)
 
 
-@pytest.mark.parametrize("people", [POPULATION, POPULATION.select([7, 3, 9]), small_population().split_examples(0.5)[0]])
+@pytest.mark.parametrize("people", [POPULATION, POPULATION.select([7, 3, 9]), small_population().split_examples(within=0.5)[0]])
 def test_a_shard_holds_its_own_clients_only(people):
     for low, high in cut_into_blocks(people.size, 2):
         held = population_from_shard_data(make_shard_data(people, low, high))

@@ -306,3 +306,18 @@ def test_the_metric_in_focus_is_switched_and_its_bad_end_with_it(browser, tmp_pa
         assert visit.plots() == before                       # and back again
         assert visit.overflow() <= 0
         assert visit.problems == []
+
+
+def test_the_answer_is_first_and_follows_the_metric(browser, family_page):
+    for width in (1100, 390):
+        with Visit(browser, family_page, width) as opened:
+            assert opened.overflow() <= 0
+            assert opened.page.evaluate("document.querySelector('#answer').offsetTop < document.querySelector('.facts').offsetTop")
+            assert opened.page.locator("#answer .of-metric:visible .verdict").count() == len(THETAS) - 1
+            errors = opened.text("#answer")
+            opened.page.select_option("#metric", "loss")
+            opened.wait()
+            assert "points of error" in errors
+            assert "of loss" in opened.text("#answer")
+            assert "points of error" not in opened.text("#answer")
+            assert opened.problems == []

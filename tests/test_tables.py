@@ -121,8 +121,8 @@ def test_raw_arrays_come_by_name_in_the_order_asked(write):
 
 
 def test_raw_arrays_refuse_other_files_by_name(tmp_path):
-    for name, ending in (("data.csv", "'.csv'"), ("data", "'nothing'")):
-        text = f"{tmp_path / name} ends in {ending}; files that end in .npz or .parquet are read. Write one with"
+    for name, ending in (("data.xlsx", "'.xlsx'"), ("data", "'nothing'")):
+        text = f"{tmp_path / name} ends in {ending}; files that end in .npz, .parquet or .csv are read. Write one with"
         with pytest.raises(ValueError, match=re.escape(text)):
             read_arrays(tmp_path / name, ["x"])
     for name in ("absent.npz", "absent.parquet"):
@@ -204,8 +204,11 @@ def test_paths_that_hold_no_data_are_refused(tmp_path):
         open_any_data(tmp_path / "absent.npz")
     with pytest.raises(FileNotFoundError, match="is neither a saved population, nor a saved data set, nor a folder of LEAF's"):
         open_any_data(tmp_path)
+    (tmp_path / "d.xlsx").write_text("x,y\n")
+    with pytest.raises(ValueError, match=re.escape("ends in '.xlsx'; files that end in .npz, .parquet or .csv are read")):
+        open_any_data(tmp_path / "d.xlsx")
     (tmp_path / "d.csv").write_text("x,y\n")
-    with pytest.raises(ValueError, match=re.escape("ends in '.csv'; files that end in .npz or .parquet are read")):
+    with pytest.raises(ValueError, match=re.escape("d.csv has no rows below its header")):
         open_any_data(tmp_path / "d.csv")
     (tmp_path / "d.npz").write_text("not a zip")
     with pytest.raises(ValueError, match=re.escape("is not an .npz file")):

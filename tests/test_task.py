@@ -19,6 +19,7 @@ from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
+from fedtail.task_kinds import SETS
 
 CPU = torch.device("cpu")
 ROUND = fedavg(2, learning_rate=0.1, batch_size=2)
@@ -244,7 +245,7 @@ def test_a_loss_that_is_one_number_is_refused():
     task = Task(mlp(), loss=nn.CrossEntropyLoss())
     assert refusal(task, clients_of()) == (
         "loss must return one number per example, shape (4,), got (). PyTorch's losses do that with reduction='none'; "
-        "a number per client is Metric(..., per='client').")
+        "a number per client is Metric(..., per='client'). " + SETS)
     task = Task(mlp(), metrics=[Metric("first", lambda o, t: o)])
     assert refusal(task, clients_of()).startswith("first must return one number per example, shape (4,), got (4, 3).")
 

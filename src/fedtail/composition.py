@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtail.channel.base import Channel, clients_add_noise, refuse_mechanism
+from fedtail.data.population import Population
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
@@ -390,11 +391,26 @@ def participation_refusals(parts: Composition) -> Iterator[str]:
                "sum. Use a penalty that asks for none, as Proximal, or PrivateMean.")
 
 
+def scaled_input_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where some part adds noise, and the inputs were scaled by numbers that were fitted on clients' data.
+
+    These numbers go with the model, without noise. `parts` is the method with its population.
+    """
+    risk, aggregate, local = parts.declarations
+    noised = aggregate.mechanism.private or risk.mechanism.private or local.update_release is not None
+    scaled = isinstance(parts.population, Population) and parts.population.scaling is not None
+    if noised and scaled and parts.population.scaling.fitted:
+        yield ("the inputs were scaled by means and deviations of the clients' data, which go with the model and have no "
+               "noise. Scale by public numbers: fedtail.data.Scaling.public(shift, scale), in a file "
+               "scale = { shift = 0.0, scale = 255.0 }.")
+
+
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, few_rows_refusals, slope_refusals,
     small_weight_refusals, lost_memory_refusals, kept_models_refusals, few_contributors_refusals, split_cohort_refusals,
     small_group_refusals, node_noise_refusals, secret_cohort_refusals, participation_refusals, two_units_refusals,
+    scaled_input_refusals,
 )
 
 

@@ -66,6 +66,26 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return gap.square().sum(1)
 
 
+def cox_partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cox's negative log partial likelihood of a set of patients, over its number of events; ties by Breslow: (sets,).
+
+    For populations of sets (`fedtail.data.as_sets`): outputs are log hazards, (sets, members) or (sets, members, 1), and targets
+    (sets, members, 2) hold the time and, as 1 or 0, whether an event was seen then; members whose targets are NaN are padding. A
+    set without events has loss 0. A client whose examples are one set so has its own baseline hazard (a stratified Cox model).
+
+    >>> cox_partial_likelihood(torch.zeros(1, 3), torch.tensor([[[1.0, 1.0], [2.0, 1.0], [3.0, 0.0]]]))      # (log 3 + log 2) / 2
+    tensor([0.8959])
+    """
+    scores, padding = outputs.reshape(outputs.shape[:2]), targets[..., 0].isnan()
+    time = targets[..., 0].masked_fill(padding, -torch.inf)
+    event = (targets[..., 1] == 1) & ~padding
+    at_risk = time[:, None, :] >= time[:, :, None]                                            # (sets, event, member)
+    at_risk = at_risk & ~padding[:, None, :]
+    alive = torch.where(at_risk, scores[:, None, :], -torch.inf).logsumexp(-1)
+    terms = torch.where(event, alive - scores, 0.0)
+    return terms.sum(1) / event.sum(1).clamp(min=1)
+
+
 def symmetrised_kl(outputs: Tensor, reference: Tensor) -> Tensor:
     """KL(p, q) + KL(q, p) of the class probabilities p of `outputs` and q of `reference`, one number per example, (examples,).
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtail.aggregation import CorrelatedMean, CurvatureMean, DelayedMean, MeanOfModels, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.budgeted_noise import QUANTILE_RATIO, noise_for_method, noise_or_budget, quantile_noise
 from fedtail.divisors import FixedDivisor
 from fedtail.iterates import AveragedIterate, Iterate
 from fedtail.local import MAML, Dane, LocalSGD, MeanRegularised, Proximal
@@ -219,20 +220,28 @@ def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = 
     return replace(base, sample=Everyone(), risk=Ascent(step))
 
 
-def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort_size: int = 100,
+def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float | None = None, cohort_size: int = 100,
               noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
+              epsilon: float | None = None, delta: float | None = None, rounds: int | None = None,
               **local: Any) -> FederatedAlgorithm:
     """DP-FedAvg: updates are clipped to norm `clip_norm`, noise is added to their sum, and cohorts are drawn by Poisson sampling.
 
     Each of the `population` clients is sampled with probability cohort_size / population and has mass one; the sum is divided by
-    cohort_size, however many were sampled. Training on a population of another size is refused. `noise_multiplier` (z) is the
-    standard deviation of the noise over clip_norm; `fedtail privacy` finds the one that a budget needs. `noise` is added by the
-    server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter relies on `planned_clients`
-    of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
+    cohort_size, however many were sampled. Training on a population of another size is refused. How much noise: give a privacy
+    budget, `epsilon` and `delta` for `rounds` rounds, for which the smallest noise is found, or `noise_multiplier` (z), the
+    standard deviation of the noise over clip_norm. `noise` is added by the server ("gaussian", for simulation), or in integer
+    shares by the clients ("discrete"); the latter relies on `planned_clients` of them, and rounds with smaller cohorts are
+    skipped. Other keywords go to `LocalSGD`.
     """
     sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
-    return replace(fedavg(cohort_size, **local), sample=sample,
-                   aggregate=PrivateMean(clip_norm, noises(noise_multiplier), float(cohort_size)))
+
+    def with_noise(z: float) -> FederatedAlgorithm:
+        """The method whose updates get noise of multiplier z."""
+        return replace(fedavg(cohort_size, **local), sample=sample,
+                       aggregate=PrivateMean(clip_norm, noises(z), float(cohort_size)))
+
+    find = partial(noise_for_method, with_noise, population)
+    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
 
 
 def fed_adadps(population: int, clip_norm: float, noise_multiplier: float, divisor: Tensor, cohort_size: int = 100,
@@ -264,28 +273,44 @@ def fed_dp2(population: int, clip_norm: float, noise_multiplier: float, phase_ro
     return replace(fedavg(cohort_size, **local), sample=sample, aggregate=aggregate)
 
 
-def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_multiplier: float,
-                quantile_noise_multiplier: float, loss_bound: float, cohort_size: int = 100, bins: int = 32,
-                method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
+def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_multiplier: float | None = None,
+                quantile_noise_multiplier: float | None = None, loss_bound: float | None = None, cohort_size: int = 100,
+                bins: int = 32, method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
                 noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
-                **local: Any) -> FederatedAlgorithm:
+                epsilon: float | None = None, delta: float | None = None, rounds: int | None = None,
+                quantile_ratio: float = QUANTILE_RATIO, **local: Any) -> FederatedAlgorithm:
     """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
     Each of the `population` clients is sampled with probability cohort_size / population. A round releases two sums over this
-    cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by the strategy `method`, with noise of
-    `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`, with noise of `noise_multiplier`
-    (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly with their losses instead.
-    `noise` is added by the server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter
-    relies on `planned_clients` of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
-    docs/departures.md says where this departs from the paper.
+    cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by the strategy `method`; and the updates of
+    the tail, clipped to `clip_norm`, divided by theta * cohort_size. How much noise: give a privacy budget, `epsilon` and `delta`
+    for `rounds` rounds, for which the smallest noise is found, with a histogram that costs `quantile_ratio` (r) times as much as
+    an update; or `noise_multiplier` (z_w) of the updates and `quantile_noise_multiplier` (z_q) of the histogram. With `smoothing`
+    (nu) clients' weights change smoothly with their losses instead. `noise` is added by the server ("gaussian", for simulation),
+    or in integer shares by the clients ("discrete"); the latter relies on `planned_clients` of them, and rounds with smaller
+    cohorts are skipped. Other keywords go to `LocalSGD`. docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
+    if loss_bound is None:
+        raise TypeError("dp_delta_fl needs loss_bound, a public bound on the losses, beyond which they count as if at it. Write "
+                        "loss_bound=4.0, say.")
+    if (noise_multiplier is None) != (quantile_noise_multiplier is None):
+        raise ValueError(f"noise_multiplier={noise_multiplier} and quantile_noise_multiplier={quantile_noise_multiplier}: give "
+                         "both, or neither and a budget: epsilon=5.0, delta=1e-5, rounds=100.")
     sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
     inner = Superquantile(tail_fraction) if smoothing is None else SmoothedSuperquantile(tail_fraction, smoothing)
-    histogram = NoisyHistogram(loss_bound, float(cohort_size), noises(quantile_noise_multiplier), bins, method,
-                               1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None)
-    return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
-                   aggregate=PrivateMean(clip_norm, noises(noise_multiplier), tail_fraction * cohort_size))
+    level = 1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None
+
+    def with_noise(z: float) -> FederatedAlgorithm:
+        """The method whose updates get noise of multiplier z; that of the histogram is as given, or follows from z."""
+        given = quantile_noise_multiplier
+        histogram_noise = noises(quantile_noise(z, quantile_ratio) if given is None else given)
+        histogram = NoisyHistogram(loss_bound, float(cohort_size), histogram_noise, bins, method, level)
+        return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
+                       aggregate=PrivateMean(clip_norm, noises(z), tail_fraction * cohort_size))
+
+    find = partial(noise_for_method, with_noise, population)
+    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
 
 
 def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: int, cohort_size: int = 100,
@@ -300,6 +325,7 @@ def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: 
     so many running sums (`BufferedNoise`). Updates are clipped to norm `clip_norm`; their sum is divided by the expected size of
     a cohort. Other keywords go to `LocalSGD`.
     """
+    _check_number_of_clients(population)
     if not 1 <= cohort_size <= population:
         raise ValueError(f"cohort_size={cohort_size} clients a round, of a population of {population}. Write at most "
                          f"cohort_size={population}.")
@@ -317,8 +343,9 @@ def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,
     """A Poisson sampler with `cohort_size` of `population` clients on average, and a function from noise multiplier to noise.
 
     `noise` is "gaussian" or "discrete". Discrete noise relies on `planned_clients`, by default as many as nearly every cohort
-    has. Raises ValueError where the settings contradict each other.
+    has. Raises ValueError where the settings contradict each other, TypeError where `population` is no number of clients.
     """
+    _check_number_of_clients(population)
     if not 1 <= cohort_size <= population:
         raise ValueError(f"cohort_size={cohort_size} clients a round on average, of a population of {population}. Write at most "
                          f"cohort_size={population}.")
@@ -331,6 +358,15 @@ def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,
         raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
     return Poisson(rate, population), partial(
         DiscreteNoise, planned_clients=planned_clients or minimum_cohort_for(rate, population))
+
+
+def _check_number_of_clients(population: Any) -> None:
+    """Raise a TypeError unless `population` is a whole number, the number of clients, as a private recipe needs it."""
+    if isinstance(population, int) and not isinstance(population, bool):
+        return
+    has = f" Write population=len(train), here {len(population)}." if hasattr(population, "num_examples") else ""
+    raise TypeError("population is the number of clients that the model will be trained on, from which sampling and privacy "
+                    f"follow, got a {type(population).__name__}.{has or ' Write population=1000, say.'}")
 
 
 def _local_part(kind: type[Local], settings: dict[str, Any]) -> Local:

@@ -27,9 +27,19 @@ from fedtail.losses import (
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.module_checks import refuse_dependence_on_batch, try_module
 from fedtail.modules import cast_inputs, refuse_shared_statistics, set_precision, trainable_parameters
+from fedtail.task_kinds import (
+    SETS,
+    refuse_coupled_values,
+    refuse_one_hot,
+    refuse_probabilities,
+    refuse_wrong_function,
+    refuse_wrong_metrics,
+    refuse_wrong_module,
+)
 from fedtail.types import Examples
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
+ONE_HOT = 4096       # rows of targets that are looked at for labels in one-hot form
 VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs
 PerExample = Callable[[Tensor, Tensor], Tensor]
 OWN_LOSS: dict[type, tuple[PerExample, PerExample]] = {      # modules that say by their name what they minimise
@@ -81,8 +91,13 @@ class Task:
         """Set `loss` and `error` to a linear model's own where they are the defaults, and check the module.
 
         Raises ValueError for layers that normalise by the batch or (unless buffers="frozen") keep running statistics, a module
-        without trainable parameters, metrics of equal names, and `buffers` other than "refused" or "frozen".
+        without trainable parameters, metrics of equal names, and `buffers` other than "refused" or "frozen"; TypeError for a
+        module, loss or metrics of another kind, such as a class in place of an instance.
         """
+        refuse_wrong_module(self.module)
+        for name, function in (("loss", self.loss), ("error", self.error)):
+            refuse_wrong_function(function, name)
+        refuse_wrong_metrics(self.metrics, Metric)
         if self.buffers not in ("refused", "frozen"):
             raise ValueError(f"buffers must be 'refused' or 'frozen', got {self.buffers!r}.")
         loss, error = OWN_LOSS.get(type(self.module), (self.loss, self.error))
@@ -131,7 +146,10 @@ class Task:
         self._refuse_ambiguous_padding(population)
         inputs, targets = self._examples_in_rows(population, _rows_to_try(population))
         outputs = try_module(self.module, inputs)
+        if self.loss in (default_loss, cross_entropy, logistic, hinge):
+            refuse_one_hot(population.targets[:ONE_HOT].cpu(), outputs)
         self._check_labels(targets, outputs)
+        refuse_probabilities(self.module, inputs, outputs, self._loss_in_use(targets, outputs))
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_example_metric(metric, outputs, targets)
@@ -171,14 +189,19 @@ class Task:
             raise ValueError("squared_error cannot tell the number -100 from padding, which is -100 among whole numbers. "
                              "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
 
+    def _loss_in_use(self, targets: Tensor, outputs: Tensor) -> PerExample:
+        """The task's loss; where that is the default, the one that `default_loss` chooses for these targets and outputs."""
+        if self.loss is not default_loss:
+            return self.loss
+        return default_loss_function(targets.is_floating_point(), has_one_logit(outputs))
+
     def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
         """Raise a ValueError for targets that are not labels which the package's own classification losses can read.
 
         Labels must lie in 0, ..., classes - 1 and not all be padding; for cross entropy they have one axis less than the outputs.
         Other losses are not judged.
         """
-        classes = 1 if has_one_logit(outputs) else outputs.shape[-1]
-        reads = default_loss_function(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
+        classes, reads = 1 if has_one_logit(outputs) else outputs.shape[-1], self._loss_in_use(targets, outputs)
         if reads not in (logistic, hinge) and (reads is not cross_entropy or targets.is_floating_point()):
             return
         if reads is cross_entropy and outputs.ndim != targets.ndim + 1:
@@ -239,7 +262,10 @@ def _smallest_and_largest(values: Tensor, rows: Tensor, padded: bool) -> tuple[f
 
 
 def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
-    """Raise a ValueError where the metric's function fails on these outputs and targets, or does not return shape (examples,)."""
+    """Raise a ValueError where the metric's function fails on these outputs and targets, or does not return shape (examples,).
+
+    Also where the number of an example depends on the other examples.
+    """
     try:
         values = metric.function(outputs, targets)
     except Exception as reason:
@@ -248,4 +274,6 @@ def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> N
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
     if shape != (len(targets),):
         raise ValueError(f"{metric.name} must return one number per example, shape ({len(targets)},), got {shape}. "
-                         "PyTorch's losses do that with reduction='none'; a number per client is Metric(..., per='client').")
+                         "PyTorch's losses do that with reduction='none'; a number per client is Metric(..., per='client'). "
+                         f"{SETS}")
+    refuse_coupled_values(metric.name, metric.function, outputs, targets)

@@ -21,7 +21,7 @@ _BAR = 40        # characters of the longest bar
 @print_errors_as_sentences
 def describe(
     path: Path = typer.Argument(..., metavar="FILE", show_default=False,
-                                help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
+                                help=".npz, .parquet, .csv, or a folder: LEAF, a saved population, a data set."),
     x: list[str] | None = options.X,
     y: str | None = options.Y,
     client: str | None = options.CLIENT,
@@ -81,6 +81,8 @@ def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
         *((f"input {name}", _input_text(part)) for name, part in about["inputs"].items()),
         ("targets", _targets_text(about["targets"])),
         ("clients differ", _difference_text(about["difference"])),
+        *((f"in {name}", _features_text(found)) for name, found in about["features"].items() if found is not None),
+        *(("to conclude", sentence) for sentence in about["needs"]["sentences"]),
     ]
     if about["groups"] is not None:
         rows.append(("groups", f"{len(about['groups'])}, of {_counts_text(about['groups'])} clients"))
@@ -106,8 +108,9 @@ def _targets_text(targets: dict[str, Any]) -> str:
         return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
     what = f"{targets['count']:,} classes" if targets["kind"] == "classes" else (
         f"sequences of {targets['length']['mean']:.1f} positions on average, {targets['count']:,} classes")
-    counts = f", {_counts_text(list(targets['counts'].values()))} of each" if "counts" in targets else ""
-    return f"{what} ({targets['min']} to {targets['max']}){counts}"
+    few, many = (targets[name]["examples"] for name in ("rarest", "commonest"))
+    counts = _counts_text(list(targets["counts"].values())) if "counts" in targets else f"{few:,} to {many:,}"
+    return f"{what} ({targets['min']} to {targets['max']}), {counts} of each"
 
 
 def _difference_text(difference: dict[str, Any]) -> str:
@@ -125,6 +128,16 @@ def _difference_text(difference: dict[str, Any]) -> str:
         return "all targets are equal"
     estimate = "" if correlation is None else f" (intraclass correlation {correlation:.3f})"
     return f"{between:.1%} of the variance of targets lies between clients{estimate}"
+
+
+def _features_text(found: dict[str, Any]) -> str:
+    """How much clients differ in the features of one input, as text; `found` is its entry under `features` of a description."""
+    several = found["features"] > 1
+    of_all = f" of {found['features']:,}" if found["compared"] < found["features"] else ""
+    over = f", mean over {found['compared']:,}{of_all} features" if several else ""
+    most = ", ".join(f"{one['feature']} ({one['total_variation']:.3f})" for one in found["most"] if several)
+    return (f"features are {found['total_variation']:.3f} from everybody's in total variation over ten bins{over} "
+            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; most in feature {most}" if most else ""))
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from fedtail.cli.terminal import print_errors_as_sentences, print_json
 def init(
     file: Path = typer.Argument(Path("experiment.toml"), metavar="FILE", help="Where to write it."),
     data: Path | None = typer.Option(None, "--data", metavar="DATA", show_default=False,
-                                     help="Your data (.npz, .parquet, a folder): the file is written for them."),
+                                     help="Your data (.npz, .parquet, .csv, a folder): the file is written for them."),
     x: list[str] | None = options.X,
     y: str | None = options.Y,
     client: str | None = options.CLIENT,

@@ -21,7 +21,7 @@ def node_commands() -> None:
 @print_errors_as_sentences
 def predict(
     settings: Path = typer.Argument(..., metavar="NODE.toml", help="The node's settings.", show_default=False),
-    data: Path = typer.Option(..., "--data", metavar="FILE", help="Examples, .npz or .parquet.", show_default=False),
+    data: Path = typer.Option(..., "--data", metavar="FILE", help="Examples: .npz, .parquet, .csv.", show_default=False),
     client: str = typer.Option("", "--client", metavar="NAME", help="Whose model, where there are several.", show_default=False),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     method: str = typer.Option("", "--method", metavar="NAME", help="Of several in the experiment file.", show_default=False),

@@ -18,7 +18,7 @@ SUFFIXES = (".csv", ".parquet", ".npz")
 @print_errors_as_sentences
 def predict(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder.", show_default=False),
-    data: Path = typer.Option(..., "--data", metavar="FILE", help="Examples, .npz or .parquet.", show_default=False),
+    data: Path = typer.Option(..., "--data", metavar="FILE", help="Examples: .npz, .parquet, .csv.", show_default=False),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     out: Path | None = typer.Option(None, "--out", metavar="FILE", show_default=False,
                                     help="Where to write: .csv, .parquet or .npz; by default CSV to the terminal."),

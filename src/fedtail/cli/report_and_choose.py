@@ -43,7 +43,7 @@ def report(
 def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
     mine: Path | None = typer.Option(None, "--data", metavar="FILE", show_default=False,
-                                     help="One client's examples, .npz or .parquet; without it, one model for all clients."),
+                                     help="One client's examples, .npz, .parquet or .csv; without it, one model for all."),
     statistic: str | None = typer.Option(None, "--statistic", metavar="STATISTIC", show_default=False,
                                          help="Over validation clients, without --data: mean, worst10; by default p90."),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),

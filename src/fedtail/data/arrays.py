@@ -15,6 +15,8 @@ from fedtail.devices import to_device
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
+DENSE_BYTES = 1 << 31            # what a sparse matrix may take as an array
+
 
 def select_rows(inputs: Examples, rows: Any) -> Examples:
     """`inputs[rows]` along the first axis, for a tensor or for every tensor in a dict.
@@ -59,9 +61,10 @@ def as_examples(x: Any, name: str) -> Examples:
     """A tensor, or a dict of tensors, from arrays, tensors, lists, dicts of them, or lists of sequences.
 
     Sequences of different lengths are padded with 0 and become the dict of `sequence` and `lengths`. Plain Python floats
-    become float32. Raises TypeError for text and for a dict whose keys are not text, ValueError for rows of different shapes;
-    `name` only words the errors.
+    become float32; rows of scipy's sparse matrices become dense. Raises TypeError for text and for a dict whose keys are not
+    text, ValueError for rows of different shapes; `name` only words the errors.
     """
+    x = dense_rows(x, name)
     if isinstance(x, dict):
         if not x or not all(isinstance(key, str) for key in x):
             raise TypeError(f"{name} is a dict with keys {list(x)}; text keys are needed, one for each argument of the "
@@ -70,6 +73,50 @@ def as_examples(x: Any, name: str) -> Examples:
     if is_ragged(x):
         return pad_sequences(x)
     return torch.as_tensor(as_array(x, name))
+
+
+def dense_rows(x: Any, name: str) -> Any:
+    """`x` with scipy's sparse matrices as arrays, float32 unless they are float64: `x` itself, or an entry of a dict.
+
+    Raises ValueError, which names `sparse_rows`, where an array would take more than 2 GiB; `name` only words it.
+    """
+    if isinstance(x, dict):
+        return {key: dense_rows(value, f"{name}[{key!r}]") for key, value in x.items()}
+    if not _is_sparse(x):
+        return x
+    kind = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+    size = math.prod(x.shape) * kind.itemsize
+    if size > DENSE_BYTES:
+        raise ValueError(f"{name} is sparse, {x.shape[0]} x {x.shape[1]} with {x.nnz / x.shape[0]:.3g} numbers in a row on "
+                         f"average, and would take {size / 2**30:.3g} GiB as an array. Write x=fedtail.data.sparse_rows(x), for "
+                         "fedtail.models.SparseLinear or a module of your own, or reduce its columns first.")
+    return x.astype(kind).toarray()
+
+
+def sparse_rows(x: Any) -> dict[str, Tensor]:
+    """The rows of a scipy sparse matrix, for `Population.from_arrays` and `SparseLinear`: a dict of `columns` and `values`.
+
+    Both are (rows, longest): the numbers of a row that are not zero, float32, and the columns they stand in, int64; shorter rows
+    are filled with zeros of column 0. Takes as much memory as the longest row for each.
+
+    >>> from scipy.sparse import csr_array
+    >>> {key: rows.tolist() for key, rows in sparse_rows(csr_array([[0.0, 2.0, 3.0], [4.0, 0.0, 0.0]])).items()}
+    {'columns': [[1, 2], [0, 0]], 'values': [[2.0, 3.0], [4.0, 0.0]]}
+    """
+    if not _is_sparse(x):
+        raise TypeError(f"a scipy sparse matrix is needed, got {type(x).__name__}. Arrays are passed as they are.")
+    rows = x.tocsr()
+    rows.sum_duplicates()
+    counts = np.diff(rows.indptr)
+    filled = np.arange(max(1, int(counts.max(initial=0)))) < counts[:, None]
+    columns, values = np.zeros(filled.shape, np.int64), np.zeros(filled.shape, np.float32)
+    columns[filled], values[filled] = rows.indices, rows.data
+    return {"columns": torch.from_numpy(columns), "values": torch.from_numpy(values)}
+
+
+def _is_sparse(x: Any) -> bool:
+    """Whether `x` is one of scipy's sparse matrices or arrays; scipy is not imported for it."""
+    return type(x).__module__.startswith("scipy.sparse") and hasattr(x, "tocsr")
 
 
 class Sequences(NamedTuple):
@@ -239,12 +286,13 @@ def is_ragged(values: Any) -> bool:
     return len(lengths) > 1 and -1 not in lengths
 
 
-def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tensor | None = None) -> None:
+def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tensor | None = None,
+                 names: np.ndarray | None = None) -> None:
     """Raise ValueError, which says where the first is, for NaN and infinity among inputs and targets.
 
     `size` is each client's number of examples. NaN in targets beyond the `lengths` of their sequences is padding and allowed.
     Where `lengths` is None, those of padded inputs are used, so that a client's examples from one population can go into
-    another; float targets padded with -100 then raise ValueError too.
+    another; float targets padded with -100 then raise ValueError too. `names` (clients,) only words the errors.
     """
     named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
     if lengths is None and targets.ndim > 1 and isinstance(inputs, dict) and {"sequence", "lengths"} <= inputs.keys():
@@ -259,8 +307,9 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
         bad = wrong.reshape(len(values), -1).any(1).nonzero().flatten()
         if len(bad):
             client = int(torch.searchsorted(size.cumsum(0), bad[0], right=True))
+            called = client if names is None else np.asarray(names[client]).item()
             raise ValueError(f"{name} is NaN or infinite in {len(bad)} of {len(values)} examples (first: example "
-                             f"{int(bad[0])} in client order, client {client}). Drop or impute them before building "
+                             f"{int(bad[0])} in client order, client {called!r}). Drop or impute them before building "
                              "the population.")
 
 

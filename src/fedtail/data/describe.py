@@ -9,11 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.data.conclusions import data_needs
+from fedtail.data.feature_differences import feature_difference
 from fedtail.data.population import Population
 from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
 
 MOST_CLASSES = 100        # with more classes than this, their counts are left out
+FEW_CLASSES = 20             # up to which floats that are whole numbers may be meant as classes
+FEW_EXAMPLES = 10            # below which a class is hardly learned
+MOSTLY = 0.8                 # the share of a class from which on an error rate says little
 UNSCALED = 1e3               # a ratio of standard deviations that one step size cannot serve
 _BLOCK = 1 << 22             # numbers read at once
 _SIDE = 28                   # what ConvNet takes
@@ -31,13 +36,15 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
     Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
-    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference`, `groups` (the
-    number of clients in each group, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under
-    `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and
-    those of all clients, in [0, 1), `if_shuffled`, this distance with labels dealt out at random (small clients differ by
-    chance), and `single_label`, the share of clients with one label only. For numbers: `variance_between`, the share of the
-    variance that lies between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of
-    variance). Raises ValueError without clients.
+    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
+    targets), `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples
+    conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
+    `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
+    the distance between a client's label proportions and those of all clients, in [0, 1), `if_shuffled`, this distance with
+    labels dealt out at random (small clients differ by chance), `single_label`, the share of clients with one label only, and
+    `labels_of_one`, how many labels one client alone has. For numbers: `variance_between`, the share of the variance that lies
+    between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
+    Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
@@ -47,20 +54,23 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
         raise ValueError("this population has no clients, so there is nothing to describe. Were all filtered out?")
     owner, rows = population.example_clients_and_rows()
     parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+    alone = not isinstance(population.inputs, dict)
     spreads = {key: _value_spread(values, rows) for key, values in parts.items()}
     inputs = {key: {"shape": list(values.shape[1:]), "dtype": str(values.dtype).removeprefix("torch."),
                     "min": spreads[key].low, "max": spreads[key].high} for key, values in parts.items()}
     wanted = population.targets[rows]
     wanted = wanted.double() if wanted.is_floating_point() else wanted
     targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
+    features = {key: feature_difference(values, rows, owner, len(population)) for key, values in parts.items()}
     about = {
         "name": name, "clients": len(population), "examples": population.num_examples,
         "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population), "inputs": inputs,
-        "targets": targets, "difference": difference,
+        "targets": targets, "difference": difference, "features": features,
+        "needs": data_needs(population.size.numpy(), targets["kind"] != "numbers"),
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
-    alone = not isinstance(population.inputs, dict)
-    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads), *_target_warnings(targets)]
+    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads, alone), *_target_warnings(targets),
+                *_target_form_warnings(wanted), *_imbalance_warnings(targets)]
     return {**about, "warnings": warnings,
             "suggested": _suggest_model(inputs["x"], targets) if alone else None}
 
@@ -145,14 +155,19 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
     """The entry `targets` of `describe` for classes, a dict: `kind`, the number of classes `count`, `min` and `max`.
 
-    Also `counts` by class where there are at most 100 classes. `dimensions` is that of the targets: with more than one they are
-    sequences, and the mean and maximal `length` are added. `labels` are the sorted classes, `which` the position in them of each
-    target, `real` says which targets are no padding, (examples, outputs).
+    Also `counts` by class where there are at most 100 classes; `rarest` and `commonest`, a class with the fewest and one with
+    the most examples, each with their number; `rare`, how many classes have fewer than ten. `dimensions` is that of the
+    targets: with more than one they are sequences, and the mean and maximal `length` are added. `labels` are the sorted
+    classes, `which` the position in them of each target, `real` says which targets are no padding, (examples, outputs).
     """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
+    counts = np.bincount(which)
     if len(labels) <= MOST_CLASSES:
-        about["counts"] = {str(label): int(n) for label, n in zip(labels.tolist(), np.bincount(which), strict=True)}
+        about["counts"] = {str(label): int(n) for label, n in zip(labels.tolist(), counts, strict=True)}
+    for name, place in (("rarest", counts.argmin()), ("commonest", counts.argmax())):
+        about[name] = {"class": int(labels[place]), "examples": int(counts[place]), "share": float(counts[place] / counts.sum())}
+    about["rare"] = int((counts < FEW_EXAMPLES).sum())
     if dimensions > 1:
         about["length"] = {"mean": float(real.sum(1).mean()), "max": int(real.sum(1).max())}
     return about
@@ -161,13 +176,16 @@ def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real:
 def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
     """The entry `difference` of `describe` for classes: how far clients' label proportions are from those of all clients.
 
-    `total_variation` is the mean distance, `if_shuffled` that after shuffling the labels (always in the same way), and
-    `single_label` the share of clients with one label only. `owner` and `label` are the client and the class of each target.
+    `total_variation` is the mean distance, `if_shuffled` that after shuffling the labels (always in the same way),
+    `single_label` the share of clients with one label only, and `labels_of_one` the number of labels that one client alone has.
+    `owner` and `label` are the client and the class of each target.
     """
     distance, distinct = _label_distances_and_counts(owner, label, clients)
     shuffled, _ = _label_distances_and_counts(owner, named_generator(0, "describe").permutation(label), clients)
+    pairs = np.unique(owner * (label.max() + 1) + label)
     return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
-            "single_label": float((distinct == 1).mean())}
+            "single_label": float((distinct == 1).mean()),
+            "labels_of_one": int((np.bincount(pairs % (label.max() + 1)) == 1).sum()) if clients > 1 else 0}
 
 
 def _label_distances_and_counts(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -224,6 +242,10 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
     `population` gives the sizes of the clients; `about` is the report on it, of which `largest` is read.
     """
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
+    alone = about["difference"].get("labels_of_one", 0)
+    if len(population) >= FEW_EXAMPLES and alone:
+        found.append(f"{alone} of {about['targets']['count']} classes are one client's alone: where it is a test client, nobody "
+                     "learns them. Split the examples of each client, within = 0.2, or leave these classes out.")
     if single:
         found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
                      "population.at_least(2), or split by client.")
@@ -233,24 +255,30 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
     return found
 
 
-def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
-    """Warnings as sentences: that inputs are bytes, and that features have standard deviations which differ more than 1000-fold.
+def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: bool) -> list[str]:
+    """Warnings as sentences: that inputs are no floats, and that features have deviations which differ more than 1000-fold.
 
-    Both arguments are by name of the input: `inputs` the report's entries, of which `dtype` is read, `spreads` the range of its
-    values and the deviations of its features.
+    Both tables are by name of the input: `inputs` the report's entries, of which shape and dtype are read, `spreads` the range of
+    its values and the deviations of its features. `alone` says that there is one input.
     """
     found = []
     for name, spread in spreads.items():
-        if inputs[name]["dtype"] == "uint8":
+        kind = inputs[name]["dtype"]
+        if kind == "uint8":
             found.append(f"{name} holds bytes, {spread.low:g} to {spread.high:g}, and weights are floats. Write "
-                         f"{name}.astype('float32'), and / 255 for pixels.")
+                         f"{name}.astype('float32'), and / 255 for pixels."
+                         + (" A file does it with scale = { scale = 255.0 } below [data]." if alone else ""))
+        elif alone and inputs[name]["shape"] and not kind.startswith(("float", "bfloat")):
+            found.append(f"{name} holds {kind}, which linear and convolutional layers refuse. If these are features and not "
+                         f"tokens, write {name}.astype('float32'); in a file, scale = \"columns\" makes them floats.")
         if spread.deviation is None or not (spread.deviation > 0).any():
             continue
         varying = np.flatnonzero(spread.deviation > 0)
         small, large = (varying[pick(spread.deviation[varying])] for pick in (np.argmin, np.argmax))
         if spread.deviation[large] > UNSCALED * spread.deviation[small]:
             found.append(f"{name} is not scaled: feature {large} has standard deviation {spread.deviation[large]:.3g}, feature "
-                         f"{small} has {spread.deviation[small]:.3g}. Standardise the features before building the population.")
+                         f"{small} has {spread.deviation[small]:.3g}. Standardise the features: Scaling.fit(train), in a file "
+                         "scale = \"columns\" below [data].")
     return found
 
 
@@ -268,6 +296,37 @@ def _target_warnings(targets: dict[str, Any]) -> list[str]:
         return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. Number them first: "
                 "numpy.unique(y, return_inverse=True)[1]."]
     return []
+
+
+def _target_form_warnings(targets: np.ndarray | Tensor) -> list[str]:
+    """Warnings as sentences: that labels are in one-hot form, or are floats and so would be learned as numbers.
+
+    `targets` are (examples, ...) as the population holds them.
+    """
+    values = np.asarray(targets)
+    if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
+        return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
+    if values.dtype.kind == "f" and values.ndim == 1 and (values == np.rint(values)).all():
+        labels = np.unique(values)
+        if 1 < len(labels) <= min(FEW_CLASSES, len(values) // 2) and labels[0] == 0 and labels[-1] == len(labels) - 1:
+            return [f"y holds floats that are the whole numbers 0 to {len(labels) - 1}, and floats are learned as numbers, by "
+                    "squared error. If they are classes, write y.astype('int64')."]
+    return []
+
+
+def _imbalance_warnings(targets: dict[str, Any]) -> list[str]:
+    """Warnings as sentences: that one class has most of the examples, or that many classes have few; none for numbers."""
+    if targets["kind"] == "numbers" or targets["count"] == 1:
+        return []
+    found, most = [], targets["commonest"]
+    if most["share"] > MOSTLY:
+        found.append(f"class {most['class']} has {most['share']:.1%} of the targets: to always answer it is wrong in "
+                     f"{1 - most['share']:.1%} only, so an error rate says little. Report balanced accuracy or the AUC too.")
+    examples = sum(targets["counts"].values()) if "counts" in targets else FEW_EXAMPLES * targets["count"]
+    if targets["rare"] and examples >= FEW_EXAMPLES * targets["count"]:
+        found.append(f"{targets['rare']} of {targets['count']} classes have fewer than {FEW_EXAMPLES} examples (class "
+                     f"{targets['rarest']['class']} has {targets['rarest']['examples']}): hardly anything is learned of them.")
+    return found
 
 
 def _suggest_model(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:

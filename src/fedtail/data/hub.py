@@ -68,6 +68,36 @@ def read_federated(
     return Population.from_arrays(**_population_arguments(table, features, x, y, client, group, mass))
 
 
+def read_client_columns(datasets: Mapping[Any, Any], x: str | Sequence[str], y: str) -> dict[Any, tuple[Any, Any]]:
+    """The columns `x` and `y` of one `datasets.Dataset` for each client, as pairs (x, y) by the names in `datasets`.
+
+    Images become float32 in [0, 1]; several `x` columns of single numbers one feature vector. Raises ValueError, which names the
+    client, for a data set without examples and for columns whose types, or names of classes, are not those of the first client's.
+    """
+    pairs, first = {}, None
+    for name, dataset in datasets.items():
+        source = open_dataset(dataset)
+        if not len(source):
+            raise ValueError(f"client {name!r} has no examples. Leave it out.")
+        features = {column: source.features.get(column) for column in distinct_names(x, y)}
+        first = first or features
+        differs = [column for column in features if features[column] != first[column]]
+        if differs:
+            raise ValueError(f"client {name!r} has column {differs[0]!r} as {features[differs[0]]}, the first client as "
+                             f"{first[differs[0]]}. Cast them to one: dataset.cast_column(...).")
+        read = _population_arguments(_arrow_table(source, list(features)), source.features, x, y, None, None, None)
+        ragged = isinstance(read["y"], Sequences)
+        pairs[name] = (_without_padding(read["x"]), read["y"].as_list() if ragged else read["y"])
+    return pairs
+
+
+def _without_padding(inputs: Any) -> Any:
+    """Inputs of one client in the form that `Population.from_clients` takes: padded sequences become a list again."""
+    if isinstance(inputs, dict) and set(inputs) == {"sequence", "lengths"}:
+        return [row[:length] for row, length in zip(inputs["sequence"], inputs["lengths"], strict=True)]
+    return inputs
+
+
 def partition_ids(
     dataset: Any, partitioner: str, settings: Mapping[str, Any], shuffle_seed: int | None = 42, split: str | None = None,
     subset: str | None = None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtail.data.population import Population
-from fedtail.data.tables import checked_suffix, list_arrays
+from fedtail.data.tables import checked_suffix, list_arrays, other_columns, read_file
 from fedtail.deprecated import old_names
+
+_NUMBER = re.compile(r"(^|\) )(u?int\d+|halffloat|float|double|bool)$")        # how a column of single numbers is described
 
 
 def open_any_data(
@@ -17,21 +20,35 @@ def open_any_data(
 ) -> Population:
     """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several). Then
-    `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and there is
-    no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for these raise
+    It may be an `.npz`, `.parquet` or `.csv` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
+    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
+    there is no group or mass by default. Where a table has no column "x", all columns without another role are the inputs if
+    they hold single numbers. It may also be a folder of LEAF's json files or one by `Population.save`; names for these raise
     ValueError. Raises FileNotFoundError where there is nothing at `path` or the folder holds none of these, ValueError where an
     array is missing or the file has another suffix.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
     if not place.exists():
-        raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz or .parquet file, or a folder that holds LEAF's json "
-                                "files, a saved population, or a saved data set.")
+        raise FileNotFoundError(f"there is nothing at {place}. Pass an .npz, .parquet or .csv file, or a folder that holds "
+                                "LEAF's json files, a saved population, or a saved data set.")
     if place.is_file():
-        read: Any = Population.from_parquet if checked_suffix(place) == ".parquet" else Population.from_npz
-        return read(place, **_array_names_by_role(place, given, list_arrays(place)))
+        return Population.from_arrays(**read_file(place, **names_by_role(place, x, y, client, group, mass)))
     return _open_folder(place, given, split)
+
+
+def names_by_role(place: str | Path, x: str | Sequence[str] | None = None, y: str | None = None, client: str | None = None,
+                  group: str | None = None, mass: str | None = None) -> dict[str, Any]:
+    """The arrays or columns of the file `place` that are x, y, client and, where they are given, group and mass, by role.
+
+    Those that are not given are the ones called so; in a table without a column "x" it is the list of all that have no other
+    role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing.
+    """
+    there, given = list_arrays(place), {"x": x, "y": y, "client": client, "group": group, "mass": mass}
+    if x is None and "x" not in there and checked_suffix(place) != ".npz" and {y or "y", client or "client"} <= there.keys():
+        others = other_columns(there, y or "y", client or "client", group, mass)
+        given["x"] = others if all(_NUMBER.search(there[name]) for name in others) else None
+    return _array_names_by_role(Path(place), given, there)
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:

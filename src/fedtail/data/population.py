@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from fedtail.data.arrays import (
     as_labels,
     as_targets,
     check_finite,
+    dense_rows,
     example_counts,
     inputs_to_device,
     join_client_arrays,
@@ -25,10 +27,13 @@ from fedtail.data.arrays import (
     take_rows,
 )
 from fedtail.deprecated import with_old_names
-from fedtail.devices import to_device
+from fedtail.devices import checked_device, to_device
 from fedtail.draws import hash_bits
 from fedtail.errors import FieldError
 from fedtail.types import Examples
+
+if TYPE_CHECKING:
+    from fedtail.data.scaling import Scaling
 
 CPU = torch.device("cpu")
 
@@ -41,10 +46,10 @@ class Population:
     """Clients and their examples; client k holds rows `start[k]` to `start[k] + size[k]` of the data.
 
     `inputs` is a tensor or a dict of tensors (a module is then called with keywords), `targets` are classes, numbers or
-    sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client
-    (hospital chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the
-    client when clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that
-    sees it opens them there. Nothing here costs a Python object per client.
+    sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client (hospital
+    chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the client when
+    clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that sees it opens
+    them there. `scaling` is by what the inputs were scaled, where they were. Nothing here costs a Python object per client.
     """
 
     node: ClassVar[None] = None           # all clients are here; a `ClientRegistry` says which node holds each
@@ -57,6 +62,7 @@ class Population:
     group: Tensor | None = None           # (clients,) int64
     names: np.ndarray | None = None       # (clients,) what the data called them
     folder: Path | None = None
+    scaling: Scaling | None = None        # by what the inputs were scaled, if they were
 
     def __post_init__(self) -> None:
         """Raise ValueError unless `mass` holds one positive, finite number for each client."""
@@ -85,11 +91,12 @@ class Population:
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
         """A population from one array of examples and the client each belongs to.
 
-        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets `sequence`
-        and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds any labels;
-        clients are in their sorted order and named by them, and examples keep their order within a client. `mass` (by default the
-        number of examples) and `group` (integers from 0) hold one value per client in that order. Raises ValueError for no
-        examples, lengths that differ, NaN and infinity, and masses that are not positive; TypeError for text.
+        `x` is an array, a tensor, a dict of them, a scipy sparse matrix (made dense), or a list of sequences of different
+        lengths (padded; the module gets `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100,
+        numbers with NaN. `client` holds any labels; clients are in their sorted order and named by them, and examples keep
+        their order within a client. `mass` (by default the number of examples) and `group` (integers from 0) hold one value per
+        client in that order. Raises ValueError for no examples, lengths that differ, NaN and infinity, and masses that are not
+        positive; TypeError for text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -110,8 +117,9 @@ class Population:
         return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
-    def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
-        """A population from a list of one `(x, y)` pair per client, in that order; clients get no names.
+    def from_clients(cls, clients: Sequence[tuple[Any, Any]] | Mapping[Any, tuple[Any, Any]], mass: Any = None,
+                     group: Any = None) -> Population:
+        """A population from one `(x, y)` pair per client: a list, or a dict by name of the client, in their order.
 
         `x` is an array, a tensor, a dict of them, or a list of sequences, `y` an array, tensor or list, of one kind and shape
         for all clients. Sequences may differ in length and are padded to the longest of all clients. `mass` (by default the
@@ -123,14 +131,18 @@ class Population:
         """
         if not len(clients):
             raise ValueError("from_clients got no clients. Pass a list of (x, y) pairs, one for each client.")
-        for k, (x, y) in enumerate(clients):
-            _check_client_arrays(k, x, y, clients[0][0])
-        x = [x for x, _ in clients]
+        names = as_labels(list(clients), "the names of clients") if isinstance(clients, Mapping) else None
+        pairs = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        called = [str(k) if names is None else repr(np.asarray(names[k]).item()) for k in range(len(pairs))]
+        pairs = [_checked_pair(client, pair) for client, pair in zip(called, pairs, strict=True)]
+        for client, pair in zip(called, pairs, strict=True):
+            _check_client_arrays(client, pair, pairs[0])
+        x = [x for x, _ in pairs]
         joined = ({key: join_client_arrays([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
                   if isinstance(x[0], dict) else join_client_arrays(x, "x"))
-        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_client_arrays([y for _, y in clients], "y"))
-        size = torch.tensor([len(y) for _, y in clients])
-        return cls._from_tensors(inputs, targets, size, mass, group, None, lengths)
+        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_client_arrays([y for _, y in pairs], "y"))
+        size = torch.tensor([len(y) for _, y in pairs])
+        return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
     def from_npz(
@@ -149,17 +161,63 @@ class Population:
 
     @classmethod
     def from_parquet(
-        cls, path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
+        cls, path: str | Path, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
         mass: str | None = None,
     ) -> Population:
         """A population from the parquet file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
-        Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client` may
-        also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each example,
-        equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
+        Several `x` columns of numbers become one feature vector (None: those that have no other role); a column of lists of
+        different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's. `group`
+        and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a name that the file lacks,
+        ValueError for null values.
         """
-        from fedtail.data.tables import read_parquet
-        return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
+        from fedtail.data.tables import read_table
+        return cls.from_arrays(**read_table(path, x, y, client, group, mass))
+
+    @classmethod
+    def from_csv(
+        cls, path: str | Path, y: str, client: Any, x: str | Sequence[str] | None = None, group: str | None = None,
+        mass: str | None = None,
+    ) -> Population:
+        """A population from the CSV file at `path`, which has a header; `y`, `client`, `x`, `group` and `mass` name columns.
+
+        `x` names one column or several, which become one feature vector; by default those that have no other role. Clients are
+        named as they are written ("007" is not 7). `client` may also be an array of ids, or None: all examples are then one
+        client's. `group` and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a name that
+        the file lacks, ValueError for empty entries, TypeError for text in `x` or `y`.
+        """
+        from fedtail.data.tables import read_table
+        return cls.from_arrays(**read_table(path, x, y, client, group, mass))
+
+    @classmethod
+    def from_pandas(
+        cls, frame: Any, y: str, client: Any, x: str | Sequence[str] | None = None, group: str | None = None,
+        mass: str | None = None,
+    ) -> Population:
+        """A population from a pandas DataFrame with an example in each row; `y`, `client`, `x`, `group` and `mass` name columns.
+
+        `x` names one column or several, which become one feature vector; by default those that have no other role. A column of
+        lists of different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's.
+        `group` and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a column that is not
+        there, ValueError for missing values, TypeError for text in `x` or `y`.
+        """
+        from fedtail.data.tables import read_frame
+        return cls.from_arrays(**read_frame(frame, x, y, client, group, mass))
+
+    @classmethod
+    def from_datasets(
+        cls, datasets: Any, x: str | Sequence[str] | None = None, y: str | None = None, mass: Any = None, group: Any = None,
+    ) -> Population:
+        """A population from one data set for each client: a dict by name of the client, or a list.
+
+        A data set is a torch `Dataset`, `Subset` or `DataLoader` whose examples are pairs (x, y), or a Hugging Face `Dataset`,
+        whose columns `x` and `y` name (`x` may be several). Where torch's examples are dicts, `x` and `y` name their entries.
+        Everything is read once, in the order of the data set: random augmentation is drawn once. `mass` (by default the number of
+        examples) and `group` (integers from 0) hold one value per client. Raises TypeError for other objects, ValueError, which
+        names the client, for a client without examples or with examples of another shape.
+        """
+        from fedtail.data.client_datasets import read_client_datasets
+        return read_client_datasets(datasets, x, y, mass, group)
 
     @classmethod
     def from_dataset(
@@ -209,9 +267,12 @@ class Population:
     def select(self, clients: Any) -> Population:
         """A population of the given clients only, in the order given; examples are shared, not copied.
 
-        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a mask
-        of another length, IndexError for a position beyond the last client.
+        `clients` holds positions, or names as text, or is a boolean mask over all clients. Raises TypeError for other values,
+        ValueError for a mask of another length, IndexError for a position beyond the last client, FieldError for a name that no
+        client has.
         """
+        if _are_names(clients):
+            clients = [self.position(name) for name in np.atleast_1d(clients).tolist()]
         chosen = torch.from_numpy(_client_indices(clients, len(self)))
         return self.with_columns(
             start=self.start[chosen], size=self.size[chosen], mass=self.mass[chosen], key=self.key[chosen],
@@ -231,9 +292,9 @@ class Population:
     def to(self, device: Any) -> Population:
         """A population of the same clients with inputs and targets on `device`, so that computing there copies nothing.
 
-        Tensors that are on `device` already are shared. Its `folder` is None.
+        Tensors that are on `device` already are shared. Its `folder` is None. Raises FieldError for a device that is not here.
         """
-        device = torch.device(device)
+        device = checked_device(device)
         return replace(self, inputs=inputs_to_device(self.inputs, device), targets=to_device(self.targets, device), folder=None)
 
     def at_least(self, examples: int) -> Population:
@@ -244,9 +305,13 @@ class Population:
         """Disjoint random sets of clients, one population for each fraction: `train, test = population.split((0.5, 0.5))`.
 
         The draw depends only on `seed` and the clients' keys. Within a set clients keep their order. Fractions may sum to
-        less than 1: the other clients are left out. Raises ValueError for fractions that are not positive or sum to more than
-        1, and for a set that would be empty.
+        less than 1: the other clients are left out. Raises TypeError for a single number, ValueError for fractions that are not
+        positive or sum to more than 1, and for a set that would be empty.
         """
+        if isinstance(fractions, (int, float)):
+            both = f"({fractions:g}, {1 - fractions:.6g})" if 0 < fractions < 1 else "(0.8, 0.2)"
+            raise TypeError(f"split needs a fraction for each part, got {fractions:g}. Write "
+                            f"train, test = population.split({both}).")
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"fractions must be positive and sum to at most 1, got {tuple(fractions)}. For two halves "
                              "write (0.5, 0.5).")
@@ -259,15 +324,17 @@ class Population:
                                  "fraction.")
         return tuple(self.select(part) for part in parts)
 
-    def split_examples(self, fraction: float = 0.5, seed: int = 0, share_single: bool = False) -> tuple[Population, Population]:
-        """Two populations of the same clients: one with a random `fraction` of each client's examples, one with the rest.
+    def split_examples(self, fraction: float | None = None, seed: int = 0, share_single: bool = False, *,
+                       within: float | None = None) -> tuple[Population, Population]:
+        """Two populations of the same clients: `own, held_out = population.split_examples(within=0.2)`.
 
-        Which example goes where depends only on `seed`, the client's key and the example's position. Each part gets at least
-        one example, and the client's mass in proportion. The examples are copied. A client with a single example has it in both
-        parts where `share_single` is true. Raises FieldError for such a client otherwise, and for a fraction outside (0, 1).
+        `within` is the fraction of each client's examples that the second has, drawn at random, 0.5 by default; it is `within` of
+        an experiment file's split. Which example goes where depends only on `seed`, the client's key and the example's position.
+        Each part gets at least one example, and the client's mass in proportion. The examples are copied. A client with a single
+        example has it in both parts where `share_single` is true. Raises FieldError for such a client otherwise, and for a
+        fraction outside (0, 1). `fraction`, that of the first part, is deprecated.
         """
-        if not 0 < fraction < 1:
-            raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
+        fraction = _first_fraction(fraction, within)
         alone = self.size < 2
         small = int(alone.sum())
         if small and not share_single:
@@ -304,8 +371,31 @@ class Population:
         ends = torch.cat([(number.diff() > 0).nonzero().flatten() + 1, torch.tensor([len(self)])]).tolist()
         return (self.select(torch.arange(low, high)) for low, high in zip([0, *ends], ends, strict=False))
 
-    def client(self, index: int) -> tuple[Examples, Tensor]:
-        """The inputs (a tensor, or a dict of tensors) and the targets of the client at position `index`, as views."""
+    def position(self, name: str) -> int:
+        """The position of the client that the data call `name`; names that are numbers are found by their text, "7".
+
+        Raises FieldError, which suggests the nearest, where no client is called so, and ValueError where clients have no names.
+        """
+        if self.names is None:
+            raise ValueError(f"these clients have no names, so there is none called {name!r}. Use its position, from 0 to "
+                             f"{len(self) - 1}, or name clients: from_clients and from_datasets take a dict.")
+        found = np.flatnonzero(self.names.astype(np.str_) == name)
+        if not len(found):
+            from fedtail.data.tables import nearest_name
+            raise FieldError("client", "the name of a client", name, text=f"there is no client called {name!r} among "
+                             f"{len(self)}.{nearest_name(name, self.names.astype(np.str_).tolist())}")
+        return int(found[0])
+
+    def name_of(self, index: int) -> str:
+        """What the data call the client at position `index`, as text; the position where clients have no names."""
+        return str(index if self.names is None else np.asarray(self.names[index]).item())
+
+    def client(self, index: int | str) -> tuple[Examples, Tensor]:
+        """The inputs (a tensor, or a dict of tensors) and the targets of one client, as views.
+
+        `index` is its position, or its name as text. Raises FieldError for a name that no client has.
+        """
+        index = self.position(index) if isinstance(index, str) else index
         rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
         return select_rows(self.inputs, rows), self.targets[rows]
 
@@ -331,17 +421,41 @@ class Population:
         Raises ValueError where another input or target is NaN or infinite, a mass is not positive, or a group is no integer from
         0.
         """
-        check_finite(inputs, targets, size, lengths)
+        check_finite(inputs, targets, size, lengths, names)
         size = size.long()
         mass = size.double() if mass is None else torch.as_tensor(np.asarray(mass, dtype=np.float64))
         groups = None if group is None else _group_numbers(group, len(size))
         return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
 
 
+def _first_fraction(fraction: float | None, within: float | None) -> float:
+    """The fraction of examples that the first part of `split_examples` has, from its two arguments; one half without either.
+
+    Warns with a DeprecationWarning of `fraction`. Raises TypeError where both are given, FieldError for one outside (0, 1).
+    """
+    if fraction is not None and within is not None:
+        raise TypeError(f"split_examples was given fraction={fraction:g} and within={within:g}. Write within alone: the fraction "
+                        "of a client's examples that is held out.")
+    name, value = ("within", within) if fraction is None else ("fraction", fraction)
+    if value is not None and not 0 < value < 1:
+        raise FieldError(name, "in (0, 1)", value, "For half and half write 0.5.")
+    if fraction is not None:
+        warnings.warn(f"split_examples(fraction={fraction:g}) is now split_examples(within={1 - fraction:.6g}): the fraction "
+                      "held out, as in a file. The old form goes with the next version.", DeprecationWarning, stacklevel=3)
+        return fraction
+    return 0.5 if within is None else 1 - within
+
+
+def _are_names(clients: Any) -> bool:
+    """Whether `clients` is text or a sequence of texts, which name clients."""
+    return np.asarray(clients).dtype.kind in "UT" or (isinstance(clients, np.ndarray) and clients.dtype == object
+                                                      and all(isinstance(one, str) for one in clients))
+
+
 def _client_indices(clients: Any, count: int) -> np.ndarray:
     """The positions of the chosen clients, int64, from integers (or one integer) or a boolean mask over all `count` clients.
 
-    Raises ValueError for a mask of another shape, TypeError for other values, such as names.
+    Raises ValueError for a mask of another shape, TypeError for other values, such as fractions.
     """
     chosen = np.atleast_1d(np.asarray(clients))
     if chosen.dtype == bool:
@@ -350,8 +464,7 @@ def _client_indices(clients: Any, count: int) -> np.ndarray:
                              "each client, or indices.")
         return np.flatnonzero(chosen)
     if chosen.size and chosen.dtype.kind not in "iu":
-        raise TypeError(f"select needs indices or a boolean mask, got {chosen.dtype} values. To select by name write "
-                        "population.select(numpy.isin(population.names, wanted)).")
+        raise TypeError(f"select needs positions, names as text, or a boolean mask, got {chosen.dtype} values.")
     return chosen.astype(np.int64)
 
 
@@ -367,17 +480,29 @@ def _group_numbers(group: Any, count: int) -> Tensor:
     return torch.as_tensor(groups.astype(np.int64))
 
 
-def _check_client_arrays(index: int, x: Any, y: Any, first: Any) -> None:
-    """Raise ValueError where a client of `from_clients` has no examples, or its `x` and `y` have different lengths.
+def _checked_pair(client: str, pair: Any) -> tuple[Any, Any]:
+    """The pair (x, y) of one client of `from_clients`, sparse inputs made dense; raises TypeError for what is no pair.
 
-    Also where its `x` does not have the form of `first`, the x of client 0: an array, or a dict with the same keys. `index`
-    only words the error.
+    `client`, a position or a name in quotes, only words the error.
     """
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"client {client} must be a pair (x, y), got a {type(pair).__name__}. For data sets of torch or Hugging "
+                        "Face use Population.from_datasets.")
+    return dense_rows(pair[0], "x"), pair[1]
+
+
+def _check_client_arrays(client: str, pair: tuple[Any, Any], first: tuple[Any, Any]) -> None:
+    """Raise ValueError where a client of `from_clients` has no examples, or its x and y have different lengths.
+
+    Also where its x does not have the form of that in `first`, the pair of the first client: an array, or a dict with the same
+    keys. `client`, a position or a name in quotes, only words the errors.
+    """
+    (x, y), (other, _) = pair, first
     if len(y) == 0:
-        raise ValueError(f"client {index} has no examples. Leave it out of the list.")
-    if isinstance(x, dict) != isinstance(first, dict) or (isinstance(x, dict) and x.keys() != first.keys()):
-        raise ValueError(f"client {index} does not give x as client 0 does: a dict with the same keys, or one array.")
+        raise ValueError(f"client {client} has no examples. Leave it out.")
+    if isinstance(x, dict) != isinstance(other, dict) or (isinstance(x, dict) and x.keys() != other.keys()):
+        raise ValueError(f"client {client} does not give x as the first client does: a dict with the same keys, or one array.")
     for name, length in example_counts(x, "x"):
         if length != len(y):
-            raise ValueError(f"client {index}: {name} has {length} examples, y has {len(y)}. Every client's x and y "
+            raise ValueError(f"client {client}: {name} has {length} examples, y has {len(y)}. Every client's x and y "
                              "must have the same length.")

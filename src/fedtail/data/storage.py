@@ -35,11 +35,14 @@ def save_population(population: Population, folder: str | Path) -> None:
     Only the clients' own examples are written, one client after another, so a selection is saved at its own size. They are
     written to a new folder beside it, which is then renamed: a crash leaves the old one or none, never half of one. A saved
     population that is there is replaced. Raises FileExistsError for a folder that holds anything else, ValueError for a
-    population without clients.
+    population without clients and for one that is scaled.
     """
     place = Path(os.path.abspath(folder))
     if not len(population):
         raise ValueError("this population has no clients, so there is nothing to save.")
+    if population.scaling is not None:
+        raise ValueError("these inputs are scaled, and by what would be lost in the folder. Save the population before it "
+                         "is scaled.")
     _check_folder_replaceable(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")

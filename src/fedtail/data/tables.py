@@ -1,4 +1,4 @@
-"""Arrays by name, out of `.npz` and parquet files."""
+"""Arrays by name, out of `.npz`, parquet and CSV files, and out of data frames."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ _DEFLATE = 1032                                         # no deflated byte stand
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """The arrays of the `.npz` file at `path`, or the columns of a `.parquet` file, called `names`: a dict by name.
+    """The arrays of the `.npz` file at `path`, or the columns of a `.parquet` or `.csv` file, called `names`: a dict by name.
 
     A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
     which lists what the file holds, for a name that is not there, and ValueError for a file with another suffix.
     """
-    arrays = _read_parquet_columns(path, names) if checked_suffix(path) == ".parquet" else _read_npz_arrays(path, names)
+    arrays = _read_npz_arrays(path, names) if checked_suffix(path) == ".npz" else _read_table_columns(path, names)
     return {name: array.as_list() if isinstance(array, Sequences) else array for name, array in arrays.items()}
 
 
 def list_arrays(path: str | Path) -> dict[str, str]:
     """The arrays or columns of the file at `path` by name, each described as text such as "(100, 4) float32".
 
-    No values are read. Raises ValueError for a file that is neither `.npz` nor parquet.
+    Raises ValueError for a file that is neither `.npz` nor parquet nor CSV.
     """
+    if checked_suffix(path) == ".csv":
+        from fedtail.data.csv_files import csv_column_types
+
+        return csv_column_types(path)
     if checked_suffix(path) == ".parquet":
         with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
             rows = file.metadata.num_rows
@@ -44,11 +48,11 @@ def list_arrays(path: str | Path) -> dict[str, str]:
 
 
 def checked_suffix(path: str | Path) -> str:
-    """The suffix of a path in lower case, ".npz" or ".parquet"; raises ValueError for any other."""
+    """The suffix of a path in lower case, ".npz", ".parquet" or ".csv"; raises ValueError for any other."""
     suffix = Path(path).suffix.lower()
-    if suffix not in (".npz", ".parquet"):
-        raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz or .parquet are read. Write one with "
-                         "numpy.savez(path, x=x, y=y, client=client), or with a data frame's to_parquet(path).")
+    if suffix not in (".npz", ".parquet", ".csv"):
+        raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz, .parquet or .csv are read. Write one "
+                         "with numpy.savez(path, x=x, y=y, client=client), or with a data frame's to_parquet(path).")
     return suffix
 
 
@@ -65,30 +69,102 @@ def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, grou
     return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, len(arrays[y]))}
 
 
-def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
-                 mass: str | None = None) -> dict[str, Any]:
-    """Read the named columns of the parquet file at `path`; returns the arguments of `Population.from_arrays` as a dict.
+def read_table(path: str | Path, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
+               mass: str | None = None) -> dict[str, Any]:
+    """Read the named columns of the parquet or CSV file at `path`; returns the arguments of `Population.from_arrays` as a dict.
 
     One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several `x`
-    columns of numbers are stacked to a feature matrix, integers in the floats' precision. `y` names the column of targets.
-    `client` names a column, or holds ids, one per example, or is None for a single client. `group` and `mass` name columns with
-    one value per example. Raises FieldError for a name that is not there.
+    columns of numbers are stacked to a feature matrix, integers in the floats' precision; None is every column that has no other
+    role. `y` names the column of targets. `client` names a column, or holds ids, one per example, or is None for a single client.
+    `group` and `mass` name columns with one value per example. Raises FieldError for a name that is not there, TypeError for
+    text in `x` or `y`.
+    """
+    x = other_columns(list_arrays(path), y, client, group, mass) if x is None else x
+    labels = [name for name in (client, group) if isinstance(name, str)]
+    columns = _read_table_columns(path, distinct_names(x, y, client, group, mass), labels)
+    return table_arguments(columns, x, y, client, group, mass)
+
+
+def read_frame(frame: Any, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
+               mass: str | None = None) -> dict[str, Any]:
+    """The arguments of `Population.from_arrays`, as a dict, from the named columns of a pandas DataFrame.
+
+    What the names mean is said at `read_table`. Raises FieldError for a name that is not there, TypeError for what is no data
+    frame and for text in `x` or `y`, ValueError for missing values.
+    """
+    import pyarrow
+
+    if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
+        raise TypeError(f"a pandas.DataFrame is needed, got {type(frame).__name__}. For arrays use Population.from_arrays.")
+    there = [str(name) for name in frame.columns]
+    x = other_columns(there, y, client, group, mass) if x is None else x
+    names = distinct_names(x, y, client, group, mass)
+    for name in names:
+        check_name(name, there, "column in the data frame")
+    try:
+        table = pyarrow.Table.from_pandas(frame[names], preserve_index=False)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as reason:
+        raise TypeError(f"the data frame has a column of mixed types ({reason}). Give each column one type first.") from None
+    return table_arguments({name: column_values(table[name], name) for name in names}, x, y, client, group, mass)
+
+
+def other_columns(there: Iterable[str], y: str, client: Any, group: str | None, mass: str | None) -> list[str]:
+    """The names in `there` that are not used as `y`, `client`, `group` or `mass`: the inputs where none are named.
+
+    Raises ValueError where there are none.
+    """
+    names = list(there)
+    found = [name for name in names if name not in distinct_names([], y, client, group, mass)]
+    if not found:
+        raise ValueError(f"there is no column left to be x: {', '.join(names) or 'none at all'}. Name the inputs.")
+    return found
+
+
+def table_arguments(arrays: dict[str, Any], x: str | Sequence[str], y: str, client: Any, group: str | None,
+                    mass: str | None) -> dict[str, Any]:
+    """The arguments of `Population.from_arrays`, as a dict, from columns by name, whose roles are said at `read_table`.
+
+    Raises TypeError, which names the column, for text in `x` or `y`.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    arrays = _read_parquet_columns(path, distinct_names(x, y, client, group, mass))
+    for name in (*wanted, y):
+        _refuse_text(arrays[name], name, "y" if name == y else "x")
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stack_columns({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
     return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, count)}
 
 
-def read_inputs(path: str | Path, x: str | Sequence[str]) -> Any:
-    """The inputs of examples from the `.npz` or `.parquet` file at `path`, without targets, for `as_examples`.
+def _refuse_text(column: Any, name: str, role: str) -> None:
+    """Raise TypeError for a column of text or times, which is to be `role`, "x" or "y"; the error says how to number it."""
+    values = column.values if isinstance(column, Sequences) else column
+    if values.dtype.kind in "fiub":
+        return
+    some = ", ".join(map(repr, np.unique(values[:1000])[:3].tolist())) if values.dtype.kind in "US" else str(values.dtype)
+    write = ("Number the classes from 0: pandas.Categorical(frame[name]).codes." if role == "y" else
+             "Make numbers of it, pandas.get_dummies(frame, columns=[name]) for categories, or leave it out of x.")
+    raise TypeError(f"column {name!r}, which is {role}, holds {some}; numbers are needed. {write}")
 
-    `x` names arrays or columns as for `read_npz` and `read_parquet`. Raises FieldError for a name that is not there, and
+
+def read_file(path: str | Path, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
+              mass: str | None = None) -> dict[str, Any]:
+    """Read the named arrays or columns of an `.npz`, `.parquet` or `.csv` file, as the arguments of `Population.from_arrays`.
+
+    What the names mean is said at `read_npz` and `read_table`; without `x` it is "x" of an `.npz` file. Raises FieldError for a
+    name that is not there, ValueError for a file with another suffix.
+    """
+    if checked_suffix(path) == ".npz":
+        return read_npz(path, "x" if x is None else x, y, client, group, mass)
+    return read_table(path, x, y, client, group, mass)
+
+
+def read_inputs(path: str | Path, x: str | Sequence[str]) -> Any:
+    """The inputs of examples from the `.npz`, `.parquet` or `.csv` file at `path`, without targets, for `as_examples`.
+
+    `x` names arrays or columns as for `read_npz` and `read_table`. Raises FieldError for a name that is not there, and
     ValueError for a file with another suffix.
     """
-    if checked_suffix(path) == ".parquet":
-        arrays = _read_parquet_columns(path, distinct_names(x))
+    if checked_suffix(path) != ".npz":
+        arrays = _read_table_columns(path, distinct_names(x))
         return as_inputs(next(iter(arrays.values()))) if len(arrays) == 1 else stack_columns(arrays)
     arrays = _read_npz_arrays(path, distinct_names(x))
     return arrays[x] if isinstance(x, str) else arrays
@@ -145,7 +221,7 @@ def as_inputs(column: Any) -> Any:
 
 
 def stack_columns(columns: dict[str, Any]) -> np.ndarray:
-    """Several columns of single numbers as one matrix, (examples, columns); integers beside floats take the floats' precision.
+    """Several columns of single numbers as one matrix of floats, (examples, columns), in their precision, or else float64.
 
     Raises ValueError for a column of lists.
     """
@@ -154,6 +230,7 @@ def stack_columns(columns: dict[str, Any]) -> np.ndarray:
             raise ValueError(f"column {name!r} holds lists, which cannot be stacked with {len(columns) - 1} other columns. "
                              f"Write x={name!r}, or choose columns of numbers.")
     kind = common_dtype(columns.values())
+    kind = kind if kind.kind == "f" else np.dtype(np.float64)              # features, not tokens
     return np.stack([column.astype(kind) for column in columns.values()], axis=1)
 
 
@@ -164,10 +241,14 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
     """
     names = list(names)
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise FieldError("", f"one of {', '.join(names)}", name,
-                         text=f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
+        raise FieldError("", f"one of {', '.join(names)}", name, text=f"there is no {what} called {name!r}."
+                         f"{nearest_name(name, names)} It holds: {', '.join(names) or 'nothing'}.")
+
+
+def nearest_name(name: str, names: list[str]) -> str:
+    """Text such as " Did you mean 'age'?", with the one of `names` nearest to `name`; empty where there are none."""
+    near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def column_values(column: Any, name: str) -> Any:
@@ -246,12 +327,19 @@ def _text_column_array(column: Any, name: str) -> np.ndarray:
     return values[np.concatenate(codes)] if codes else values
 
 
-def _read_parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the columns `names` of the parquet file at `path`: a dict by name of arrays, or of `Sequences`.
+def _read_table_columns(path: str | Path, names: Sequence[str], labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the columns `names` of the parquet or CSV file at `path`: a dict by name of arrays, or of `Sequences`.
 
-    `Sequences` hold lists of different lengths. Raises FieldError for a name that is not there, ValueError for null values,
-    Unreadable for a damaged file.
+    `Sequences` hold lists of different lengths. Columns in `labels` name clients or groups. Raises FieldError for a name that is
+    not there, ValueError for null values, Unreadable for a damaged file.
     """
+    if checked_suffix(path) == ".csv":
+        from fedtail.data.csv_files import read_csv_table
+
+        for name in names:
+            check_name(name, list_arrays(path), f"column in {path}")
+        table = read_csv_table(path, names, labels)
+        return {name: column_values(table[name], name) for name in names}
     from fedtail.parquet_files import read_columns
 
     with open_parquet(path) as file:

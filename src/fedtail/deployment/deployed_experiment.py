@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtail.channel import Channel, SecureChannel
 from fedtail.experiment.experiment import Experiment, build_experiment, build_experiments, pick_method
+from fedtail.experiment.noise_section import has_noise_from_budget
 from fedtail.experiment.source import ExperimentError, Source, Trusted
 
 ONE_QUESTION = {"part": "ExactQuantile", "bits": 12}
@@ -25,6 +26,13 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
     source = Source.read(path, trust=trust)
     if "attack" in source.tables:
         raise source.error_at(("attack",), "an attack is simulated, and nothing of it exists on a deployment. Remove [attack].")
+    if isinstance(data := source.tables.get("data"), dict) and data.get("scale", "none") != "none":
+        raise source.error_at(("data", "scale"), "inputs cannot be scaled by a file on a deployment: nodes have their own data, "
+                                                 "and no one sees them all. Scale each node's data by the same public numbers, "
+                                                 "and remove scale.")
+    if has_noise_from_budget(source):
+        raise ExperimentError(f"{source.name}: noise_multiplier = \"budget\" is for simulations, where every client answers: "
+                              "a deployment needs more noise for a budget. `fedtail privacy` finds it; write the number.")
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)

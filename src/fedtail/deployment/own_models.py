@@ -59,8 +59,8 @@ def predict(settings: NodeSettings, data: Path, x: str | Sequence[str] = "x", cl
             received: bool = False) -> tuple[OwnModel, Tensor]:
     """A model that the node with these settings keeps, and its predictions for the examples in the file `data`.
 
-    `data` is an `.npz` or `.parquet` file, in which `x` names the inputs. The other arguments are those of `read_own_model`.
-    Raises FileNotFoundError where there is no such file, and what `read_own_model` raises.
+    `data` is an `.npz`, `.parquet` or `.csv` file, in which `x` names the inputs. The other arguments are those of
+    `read_own_model`. Raises FileNotFoundError where there is no such file, and what `read_own_model` raises.
     """
     if not data.is_file():
         raise FileNotFoundError(f"there is no file {data}.")

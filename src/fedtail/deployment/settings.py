@@ -144,7 +144,7 @@ class NodeSettings:
         whole = open_any_data(self.folder / self.data, **self.columns)
         if self.test:
             return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
-        return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
+        return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
 
     def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.

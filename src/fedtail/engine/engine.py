@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedtail.devices import checked_device
 from fedtail.engine.gpu.precision import Precision, check_precision
 from fedtail.errors import FieldError
 
@@ -32,7 +33,8 @@ class Engine:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
-        """Raise FieldError if `kernel` is unknown or `workers` is negative, and ValueError if `precision` is unknown."""
+        """Raise FieldError for a device that is not here, an unknown `kernel`, negative `workers`; ValueError for `precision`."""
+        checked_device(self.device)
         if self.kernel not in KERNELS:
             raise FieldError("kernel", f"one of {', '.join(KERNELS)}", self.kernel)
         if self.workers is not None and self.workers < 0:

@@ -127,7 +127,7 @@ def evaluate_family_by_metric(trained: Trained, population: Population, fraction
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")
     trained.task.check(population)
-    own, held = population.split_examples(fraction, seed)
+    own, held = population.split_examples(within=1 - fraction, seed=seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
     on_own, on_held = ([_client_metrics(t, part) for t in tasks] for part in (own, held))
     each = [evaluation_from_values(t, values, held) for t, values in zip(tasks, on_held, strict=True)]

@@ -53,7 +53,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     task = task_with_model(model, task)
     task.check(population)
     params = task.params().to(engine.device, engine.dtype)
-    own, held = (population_on_device(part, params.device) for part in population.split_examples(fraction, seed))
+    own, held = (population_on_device(part, params.device) for part in population.split_examples(within=1 - fraction, seed=seed))
     kernel = kernel_for(task, params.device, params.dtype, population, engine.kernel)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
     together = max(1, min(max_clients_at_once(kernel, own, params.device), AT_ONCE // kernel.dim))

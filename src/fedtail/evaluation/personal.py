@@ -75,19 +75,20 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
     return PersonalEvaluation(evaluation_from_values(task, before, population, weighted), own, has)
 
 
-def personal_module(trained: Trained, population: Population, client: int, model: int = 0) -> nn.Module:
+def personal_module(trained: Trained, population: Population, client: int | str, model: int = 0) -> nn.Module:
     """The personal model of one client of a run, as a new copy of the task's module in evaluation mode.
 
-    `client` is its position in `population`, whose keys are those of training; `model` is the member of a family. Raises
-    ValueError where the run trained no personal models, and for a client that never took part and so has none.
+    `client` is its position in `population`, whose keys are those of training, or its name as text; `model` is the member of a
+    family. Raises ValueError where the run trained no personal models, and for a client that never took part and so
+    has none.
     """
-    part = _personal_part(trained, model)
+    part, client = _personal_part(trained, model), population.position(client) if isinstance(client, str) else client
     if not 0 <= client < len(population):
         raise ValueError(f"client must be a position in the population, from 0 to {len(population) - 1}, got {client}.")
     row = kept_personal_rows(trained, population.key[client: client + 1], model).read()
     if not bool(row.has):
-        raise ValueError(f"client {client} has no personal model: it was never sampled. It predicts by the shared one, "
-                         "trained.module.")
+        raise ValueError(f"client {population.name_of(client)} has no personal model: it was never sampled. It predicts by the "
+                         "shared one, trained.module.")
     received = member_states(trained.state)[model].params
     return trained.task.with_params(part.models(row.rows.to(received), received)[0]).eval()
 

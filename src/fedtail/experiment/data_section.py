@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from fedtail import data as generators
-from fedtail.data import Population, Splits, partition
+from fedtail.data import Population, Scaling, Splits, partition
+from fedtail.data.scaling import By, scale_splits
 from fedtail.errors import FieldError
 from fedtail.experiment import data_sources
 from fedtail.experiment.data_sources import SplitPlan
 from fedtail.experiment.part_tables import PartPlan, checked_arguments, import_function, plan_target, toml_value
 from fedtail.experiment.source import Key, Source, nearest_hint
+from fedtail.experiment.values import NONE
 
 READERS: dict[str, Callable[..., Any]] = {
     "arrays": data_sources.read_array_file, "leaf": data_sources.read_leaf, "saved": data_sources.open_saved_population,
@@ -24,7 +27,7 @@ GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthet
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
 FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
 RUN = "run"                                       # seed = "run": another draw of the data for every seed of a run
-COMMON = ("kind", "split", "at_least", "test_path")
+COMMON = ("kind", "split", "at_least", "test_path", "scale")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class DataPlan:
     at_least: int
     test_path: Path | None
     follows: frozenset[str]                 # which of the seeds are the run's
+    scale: Any = None                       # "columns", "pixels", "channels", or a table of a public shift and scale
 
     @property
     def is_same_for_all_seeds(self) -> bool:
@@ -71,10 +75,21 @@ class DataPlan:
     def load(self, seed: int) -> dict[str, Population]:
         """Read or generate the data; returns populations by split: "train" and, as configured, "validation", "test", "held_out".
 
-        Clients with fewer than `at_least` examples are dropped. `seed`, the run's, replaces each seed that the section gives
-        as "run". With `test_path`, "test" is read from there, and examples held out within training clients are "held_out".
-        Raises ExperimentError, which names the key, where the data cannot be read or split.
+        Clients with fewer than `at_least` examples are dropped. With `scale`, inputs are scaled by numbers that are fitted on
+        the training clients, or given; each population's `scaling` says by what. `seed`, the run's, replaces each seed that the
+        section gives as "run". With `test_path`, "test" is read from there, and examples held out within training clients are
+        "held_out". Raises ExperimentError, which names the key, where the data cannot be read or split.
         """
+        splits = self._load_unscaled(seed)
+        if self.scale is None:
+            return splits
+        try:
+            return scale_splits(splits, Scaling.public(**self.scale) if isinstance(self.scale, dict) else self.scale)
+        except (ValueError, TypeError) as reason:
+            raise self.reader.source.error_at(("data", "scale"), reason) from reason
+
+    def _load_unscaled(self, seed: int) -> dict[str, Population]:
+        """The populations by split, as they are read, for the run's `seed`; `load` says which. Raises ExperimentError."""
         population = self._read_population(seed)
         if isinstance(population, Splits):
             return {name: self._drop_small_clients(part) for name, part in population._asdict().items()}
@@ -104,6 +119,8 @@ class DataPlan:
             own["split"] = self._with_run_seed(split, "split.seed")
         if self.test_path is not None:
             own["test_path"] = str(self.test_path)
+        if self.scale is not None:
+            own["scale"] = self.scale
         own = {name: value for name, value in own.items() if value != "none"}
         return self._with_run_seed({**own, "at_least": self.at_least}, "seed")
 
@@ -163,7 +180,28 @@ def plan_data(source: Source) -> DataPlan:
     test = table.get("test_path")
     test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _plan_split(source, table, reader.name), at_least, test_path,
-                    frozenset(follows))
+                    frozenset(follows), _plan_scale(source, table.get("scale")))
+
+
+def _plan_scale(source: Source, scale: Any) -> Any:
+    """`scale` of the [data] section, checked: None, the name of what has numbers of its own, or a table of `shift` and `scale`.
+
+    Raises ExperimentError for anything else.
+    """
+    if scale is None or scale == NONE:
+        return None
+    if isinstance(scale, dict):
+        given = checked_arguments(source, ("data", "scale"), scale, public_numbers, "scale")
+        PartPlan("scale", Scaling.public, given, source, ("data", "scale")).make()
+        return {name: toml_value(value) for name, value in given.items()}
+    if scale not in typing.get_args(By):
+        needed = '"columns", "pixels", "channels", or { shift = 0.0, scale = 255.0 } with public numbers'
+        raise source.error_at(("data", "scale"), FieldError("scale", needed, scale))
+    return scale
+
+
+def public_numbers(shift: float | list[float] = 0.0, scale: float | list[float] = 1.0) -> None:
+    """The fields of `scale = { shift = ..., scale = ... }`: numbers, or one for each column, that are known without the data."""
 
 
 def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:

@@ -23,16 +23,15 @@ Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to r
 
 def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
                     mass: str | None = None) -> Population:
-    """The reader of [data] kind = "arrays": a population from the `.npz` or `.parquet` file at `path`.
+    """The reader of [data] kind = "arrays": a population from the `.npz`, `.parquet` or `.csv` file at `path`.
 
     `x`, `y`, `group` and `mass` name its arrays or columns; `x` may be a list of names, for several inputs. `client` names an
     array of client ids, or is a function that assigns the examples to clients.
     """
-    from fedtail.data.tables import checked_suffix, read_arrays
+    from fedtail.data.tables import read_arrays, read_file
 
-    read = Population.from_parquet if checked_suffix(path) == ".parquet" else Population.from_npz
     dealt = client if isinstance(client, str) else client(y, lambda name: read_arrays(path, [name])[name], None)
-    return read(path, x, y, dealt, group, mass)
+    return Population.from_arrays(**read_file(path, x, y, dealt, group, mass))
 
 
 def read_leaf(path: str, encode: str | None = None) -> Population:
@@ -102,7 +101,7 @@ class SplitPlan:
         if len(named) > 1 or self.train < 1:
             splits = dict(zip(named, population.split(tuple(named.values()), seed), strict=True))
         if self.within is not None:
-            kept, back = splits["train"].split_examples(1 - self.within, seed)
+            kept, back = splits["train"].split_examples(within=self.within, seed=seed)
             splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
         return splits
 

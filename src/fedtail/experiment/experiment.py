@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.attacks import ClientAttack
 from fedtail.channel import Channel
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
+from fedtail.devices import checked_device
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
@@ -24,6 +23,7 @@ from fedtail.evaluation.best_by import BestBy
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, plan_data
 from fedtail.experiment.engine_section import UNSET, EnginePlan
+from fedtail.experiment.noise_section import with_noise_from_budget
 from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_code_file, toml_value
 from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
 from fedtail.experiment.task_section import TaskPlan, plan_task
@@ -299,10 +299,12 @@ def build_experiment(source: Source, name: str) -> Experiment:
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
         raise source.error_at(("name",), FieldError("name", "text", given))
+    channel = build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"])
+    budget = _build_section(source, "privacy", PrivacyBudget)
+    source = with_noise_from_budget(source, budget, rounds, channel, lambda one: _build_algorithm(one)[0])
     algorithm, family = _build_algorithm(source)
-    return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm,
-                      build_part(source, ("channel",), source.section_table("channel"), SLOTS["channel"]),
-                      _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
+    return Experiment(given, rounds, seeds, _checked_device(source), plan_data(source), plan_task(source), algorithm, channel,
+                      budget, family, _build_section(source, "engine", EnginePlan),
                       _build_section(source, "evaluate", EvaluationPlan), source, _build_optional_part(source, "attack"),
                       _build_optional_part(source, "log"))
 
@@ -385,15 +387,12 @@ def _checked_device(source: Source) -> str:
     Raises ExperimentError where it is neither a CPU nor a CUDA device, or where PyTorch sees no GPU for the latter.
     """
     device = source.tables.get("device", "cpu")
-    try:
-        kind = torch.device(device).type if isinstance(device, str) else ""
-    except (RuntimeError, ValueError):
-        raise source.error_at(("device",), FieldError("device", "cpu or cuda", device)) from None
-    if kind not in ("cpu", "cuda"):
+    if not isinstance(device, str) or device.partition(":")[0] not in ("cpu", "cuda"):
         raise source.error_at(("device",), FieldError("device", "cpu or cuda", device))
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise source.error_at(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
-    return str(device)
+    try:
+        return str(checked_device(device))
+    except FieldError as reason:
+        raise source.error_at(("device",), reason) from None
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:

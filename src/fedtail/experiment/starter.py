@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtail.data.population import Population
+
+FEW_CLIENTS = 10            # below this, examples are split in place of clients
 
 HEAD = '''\
 # An experiment for fedtail. Run it:      fedtail run {name}
@@ -38,7 +43,7 @@ epochs = 1                  # or local_steps
 # part = "Everyone"), Hierarchical (within, across: risks; groups: how many). All are in docs/methods.md.
 [risk]
 part = "Superquantile"
-tail_fraction = 0.5
+tail_fraction = 0.5         # theta: of the clients of a round, the half with the largest losses; 10 of them at least, better more
 
 # How updates are joined, and what the server does with them: SGD, Adam, Yogi, Adagrad.
 # [aggregate]
@@ -52,20 +57,21 @@ every = {every}                  # rounds between evaluations and checkpoints
 # tensorboard = true
 # finetune = {{ learning_rate = 0.05, epochs = 5 }}                          # a copy for each test client, at the end
 
-# Differential privacy (`fedtail privacy --help` says which noise a promise takes; some hundred clients at least). Replace the
-# sections above by these:
+# Differential privacy (some hundred clients at least; inputs are scaled by public numbers then, if at all). Replace the sections
+# above by these:
 # [sample]
 # part = "Poisson"
 # rate = 0.1
+# population = 1000                                                         # the number of training clients
 # [risk]                                                                    # without it, DP-FedAvg
 # part = "Binned"
 # risk = {{ part = "Superquantile", tail_fraction = 0.5 }}
-# histogram = {{ loss_bound = 4.0, expected_clients = 100.0, noise = {{ noise_multiplier = 2.5 }} }}
+# histogram = {{ loss_bound = 4.0, expected_clients = 100.0, noise = {{ noise_multiplier = "budget" }} }}
 # [aggregate]
 # part = "PrivateMean"
 # clip_norm = 0.1                                                           # of an update, not of a gradient
 # total = 50.0                                                              # tail_fraction times the clients expected
-# noise = {{ noise_multiplier = 1.25 }}                                       # part = "DiscreteNoise" for release
+# noise = {{ noise_multiplier = "budget" }}                                   # what epsilon, delta and rounds need; or a number
 # [privacy]
 # epsilon = 5.0
 # delta = 1e-4
@@ -118,42 +124,55 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
                  y: str | None = None, client: str | None = None) -> str:
     """The text of a commented experiment file, as `fedtail init` writes it to `file`. Nothing is written here.
 
-    Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, split, cohort
-    size and model are chosen for them; `x`, `y` and `client` name their arrays or columns.
+    Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, scale, split,
+    cohort size, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
+    `client` name their arrays or columns.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
                            rate=0.1, every=10)
     from fedtail.data.describe import describe
-    from fedtail.data.opening import open_any_data
+    from fedtail.data.opening import names_by_role, open_any_data
+    from fedtail.experiment.starter_settings import plan_steps, starter_scale
 
     population = open_any_data(data, x, y, client)
-    about = describe(population, data.name)
-    section = _data_section(data, file.parent, len(population), int(population.size.min()), {"x": x, "y": y, "client": client})
-    return HEAD.format(name=file.name, rounds=100, data=section, module=_module_section(about["suggested"]),
-                       sample=_sample_fields(int(0.6 * len(population))), rate=0.1, every=10)
+    about, scale = describe(population, data.name), starter_scale(population)
+    names = {"x": x, "y": y, "client": client} if data.is_dir() else names_by_role(data, x, y, client)
+    section = _data_section(data, file.parent, population, names, scale)
+    plan = plan_steps(population, about["suggested"], scale)
+    train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
+    return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
+                       sample=_sample_fields(train), rate=plan.learning_rate, every=max(1, plan.rounds // 10))
 
 
 def _sample_fields(train: int) -> str:
-    """The lines below [sample] for `train` training clients: half of them per round, at most 50; all of them if fewer than 20."""
-    return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 20 else 'part = "Everyone"'
+    """The lines below [sample] for `train` training clients: half of them per round, 20 to 50; all of them if fewer than 40.
+
+    So the tail of a half is ten clients or more, or as many as there are.
+    """
+    return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 40 else 'part = "Everyone"'
 
 
-def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
+def _data_section(data: Path, folder: Path, population: Population, names: dict[str, Any], scale: Any) -> str:
     """The text of the [data] section for the user's own data, with the path relative to `folder`.
 
-    From 10 clients on the split is by clients, below that by the examples of each client. `clients` is their number,
-    `smallest` the number of examples of the smallest, and `names` the given names of the arrays `x`, `y` and `client`.
+    From 10 clients on the split is by clients, below that by the examples of each client. `names` are those of the arrays `x`,
+    `y` and `client`, `scale` is how inputs are scaled, or None.
     """
-    kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
+    clients, smallest = len(population), int(population.size.min())
+    kind = {".npz": "arrays", ".parquet": "arrays", ".csv": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
     place = "dataset" if kind == "huggingface" else "path"
     lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml_literal(os.path.relpath(data, folder))}"]
     if kind in ("arrays", "huggingface"):
         lines += [f"{name} = {_toml_literal(given or name)}" for name, given in names.items()]
-    if clients < 10 and smallest < 2:
+    if scale is not None:
+        fitted = isinstance(scale, str)
+        lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else
+                     f"scale = {{ scale = {scale['scale']} }}       # bytes to [0, 1]")
+    if clients < FEW_CLIENTS and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
-    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= 10 else
-                 "split = { within = 0.2 }      # few clients: a fifth of each client's examples is kept to test")
+    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= FEW_CLIENTS else
+                 "split = { train = 1.0, within = 0.2 }      # few clients: a fifth of the examples is the test")
     return "\n".join(lines) + "\n"
 
 

@@ -73,6 +73,32 @@ class LeastSquares(nn.Module):
         return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
 
 
+class SparseLinear(nn.Module):
+    """Scores linear in features of which few are not zero, such as counts of words: for inputs of `fedtail.data.sparse_rows`.
+
+    >>> import torch
+    >>> SparseLinear(50_000, 4)(columns=torch.tensor([[7, 12]]), values=torch.tensor([[1.0, 0.5]])).shape
+    torch.Size([1, 4])
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        """Make the weights from `features` to `outputs`, and the biases; all are zero, and nothing is drawn.
+
+        Raises FieldError for fewer than one feature or output.
+        """
+        super().__init__()
+        self.linear = _zero_linear(features, outputs, True)
+
+    def forward(self, columns: Tensor, values: Tensor) -> Tensor:
+        """Scores (examples, outputs) of the numbers `values` in the features `columns`, both (examples, longest).
+
+        One output is (examples,), a log-odds or a number.
+        """
+        rows = nn.functional.embedding(columns, self.linear.weight.T)                        # (examples, longest, outputs)
+        scores = (rows * values[..., None]).sum(-2) + self.linear.bias
+        return scores.squeeze(-1) if scores.shape[-1] == 1 else scores
+
+
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
     """An `nn.Linear` with all parameters zero, with a bias where `bias`, made without random draws.
 

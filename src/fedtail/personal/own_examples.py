@@ -16,7 +16,7 @@ def split_own_examples(clients: Clients, fraction: float, seed: int = 0) -> tupl
     in both parts. Both batches have the clients' random streams and the broadcast models; neither has memory or a memo.
     """
     shard = clients.shard
-    halves = shard.population.select(clients.place).split_examples(fraction, seed, share_single=True)
+    halves = shard.population.select(clients.place).split_examples(within=1 - fraction, seed=seed, share_single=True)
     importance = shard.importance[clients.place]
     first, second = (Shard(part, importance, shard.broadcast, shard.kernel, shard.params).clients() for part in halves)
     return first, second

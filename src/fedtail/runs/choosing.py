@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.data import Population
-from fedtail.data.tables import checked_suffix
+from fedtail.data import Population, Scaling
+from fedtail.data.scaling import SCALING, ScaledModule
+from fedtail.data.tables import read_file
 from fedtail.directions import bad_percentile_name
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Trusted
@@ -32,11 +33,11 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
                  trust: Trusted = (), metric: str = "error") -> dict[str, Any]:
     """A metric, by default the error, of every model of a finished run on one client's examples, and which model is the best.
 
-    `place` is the run's folder, or one with a single run in it. `data` is an `.npz` or `.parquet` file, in which `x` and `y`
-    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `metric`, `better`, `unit`, `models`
-    (each with its `value`, which is also under the name of the metric, in percent for error rates) and `file`, the chosen model's
-    path. The user's own modules are imported only from the
-    folders and packages in `trust`.
+    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which
+    `x` and `y` name the arrays; inputs are scaled as those of the run were. Returns a dict: `chosen` (name), `index`, `examples`
+    (their number), `metric`, `better`, `unit`, `models` (each with its `value`, which is also under the name of the metric, in
+    percent for error rates) and `file`, the chosen model's path. The user's own modules are imported only from the folders and
+    packages in `trust`.
 
     Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
     missing, RunError where a model file is damaged.
@@ -45,8 +46,9 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
-    read = Population.from_parquet if checked_suffix(data) == ".parquet" else Population.from_npz
-    mine = read(data, x, y, None)                       # one client: this one
+    mine = Population.from_arrays(**read_file(data, x, y, None))                       # one client: this one
+    if (run.path / SCALING).is_file():                                     # once for all models
+        mine, modules = Scaling.load(run.path)(mine), [one.module for one in modules if isinstance(one, ScaledModule)]
     picked, unit = choose(modules, mine.client(0), task, metric), metric_unit(run, metric)
     scale = 100.0 if unit else 1.0
     models = [{"model": name, metric: scale * value, "value": scale * value, "chosen": k == picked.index}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -35,9 +36,12 @@ def held_out_promise(values: Iterable[float], tested: str, identities: Identitie
     """What can be promised about new clients by `values`, those of the clients of the split `tested`, for `result.json`.
 
     `used` says what each split that had a part in making the models did, by its name: {"train": "trained them"}. Where a tested
-    client is in one of them there is no promise, but a `reason`. See `promise_entry` for the other entries.
+    client is in one of them, or has no finite value, there is no promise, but a `reason`. Other entries: see `promise_entry`.
     """
-    mine = identities[tested]
+    mine, values = identities[tested], list(values)
+    missing = sum(not math.isfinite(value) for value in values)
+    if missing:
+        return no_promise(f"there is no value for {missing} of {len(values)} tested clients, and one of them may be the worst.")
     makers = [key for split in used for key in identities[split]]
     try:
         return promise_entry(dict(zip(mine, values, strict=True)), makers, rates, better)

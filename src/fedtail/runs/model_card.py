@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
 COLUMNS = (("mean", "mean"), ("median", "p50"), ("90th percentile", "p90"), ("worst 10% of clients", "worst10"),
@@ -22,6 +23,12 @@ USE = {
                          '```python\nfrom safetensors.torch import load_file\n\n'
                          'module.load_state_dict(load_file("model.safetensors"))\nmodule.eval()\n```',
 }
+SCALED_USE = ("The model scales its inputs itself. In `model.safetensors`, `shift_` and `scale_` are the numbers by which it "
+              "does so, and the tensors of the module that `config.json` names begin with `module.`:\n\n"
+              "```python\nfrom safetensors.torch import load_file\n\n"
+              'tensors = load_file("model.safetensors")\n'
+              'module.load_state_dict({name[7:]: one for name, one in tensors.items() if name.startswith("module.")})\n'
+              'outputs = module.eval()(((x - tensors["shift_x"]) / tensors["scale_x"]).float())\n```')
 
 
 def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence: str | None = None) -> str:
@@ -33,8 +40,9 @@ def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence
     split = run.tested_split if run.about.get("splits") else ""
     statistics = line["members"][index].get(split, {}) if split else {}
     parts = [_front_matter(run, index, statistics, split, licence), f"# {run.members[index]}", _opening(run, line, best),
-             "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run), "## Results over clients",
-             _results(run, statistics, split, line), "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
+             "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run),
+             "## Results over clients", _results(run, statistics, split, line), "" if best else _promises(run, index),
+             "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -86,7 +94,9 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
     feeds = "{" + ", ".join(f'"{name}": {name}' for name in inputs) + "}"
     kind = "scores of classes, of which the largest is the prediction" if run.about.get("rates") else "the predicted numbers"
     head = f"Inputs: {shapes}. Outputs: {kind}." if shapes else ""
-    return [head, *(USE[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
+    scaled = run.about["experiment"].get("data", {}).get("scale") is not None
+    uses = {**USE, "model.safetensors": SCALED_USE} if scaled else USE
+    return [head, *(uses[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
 
 
 def _data(run: RunFolder) -> str:
@@ -125,6 +135,19 @@ def _results(run: RunFolder, statistics: dict[str, Any], split: str, line: dict[
     clients = run.about["splits"][split]
     over = f"Over {clients} {split.replace('_', '-')} clients of equal weight, after round {line['round']}:"
     return over + "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def _promises(run: RunFolder, index: int) -> str:
+    """What the held-out clients promise of the error over new clients, or why they do not; empty where a run does not say.
+
+    It is about the last model; the best one of `keep_best` has no such promise.
+    """
+    found = run.result.get("promises") or []
+    entry = found[index].get("error") if index < len(found) else None
+    if not entry:
+        return ""
+    said = promise_sentences(entry, "error", run.about["better"]["error"], bool(run.about.get("rates")))
+    return "\n".join(f"- {text[0].upper()}{text[1:]}" for text in said)
 
 
 def _privacy(run: RunFolder, best: bool) -> str:

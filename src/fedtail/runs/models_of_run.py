@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtail.data.scaling import SCALING, ScaledModule, Scaling
 from fedtail.experiment.source import Source, Trusted, nearest_hint
 from fedtail.experiment.task_section import plan_task
 from fedtail.modules import call_module, cast_inputs
@@ -35,7 +36,8 @@ def finished_run(place: str | Path) -> RunFolder:
 def load_models(run: RunFolder, trust: Trusted = (), best: bool = False) -> tuple[Task, list[nn.Module]]:
     """The task of a finished run, and its trained modules, in evaluation mode, in the order of `run.members`.
 
-    With `best` they are those that `keep_best` kept. The user's own modules are imported only from the folders and packages in
+    Where the run's inputs were scaled, the modules scale theirs first (`ScaledModule`), and so take inputs as they are. With
+    `best` they are those that `keep_best` kept. The user's own modules are imported only from the folders and packages in
     `trust`. Raises ValueError where the run kept no best models, RunError where a model file is missing or damaged.
 
     This is the only place where the model files of a run become modules that people call: whatever a run does to inputs before
@@ -52,7 +54,9 @@ def load_models(run: RunFolder, trust: Trusted = (), best: bool = False) -> tupl
         except Exception as reason:      # whatever a damaged file makes the reader say
             raise RunError(f"{path} is missing or damaged ({str(reason).splitlines()[0][:100]}). `fedtail run ... --resume` "
                            "writes it again from the last checkpoint.") from reason
-    return tasks[0], [task.module.eval() for task in tasks]
+    scaling = Scaling.load(run.path) if (run.path / SCALING).is_file() else None
+    modules = [task.module if scaling is None else scaling.before(task.module) for task in tasks]
+    return tasks[0], [module.eval() for module in modules]
 
 
 def model_files(run: RunFolder, best: bool = False) -> list[Path]:
@@ -87,8 +91,9 @@ def member_index(run: RunFolder, model: int | str | None) -> int:
 
 def model_outputs(module: nn.Module, inputs: Examples) -> Tensor:
     """The outputs of a module in evaluation mode for all examples, on the CPU, computed in blocks of a few thousand."""
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    inputs = cast_inputs(inputs, dtype)
+    if not isinstance(module, ScaledModule):                # which casts what it has scaled
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        inputs = cast_inputs(inputs, dtype)
     count = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
     blocks = [slice(first, first + AT_ONCE) for first in range(0, count, AT_ONCE)] or [slice(0, 0)]
     with torch.inference_mode():

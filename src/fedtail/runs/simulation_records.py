@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtail.attacks import ClientAttack, benign_clients
 from fedtail.constant_prediction import constant_outputs
 from fedtail.data.population import Population
+from fedtail.data.scaling import SCALING
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
@@ -116,10 +117,14 @@ class SimulationRecords:
     def record_start(self, start: Trained, lines: dict[str, JsonLinesFile]) -> list[SplitEvaluations]:
         """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
 
+        Where inputs were scaled, by what is written to `scaling.safetensors`: the run's models take scaled inputs.
         `lines` has the open files by name. Returns, for each model, the evaluations by split (those that are evaluated during the
         run).
         """
         write_atomically(self.folder / INITIAL, module_bytes(self.task.module))
+        scaling = self.splits["train"].scaling
+        if scaling is not None:
+            write_atomically(self.folder / SCALING, scaling.to_bytes())
         if self.tail:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.num_clients})
         return self._of_benign_clients(self._evaluate_splits(start, self._shown_splits()))
@@ -140,15 +145,16 @@ class SimulationRecords:
     def record_end(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
         """Evaluate all splits under the models of `trained`, and write `clients.parquet`.
 
-        Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`; and
-        the path of `clients.parquet` in a list. The entries are `finetuned`, the statistics before and after fine-tuning or None,
-        `participation`, how often (benign) training clients took part, where that is recorded, and `constant`, the statistics of
-        the constant prediction by split and metric.
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`;
+        and the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the
+        statistics before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where
+        that is recorded, and `constant`, the statistics of the constant prediction by split and metric.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
-        return self._of_benign_clients(found), {**more, **self._constant_entry(shown)}, [self.folder / CLIENTS]
+        scaling = [self.folder / SCALING] if self.splits["train"].scaling is not None else []
+        return self._of_benign_clients(found), {**more, **self._constant_entry(shown)}, [self.folder / CLIENTS, *scaling]
 
     def _constant_entry(self, splits: Populations) -> dict[str, Any]:
         """The entry of `result.json` with the statistics of the prediction that ignores the inputs, by split and metric.

@@ -208,7 +208,7 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
     """
     splits = search.first_experiment().data.load(seed)
     if search.settings.models == "personal":
-        own, held = splits["train"].split_examples(1 - search.settings.holdout, seed)
+        own, held = splits["train"].split_examples(within=search.settings.holdout, seed=seed)
         return own, held
     if "validation" in splits:
         return splits["train"], splits["validation"]

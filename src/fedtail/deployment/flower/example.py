@@ -111,7 +111,7 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
     experiment = deployed_experiment(folder.path / "experiment.toml", method)
     task = experiment.task.make(seed)
     if experiment.evaluate.on_nodes:
-        population, _ = population.split_examples(1 - HELD_OUT)
+        population, _ = population.split_examples(within=HELD_OUT)
     simulated = train(experiment.algorithm, task, population, rounds=experiment.rounds, seed=seed, channel=IntegerChannel(),
                       progress=False)
     ours, theirs = simulated.module.state_dict(), load_file(out / "model.safetensors")

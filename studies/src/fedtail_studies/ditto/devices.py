@@ -57,8 +57,8 @@ class Devices(NamedTuple):
 
 def split(people: Population, seed: int) -> Parts:
     """Training, validation and test samples of every device, which has at least three; devices have mass one."""
-    train, others = people.split_examples(TRAIN, seed)
-    validation, test = others.split_examples(VALIDATION / (1 - TRAIN), seed)
+    train, others = people.split_examples(within=1 - TRAIN, seed=seed)
+    validation, test = others.split_examples(within=1 - VALIDATION / (1 - TRAIN), seed=seed)
     equal = torch.ones(len(people), dtype=torch.float64)
     return train.with_columns(mass=equal), validation.with_columns(mass=equal), test.with_columns(mass=equal)
 

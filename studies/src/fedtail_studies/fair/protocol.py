@@ -34,8 +34,8 @@ class Parts(NamedTuple):
 
 def three_parts(population: Population, seed: int, train_share: float = 0.8) -> Parts:
     """A random `train_share` of each device's samples to train on, and half of the others each to validate and to test."""
-    train, others = population.split_examples(train_share, seed)
-    return Parts(train, *others.split_examples(0.5, seed))
+    train, others = population.split_examples(within=1 - train_share, seed=seed)
+    return Parts(train, *others.split_examples(within=0.5, seed=seed))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Plan:
 @lru_cache(maxsize=1)
 def account_parts(data: Data, seed: int, train_share: float) -> Parts:
     """The accounts' tweets to train on and to test on, as mean word vectors; test tweets stand in for those to validate on."""
-    train, test = mean_vectors(data.population).split_examples(train_share, seed)
+    train, test = mean_vectors(data.population).split_examples(within=1 - train_share, seed=seed)
     return Parts(train, test, test)
 
 

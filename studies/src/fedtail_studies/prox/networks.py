@@ -32,7 +32,7 @@ class Network:
     @classmethod
     def split(cls, people: Population, seed: int, task: fedtail.Task, learning_rate: float, best: float) -> Network:
         """Hold out 20% of each device's samples, at least one, drawn by `seed`."""
-        return cls(*people.split_examples(TRAINED_ON, seed), task, learning_rate, best)
+        return cls(*people.split_examples(within=1 - TRAINED_ON, seed=seed), task, learning_rate, best)
 
 
 def synthetic_network(cell: Cell, name: str) -> Network:

@@ -67,7 +67,7 @@ def measured(cell: Cell, name: str, corrupted: float) -> Numbers:
 def measured_personal(cell: Cell, name: str, corrupted: float) -> Numbers:
     """Errors of Ditto's shared and own models over benign training clients, on examples of theirs that were held out."""
     where = demo(cell)
-    kept, held_out = where.train.split_examples(1 - HELD_OUT, cell.seed)
+    kept, held_out = where.train.split_examples(within=HELD_OUT, seed=cell.seed)
     algorithm = replace(method(name, where), personal=fedtail.Ditto(DITTO, fedtail.LocalSGD(**where.local)))
     with quiet_about_small_tails():
         trained = cell.train(algorithm, where.task, mislabelled(kept, where.classes, cell.seed, corrupted), where.rounds)

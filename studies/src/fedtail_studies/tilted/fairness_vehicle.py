@@ -65,7 +65,7 @@ def methods(plan: Plan) -> dict[str, fedtail.FederatedAlgorithm]:
 
 def measured(cell: Cell, method: str) -> Numbers:
     """Test accuracy over sensors."""
-    train, test = cell.data.population.split_examples(1 - cell.plan.held_out, seed=cell.seed)
+    train, test = cell.data.population.split_examples(within=cell.plan.held_out, seed=cell.seed)
     scale = torch.as_tensor(train.inputs)
     mean, std = scale.mean(0), scale.std(0).clamp(min=1e-6)
     train, test = (side.with_columns(inputs=(torch.as_tensor(side.inputs) - mean) / std) for side in (train, test))

@@ -1,0 +1,78 @@
+"""Settings of a first experiment that follow from the data: how inputs are scaled, the step size, the number of rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail.data.population import Population
+from fedtail.data.scaling import By, Scaling
+
+EXAMPLES = 5000             # that the curvature is computed from, evenly spaced
+BATCH = 10                  # examples of a step of the file that is written
+MOST_FEATURES = 4096        # for which a matrix of second moments is computed
+CURVATURE = {"LeastSquares": 2.0, "LogisticRegression": 0.25, "SoftmaxRegression": 0.5}      # of a loss, over that of |x|^2
+PIXELS = 255.0
+LEFT = 0.01                 # of the distance to a constant prediction, after all rounds
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The step size of local training and the number of rounds."""
+
+    learning_rate: float = 0.1
+    rounds: int = 100
+
+
+def starter_scale(population: Population) -> By | dict[str, float] | None:
+    """How a first experiment scales the inputs, as `scale` of [data]: "columns", "pixels", {"scale": 255.0} for bytes, or None.
+
+    Vectors are scaled by columns, and images by pixels unless they are in [-1, 1] already. None for several inputs, single
+    numbers, and whole numbers of several axes, which may be tokens.
+    """
+    inputs = population.inputs
+    if isinstance(inputs, dict) or inputs.ndim < 2 or not inputs[0].numel():
+        return None
+    if inputs.dtype == torch.uint8:
+        return {"scale": PIXELS}
+    if not inputs.is_floating_point():
+        return None
+    if inputs.ndim == 2:
+        return "columns"
+    rows = (block.example_clients_and_rows()[1] for block in population.client_blocks(1 << 16))
+    largest = max(float(inputs[some].abs().max()) for some in rows)
+    return None if largest <= 1 else "pixels"
+
+
+def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: By | dict[str, float] | None) -> StepPlan:
+    """A step size below one over the curvature of mini-batches of a linear model, and rounds enough to learn a constant.
+
+    The curvature is the largest eigenvalue of the second moments of the scaled inputs, beside a one for the bias, and a tenth of
+    the longest input's squared length, for mini-batches that hold it. `suggested` is the model; for others than linear ones the
+    step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero, where models start: rounds are
+    such that, from a model without features, a hundredth of that distance is left.
+    """
+    part = suggested["part"] if suggested else ""
+    if part not in CURVATURE or isinstance(population.inputs, dict):
+        return StepPlan(0.05 if part == "ConvNet" else 0.1)
+    owned = population.example_clients_and_rows()[1]
+    rows = owned[np.unique(np.linspace(0, len(owned) - 1, min(len(owned), EXAMPLES)).astype(np.int64))]
+    scaling = Scaling.fit(population, scale) if isinstance(scale, str) else Scaling.public(**(scale or {}))
+    applied = scaling.apply(population.inputs[rows])
+    flat = torch.cat([applied.flatten(1).double(), torch.ones(len(rows), 1, dtype=torch.float64)], 1)      # type: ignore[union-attr]
+    longest = float(flat.square().sum(1).max())
+    largest = float(torch.linalg.eigvalsh(flat.T @ flat / len(flat))[-1]) if flat.shape[1] <= MOST_FEATURES else longest
+    rate = min(0.1, _round_down(1 / (CURVATURE[part] * (largest + longest / BATCH))))
+    steps = math.ceil(float(population.size.double().median()) / BATCH)
+    needed = math.log(1 / LEFT) / (CURVATURE[part] * rate * steps) if part == "LeastSquares" else 100
+    return StepPlan(rate, int(min(2000, 100 * math.ceil(max(needed, 100) / 100))))
+
+
+def _round_down(value: float) -> float:
+    """A positive number rounded down to one significant digit: 0.03 for 0.0371."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.floor(value / power + 1e-9) * power:.1g}")

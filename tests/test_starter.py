@@ -1,0 +1,108 @@
+"""The file that `fedtail init` writes for one's own data: it runs, learns, and trips none of our warnings."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedtail.experiment import read_experiment
+from fedtail.experiment.starter import starter_text
+from fedtail.runs import RunFolder, run
+
+from run_cases import Onlooker
+
+random = np.random.default_rng(0)
+
+
+def vectors(clients: int, each: int, classes: int = 3, features: int = 4):
+    """Features of very different scales, and labels that follow from them, with another shift at each client."""
+    client = np.repeat(np.arange(clients), each)
+    z = random.normal(size=(clients * each, features)) + 0.5 * random.normal(size=(clients, features))[client]
+    y = np.digitize(z[:, 0], np.quantile(z[:, 0], np.arange(1, classes) / classes))
+    return (z * 10.0 ** np.arange(features) + 1000).astype("float32"), y, client
+
+
+def prices(clients: int, each: int):
+    """Numbers far from zero, of two features that are nearly the same and one of a huge scale."""
+    x, _, client = vectors(clients, each)
+    x[:, 3] = x[:, 0] + 0.01 * random.normal(size=len(x))
+    return x, (2e5 + 3e4 * (x[:, 0] - 1000) + 1e4 * random.normal(size=len(x))).astype("float32"), client
+
+
+def images(clients: int, each: int):
+    count = clients * each
+    return random.integers(0, 256, (count, 28, 28)).astype(np.uint8), np.arange(count) % 3, np.repeat(np.arange(clients), each)
+
+
+DATA = {
+    "many clients": vectors(120, 8),
+    "25 clients": vectors(25, 12),                # a cohort of half of the 15 for training would have a tail of three
+    "50 clients": vectors(50, 8),                 # 30 for training: a cohort of 15
+    "70 clients": vectors(70, 6),
+    "6 clients": vectors(6, 30),
+    "10 clients": vectors(10, 30),
+    "clients with one example": tuple(np.concatenate([a, b]) for a, b in zip(vectors(5, 20), vectors(3, 1), strict=True)),
+    "two classes": vectors(60, 10, classes=2),
+    "40 classes": vectors(60, 20, classes=40),
+    "prices": prices(40, 10),
+    "bytes": images(12, 4),
+    "images of floats": (images(12, 4)[0].astype("float32")[:, :8, :8], *images(12, 4)[1:]),
+}
+
+
+def written(folder: Path, name: str) -> Path:
+    x, y, client = DATA[name]
+    if name == "clients with one example":
+        client = np.concatenate([client[:100], client[100:] + 100])
+    np.savez(folder / "mine.npz", x=x, y=y, client=client)
+    (folder / "e.toml").write_text(starter_text(folder / "e.toml", folder / "mine.npz"))
+    return folder / "e.toml"
+
+
+def run_without_warnings(file: Path, *settings: str) -> RunFolder:
+    """The finished run of the file, in which no warning was issued, in Python or to the watcher."""
+    watch = Onlooker()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        folder = run(read_experiment(file, ["engine.workers=1", *settings]), 0, file.parent / "run", watch)
+    assert watch.notes == []
+    return folder
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_starter_file_runs_without_warnings(tmp_path, name):
+    folder = run_without_warnings(written(tmp_path, name), "rounds=2")
+    assert folder.is_finished
+    assert folder.result["failed"] == 0
+
+
+def test_without_data_it_runs_without_warnings(tmp_path):
+    (tmp_path / "e.toml").write_text(starter_text(tmp_path / "e.toml"))
+    assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished
+
+
+@pytest.mark.parametrize("name", ["prices", "two classes", "40 classes"])
+def test_a_starter_file_beats_the_constant_prediction(tmp_path, name):
+    file = written(tmp_path, name)
+    experiment = read_experiment(file)
+    folder = run_without_warnings(file, "evaluate.every=2000")
+    splits = experiment.data.load(0)
+    train, test = (part.targets[part.example_clients_and_rows()[1]].double() for part in (splits["train"], splits["test"]))
+    constant = (test - train.mean()).square().mean() if name == "prices" else (test != train.mode().values).double().mean()
+    error = folder.result["members"][0]["test"]["error"]["mean"]
+    assert error < 0.5 * float(constant) if name != "40 classes" else error < 0.99 * float(constant)
+
+
+def test_a_starter_for_a_csv_file_names_its_columns(tmp_path):
+    x, y, client = vectors(30, 10, classes=2)
+    frame = pd.DataFrame(np.rint(x).astype(int), columns=["a", "b", "c", "d"]).assign(sick=y, site=client)
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.csv", y="sick", client="site")
+    (tmp_path / "e.toml").write_text(text)
+    experiment = read_experiment(tmp_path / "e.toml")
+    assert experiment.as_table()["data"]["x"] == ["a", "b", "c", "d"]
+    assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished

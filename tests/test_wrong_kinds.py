@@ -1,0 +1,175 @@
+"""What is taken for a module, a metric, labels, logits, a loss or a device and is not: refused in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression as Estimator
+from torch import nn
+
+import fedtail
+from fedtail import Engine, Metric, Population, Task
+from fedtail.losses import cross_entropy, logistic, misclassification, squared_error
+from fedtail.models import LogisticRegression, SoftmaxRegression
+
+random = np.random.default_rng(0)
+X = random.normal(size=(60, 4)).astype("float32")
+Y = random.integers(0, 3, 60)
+CLIENT = np.arange(60) % 6
+LABELLED = Population.from_arrays(X, Y, CLIENT)
+BINARY = Population.from_arrays(X, Y > 0, CLIENT)
+
+
+def auc(outputs, targets):
+    return torch.tensor(0.5)
+
+
+def refusal(task: Task, population: Population) -> str:
+    with pytest.raises(ValueError) as reason:
+        task.check(population)
+    return str(reason.value)
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: Task(Estimator()), "a torch.nn.Module is needed, got LogisticRegression, an estimator of scikit-learn"),
+    (lambda: Task(SoftmaxRegression), "a module is needed, got the class SoftmaxRegression. Call it: SoftmaxRegression(...)."),
+    (lambda: Task(lambda x: x), "a torch.nn.Module is needed, got function. Write Task(module)"),
+    (lambda: Task(nn.Linear(4, 3), loss=nn.CrossEntropyLoss),
+     'loss must be a function of outputs and targets, got the class CrossEntropyLoss. Call it: CrossEntropyLoss(reduction="none").'),
+    (lambda: Task(nn.Linear(4, 3), error="accuracy"), "error must be a function of outputs and targets, got 'accuracy'."),
+    (lambda: Task(nn.Linear(4, 3), metrics=[auc]), 'metrics must be a list of Metric, got auc in it. Write Metric("auc", auc)'),
+    (lambda: Task(nn.Linear(4, 3), metrics={"auc": auc}), "metrics is a dict; a list of Metric is needed"),
+    (lambda: Task(nn.Linear(4, 3), metrics=auc), 'metrics must be a list of Metric, got auc. Write metrics=[Metric("auc", auc)'),
+    (lambda: Task(nn.Linear(4, 3), metrics=Metric("auc", auc)), "metrics must be a list of Metric, got a Metric. Write metrics=[Metric('auc', ...)]."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["roc_auc"]), "got a str in it. Write fedtail.metrics.roc_auc(), or one of your own."),
+    (lambda: Task(nn.Linear(4, 3), metrics=[fedtail.metrics.roc_auc]), "got roc_auc in it. Write roc_auc(): ready-made metrics are called."),
+    (lambda: Engine("gpu"), "device must be cpu, cuda or cuda:1, got 'gpu'. For a GPU write \"cuda\"."),
+    (lambda: Engine("cuda:99"), "device is cuda:99, but PyTorch sees"),
+    (lambda: LABELLED.to("cuda:99"), "device is cuda:99, but PyTorch sees"),
+])
+def test_other_kinds_are_refused_by_name(make, text):
+    with pytest.raises((TypeError, ValueError)) as reason:
+        make()
+    assert text in str(reason.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here_is_said_before_anything_is_computed():
+    with pytest.raises(ValueError, match='device is cuda, but PyTorch sees no GPU here'):
+        fedtail.train(fedtail.fedavg(3), Task(nn.Linear(4, 3)), LABELLED, rounds=1, engine=Engine("cuda"))
+
+
+# labels
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, bool])
+@pytest.mark.parametrize("loss", [fedtail.losses.default_loss, cross_entropy])
+def test_one_hot_labels_are_refused(dtype, loss):
+    text = refusal(Task(nn.Linear(4, 3), loss=loss), Population.from_arrays(X, np.eye(3)[Y].astype(dtype), CLIENT))
+    assert text.startswith("y holds labels in one-hot form, 3 numbers for each example with a single 1")
+    assert "Write y.argmax(1)." in text
+
+
+def test_numbers_and_sequences_that_look_one_hot_are_not_labels():
+    numbers = Population.from_arrays(X, np.eye(3, dtype="float32")[Y], CLIENT)
+    Task(nn.Linear(4, 3), loss=squared_error, error=squared_error).check(numbers)
+    once = Population.from_arrays(X, np.vstack([np.eye(3)[Y[:-1]], [[0.5, 0.5, 1]]]).astype("float32"), CLIENT)
+    Task(nn.Linear(4, 3)).check(once)
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.linear(x).unflatten(1, (3, 2))
+
+    Task(Tagger()).check(Population.from_arrays(X, np.eye(3, dtype=np.int64)[Y], CLIENT))      # one of three positions is class 1
+
+
+# probabilities
+
+@pytest.mark.parametrize("loss", [fedtail.losses.default_loss, cross_entropy])
+def test_softmax_before_cross_entropy_is_refused(loss):
+    text = refusal(Task(nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)), loss=loss), LABELLED)
+    assert text.startswith("Sequential gives probabilities (its outputs are in [0, 1] whatever its parameters), but cross_entropy "
+                           "takes logits and applies softmax itself")
+    zero = SoftmaxRegression(4, 3)
+    assert "Remove the softmax" in refusal(Task(nn.Sequential(zero, nn.Softmax(-1)), loss=loss), LABELLED)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), nn.Sequential(LogisticRegression(4), nn.Sigmoid())])
+def test_sigmoid_before_the_logistic_loss_is_refused(module):
+    assert "Remove the sigmoid at the end of the module" in refusal(Task(module), BINARY)
+    assert "logistic takes logits" in refusal(Task(module, loss=logistic), BINARY)
+
+
+class Positive(nn.Module):
+    """Logits that begin in [0, 1] and even sum to one, but are no probabilities."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((outputs,), 1 / outputs))
+
+    def forward(self, x):
+        return self.scale.expand(len(x), -1)
+
+
+@pytest.mark.parametrize(("module", "population"), [
+    (SoftmaxRegression(4, 3), LABELLED), (LogisticRegression(4), BINARY), (Positive(3), LABELLED), (Positive(1), BINARY),
+    (nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1)), LABELLED), (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), LABELLED),
+    (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), LABELLED),
+])
+def test_logits_are_taken_whatever_they_begin_with(module, population):
+    Task(module).check(population)
+
+
+def test_probabilities_are_fine_for_a_loss_that_takes_them():
+    def brier(outputs, targets):
+        return (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
+
+    Task(nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)), loss=brier).check(LABELLED)
+
+
+# losses that are not per example
+
+def contrastive(outputs, targets):
+    """Each example against all others of the batch."""
+    return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="none")
+
+
+def cox(outputs, targets):
+    """The terms of a partial likelihood with an event for everybody: later rows are at risk."""
+    return outputs[:, 0].flip(0).logcumsumexp(0).flip(0) - outputs[:, 0]
+
+
+def standardised(outputs, targets):
+    """A loss that fails on one example."""
+    if len(outputs) < 2:
+        raise ValueError("two examples or more are needed")
+    return cross_entropy((outputs - outputs.mean(0)) / outputs.std(0), targets)
+
+
+SHUFFLED = Population.from_arrays(X, np.arange(60) % 3, CLIENT)
+
+
+@pytest.mark.parametrize("loss", [contrastive, lambda outputs, targets: cox(outputs.flip(0), targets).flip(0)])
+def test_losses_that_couple_examples_are_refused_with_what_to_do(loss):
+    text = refusal(Task(nn.Linear(4, 3), loss=loss, error=misclassification), SHUFFLED)
+    assert text.startswith("loss gives an example ")
+    assert "as Cox's partial likelihood, contrastive losses and losses that normalise over the batch do" in text
+    assert "fedtail.data.as_sets(population), and write the loss of a set" in text
+
+
+def test_losses_of_the_whole_batch_are_refused_with_what_to_do():
+    text = refusal(Task(nn.Linear(4, 3), loss=nn.CrossEntropyLoss()), LABELLED)
+    assert text.startswith("loss must return one number per example")
+    assert "as_sets(population)" in text
+    text = refusal(Task(nn.Linear(4, 3), loss=standardised), LABELLED)
+    assert text.startswith("loss fails on a single example (two examples or more are needed), so it is about several together.")
+
+
+def test_losses_per_example_are_not_taken_for_others():
+    for loss in (nn.CrossEntropyLoss(reduction="none"), nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0]), reduction="none"),
+                 nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")):
+        Task(nn.Linear(4, 3), loss=loss).check(LABELLED)
