@@ -162,6 +162,8 @@ def notes(results: Results) -> Sequence[str]:
         f"delta {plan['delta']:g}. The larger epsilon has the settings of the smaller.",
         "Printed losses of tables 6.2, 6.7 and 6.8 are rounded there to three digits. The printed loss of SGD without privacy is "
         "that of DP-SGD to the last digit, which is taken to be a slip of the thesis.",
+        "Adaptive methods have two learning rates and two epsilons to choose from, the others four learning rates: orderings "
+        "after so few steps may depend on it, that of DP-Adam above all.",
         search_note(results, cases(ImagesPlan(**plan))),
         settings_note(results, cases(ImagesPlan(**plan))),
     ]
