@@ -22,7 +22,7 @@ from fedtail.inference import new_client_interval, promise
 from fedtail.models import SoftmaxRegression
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
-from fedtail.runs.answer_words import digits_for, verdict_words
+from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, method_answer
 from fedtail.runs.client_noise import noise_of_columns, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
@@ -276,6 +276,27 @@ def test_a_tail_that_is_all_noise_is_said_to_be():
     assert re.fullmatch(r"\d+% of the variance over clients is real \(\d+% to \d+%\)\.", noise_sentence(noise_of_columns(real, "error", True, "lower")))
 
 
+def test_differences_are_written_for_people():
+    """Large numbers have exponents, and rounding errors are no differences."""
+    huge = {"statistic": "worst10", "estimate": 5050510146.0, "low": -1e9, "high": 12345678901.0}
+    tiny = {"statistic": "mean", "estimate": -1.1e-16, "low": None, "high": None}
+    assert change_words(huge, tiny, "error", "lower", "") == ("the worst 10% of new clients lose 5.051e+09 (-1e+09 to 1.235e+10) of error, and the "
+                                                              "mean gains 0.00 (no interval)")
+    assert change_words({**tiny, "statistic": "worst10"}, huge, "f1", "higher", "").startswith(
+        "the worst 10% of new clients gain 0.00 (no interval) of f1")
+
+
+def test_few_clients_whose_worst_may_be_noise_are_not_said_to_be_alike():
+    """Four clients that differ (their chi-squared test refutes that they are alike at 3%), the smallest of which hides it in the tail."""
+    wrong, sizes = np.array([26, 12, 15, 2]), np.array([59, 40, 61, 25])
+    assert stats.chi2_contingency([wrong, sizes - wrong]).pvalue < 0.03
+    found = noise_of_columns({"error": wrong / sizes, "size": sizes}, "error", True, "lower")
+    assert found["floors"]["worst10"]["is_noise"]
+    assert found["spread"] is None
+    assert noise_sentence(found) == ("too few clients to tell this tail from noise: clients of these sizes that are all alike may have as bad "
+                                     "a one.")
+
+
 def test_the_noise_of_a_number_for_a_whole_client_is_not_known():
     rows = {"auc": np.linspace(0.5, 1, 20), "size": np.full(20, 30)}
     assert noise_sentence(noise_of_columns(rows, "auc", False, "higher")) == (
@@ -377,6 +398,17 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
     assert client_identities(plan, same)["test"] == client_identities(plan, same)["train"]
     refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, True, "lower")
     assert set(refused) == {"reason"}
+
+
+@pytest.mark.parametrize(("clients", "advice"), [
+    (145, "For a promise write split = { train = 0.6, validation = 0.2, test = 0.2 } below [data]."),      # a fifth is 29
+    (144, "A promise takes 29 clients that are held out, of 144 in all."),
+    (4, "A promise takes 29 clients that are held out, of 4 in all.")])
+def test_a_split_by_clients_is_advised_where_it_makes_a_promise(clients, advice):
+    """29 is the least n with 0.9 ** n <= 0.05: all of them below the 90th percentile is then a rare event."""
+    who = {"train": list(range(clients)), "test": list(range(clients))}
+    reason = held_out_promise([0.1] * clients, "test", who, {"train": "trained the model"}, True, "lower")["reason"]
+    assert reason.endswith(advice)
 
 
 def test_a_client_without_a_value_may_be_the_worst():

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fedtail
+from fedtail.cli import app
 
 SCRIPT = Path(sys.executable).with_name("fedtail")
 PLAIN = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
@@ -40,6 +42,13 @@ def test_version_and_help():
     assert text.returncode == 0
     assert re.search(r"^\s+demo\s+Train FedAvg and Delta-FL", text.stdout, re.MULTILINE)
     assert "--version" in text.stdout
+
+
+@pytest.mark.parametrize("command", [["run"], ["init"], ["tune"], ["data", "describe"], ["deploy", "local"], ["deploy", "node", "predict"]], ids=" ".join)
+def test_brackets_in_help_are_not_escaped(command):
+    text = CliRunner().invoke(app, [*command, "--help"]).stdout
+    assert "[required]" in text or "[default: " in text
+    assert "\\" not in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"]], ids=" ".join)

@@ -28,8 +28,8 @@ from fedtail.losses import hinge
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.report import page_data, write_page
 from fedtail.report.page import script_safe_json
-from fedtail.runs import RunFolder
-from fedtail.runs.comparison import constant_row, paired_differences, rows_by_client, rows_by_method
+from fedtail.runs import RunFolder, find_runs
+from fedtail.runs.comparison import STATISTICS, constant_row, paired_differences, rows_by_client, rows_by_method
 from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.keep_best import KeepBest
 from run_folders import write_folder, write_run
@@ -404,6 +404,17 @@ def test_metrics_by_name_are_read_written_and_misspelt(tmp_path):
     assert "fedtail.metrics has no 'roc_acu'. Did you mean roc_auc?" in done.stderr
     done = call("run", tmp_path / "e.toml", "--method", "mean", "--metric", "auc")
     assert (done.exit_code, "mean has no metric 'auc'; it has loss, error, roc_auc, f1." in done.stderr) == (2, True)
+
+
+def test_seeds_that_agree_but_for_rounding_have_no_spread_and_all_clients_are_counted(tmp_path):
+    """The constant prediction has an AUC of one half for everybody; seed 1 has no client without one, so there it is defined for all."""
+    for seed, (value, defined) in enumerate([(0.5, {"defined": 3}), (0.5 + 1.1e-16, {})]):
+        path = write_folder(tmp_path / str(seed), [0.1, 0.2, 0.3, 0.4], seed=seed).path / "result.json"
+        constant = {"test": {"roc_auc": {**dict.fromkeys(STATISTICS, value), **defined}}}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "constant": constant}))
+    row = constant_row(find_runs([tmp_path]), "roc_auc")
+    assert row["mean"] == {"mean": 0.5, "std": 0.0}
+    assert row["defined"] == {0: 3, 1: 4}
 
 
 def test_rows_and_differences_of_a_metric_where_higher_is_better(compared):

@@ -20,7 +20,7 @@ from fedtail.cli import app
 from fedtail.experiment import Source
 from fedtail.experiment.experiment import build_experiments
 from fedtail.model_file import read_model
-from fedtail.runs import RunFolder, run
+from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.exporting import example_inputs, export_run
 from fedtail.runs.model_card import model_card
 
@@ -274,3 +274,69 @@ def test_the_card_of_a_private_run_states_its_guarantee(tmp_path):
     assert f"Differential privacy: {done.privacy_line}" in text
     assert "Not covered: the simulator's evaluations" in text
     assert "differential-privacy" in card_data(text).tags
+
+
+def test_an_export_of_a_model_that_diverged_says_so(tmp_path):
+    broken = run(experiment("delta_fl", "local.learning_rate=1e30", "rounds=3"), 0, tmp_path / "broken", Onlooker())
+    done = call("export", broken.path, "--out", tmp_path / "out", "--format", "safetensors")
+    assert done.exit_code == 0, done.output
+    assert "Lower the learning rate" in done.stdout
+    assert "Lower the learning rate" in (tmp_path / "out" / "README.md").read_text().split("## Limits")[1]
+
+
+# names of a table's columns
+
+
+@pytest.fixture(scope="module")
+def of_table(tmp_path_factory) -> Path:
+    """A folder with visits.csv, whose columns are not called x and y, and a finished family trained on it."""
+    place = tmp_path_factory.mktemp("table")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(240, 2)).round(3)
+    rows = [["age", "sick", "site", "dose"], *([a, int(a + b > 0), f"site {k % 12}", b] for k, (a, b) in enumerate(x.tolist()))]
+    with (place / "visits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    (place / "visits.toml").write_text(TABLE)
+    run(fedtail.experiment.read_experiment(place / "visits.toml"), 0, place / "run", Onlooker())
+    return place
+
+
+TABLE = """\
+rounds = 3
+[data]
+kind = "arrays"
+path = "visits.csv"
+x = ["dose", "age"]
+y = "sick"
+client = "site"
+split = { train = 0.5, validation = 0.25, test = 0.25 }
+[task.module]
+part = "LogisticRegression"
+features = 2
+[sample]
+cohort_size = 3
+[local]
+learning_rate = 0.5
+[risk]
+part = "Superquantile"
+tail_fraction = 0.5
+[family]
+risk.tail_fraction = [1.0, 0.5]
+"""
+
+
+def test_a_table_is_read_by_the_columns_that_the_run_was_trained_on(of_table):
+    given = ("predict", of_table / "run", "--data", of_table / "visits.csv", "--model", "tail_fraction 0.5")
+    done = call(*given)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == call(*given, "--x", "dose", "--x", "age").stdout != call(*given, "--x", "age", "--x", "dose").stdout
+    chosen = call("choose", of_table / "run", "--data", of_table / "visits.csv", "--json")
+    assert chosen.exit_code == 0, chosen.output
+    assert chosen.stdout == call("choose", of_table / "run", "--data", of_table / "visits.csv", "--x", "dose", "--x", "age", "--y", "sick",
+                                 "--json").stdout
+
+
+def test_the_card_says_what_a_single_score_predicts(of_table):
+    export_run(find_runs([of_table / "run"])[0], of_table / "out", ["safetensors"], model="tail_fraction 0.5")
+    text = (of_table / "out" / "README.md").read_text()
+    assert "where there is one score, it predicts class 1 above 0, else class 0" in text

@@ -197,6 +197,15 @@ def test_names_are_taken_as_given_and_else_guessed(write):
     with pytest.raises(ValueError, match=r"data\.\w+ has no array called x\. Say which of its arrays to take as x\. It holds: "
                        r"scan \(4,.*; y \(4,\) int64; client \(4,\) int64; writer"):
         open_any_data(path)
+    with pytest.raises(ValueError, match=r"client \(?.*writer.*On the command line write --x NAME\.$"):
+        open_any_data(path)
+
+
+def test_a_table_needs_names_of_targets_and_clients_only(tmp_path):
+    (tmp_path / "t.csv").write_text("age,sick,site\n50,1,a\n40,0,b\n")
+    with pytest.raises(ValueError, match=r"t\.csv has no array called y or client\..*On the command line write --y NAME --client NAME\.$"):
+        open_any_data(tmp_path / "t.csv")
+    assert open_any_data(tmp_path / "t.csv", y="sick", client="site").inputs.tolist() == [50.0, 40.0]
 
 
 def test_paths_that_hold_no_data_are_refused(tmp_path):

@@ -15,6 +15,7 @@ from fedtail.cli.deploy import deploy
 from fedtail.cli.experiment_file import init, show
 from fedtail.cli.export import export
 from fedtail.cli.matrix import matrix
+from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.predict import predict
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
@@ -45,11 +46,11 @@ COMMANDS = (
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
     (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a privacy guarantee takes."))
 for command, brief in COMMANDS:
-    app.command(short_help=brief)(command)
+    app.command(short_help=brief, cls=PlainCommand)(command)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name")):      # by packages beside this one
-    app.command(name=added.name)(added.load())
+    app.command(name=added.name, cls=PlainCommand)(added.load())
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
+from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Describe data by client, fetch public sets.")
 _BAR = 40        # characters of the longest bar
 
 
-@data.command("describe")
+@data.command("describe", cls=PlainCommand)
 @print_errors_as_sentences
 def describe(
     path: Path = typer.Argument(..., metavar="FILE", show_default=False,
@@ -167,7 +168,7 @@ def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
             for span, part in zip(spans, histogram, strict=True)]
 
 
-@data.command("fetch")
+@data.command("fetch", cls=PlainCommand)
 @print_errors_as_sentences
 def fetch(
     name: str | None = typer.Argument(None, metavar="NAME", help="femnist, shakespeare, sent140 or glove.", show_default=False),

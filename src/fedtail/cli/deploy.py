@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli.node import node
+from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ deploy.add_typer(node, name="node")
 MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
 
 
-@deploy.command(short_help="Write the folder of a deployment, with its keys.")
+@deploy.command(short_help="Write the folder of a deployment, with its keys.", cls=PlainCommand)
 @print_errors_as_sentences
 def init(
     folder: Path = typer.Argument(..., help="A new folder."),
@@ -46,7 +47,7 @@ def init(
     typer.echo(startup_commands(made, names, host, port))
 
 
-@deploy.command(short_help="Make the identity of a node, with which it signs.")
+@deploy.command(short_help="Make the identity of a node, with which it signs.", cls=PlainCommand)
 @print_errors_as_sentences
 def identity(folder: Path = typer.Argument(..., help="The node's own folder, on the node.")) -> None:
     """Make the identity key of a node and print its public key, which all nodes pin in their node.toml.
@@ -71,7 +72,7 @@ def evaluates_test_examples(experiment: Experiment) -> bool:
     return (plan.arguments.get("split", "test") if isinstance(plan, PartPlan) else plan.split) == "test"
 
 
-@deploy.command(short_help="A whole deployment on this machine, next to the simulator.")
+@deploy.command(short_help="A whole deployment on this machine, next to the simulator.", cls=PlainCommand)
 @print_errors_as_sentences
 def local(
     nodes: int = typer.Option(5, min=3, help="Nodes, each with 8 clients."),

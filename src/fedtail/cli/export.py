@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import print_errors_as_sentences, print_json
+from fedtail.cli.terminal import print_errors_as_sentences, print_json, show_alarms
 
 
 @print_errors_as_sentences
@@ -30,6 +30,7 @@ def export(
     Every file that can be run is run after it was written, and must give the outputs of the model. README.md is a model card in
     the format of the Hugging Face Hub: data, method, privacy statement, statistics of the tail, limits.
     """
+    from fedtail.runs.diverged import divergence_sentences
     from fedtail.runs.exporting import export_run
     from fedtail.runs.models_of_run import finished_run
 
@@ -43,3 +44,4 @@ def export(
     for name, why in written["left_out"].items():
         typer.echo(f"{name} is left out: {why}")
     typer.echo(f"Wrote {written['folder']}.")
+    show_alarms([] if best else divergence_sentences([found]))

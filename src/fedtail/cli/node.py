@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
+from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 node = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Commands for the operator of a node, on the node itself.")
@@ -17,7 +18,7 @@ def node_commands() -> None:
     """Commands for the operator of a node, on the node itself. They read the node's own files, and send nothing."""
 
 
-@node.command(short_help="Predict by a client's personal model, on the node.")
+@node.command(short_help="Predict by a client's personal model, on the node.", cls=PlainCommand)
 @print_errors_as_sentences
 def predict(
     settings: Path = typer.Argument(..., metavar="NODE.toml", help="The node's settings.", show_default=False),

@@ -28,6 +28,8 @@ JSON = typer.Option(False, "--json", help="Print one JSON object instead of tabl
 
 X = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False)
 Y = typer.Option(None, "--y", metavar="NAME", help="The array of targets.", show_default=False)
+RUN_X = typer.Option(None, "--x", metavar="NAME", show_default=False,
+                     help="The array (or columns) of inputs; by default those of the run.")
 CLIENT = typer.Option(None, "--client", metavar="NAME", help="The array of client ids.", show_default=False)
 
 

@@ -19,7 +19,7 @@ SUFFIXES = (".csv", ".parquet", ".npz")
 def predict(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder.", show_default=False),
     data: Path = typer.Option(..., "--data", metavar="FILE", help="Examples: .npz, .parquet, .csv.", show_default=False),
-    x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
+    x: list[str] | None = options.RUN_X,
     out: Path | None = typer.Option(None, "--out", metavar="FILE", show_default=False,
                                     help="Where to write: .csv, .parquet or .npz; by default CSV to the terminal."),
     model: str | None = options.MODEL,
@@ -33,7 +33,7 @@ def predict(
     """
     from fedtail.data.arrays import as_examples
     from fedtail.data.tables import read_inputs
-    from fedtail.runs.models_of_run import finished_run, load_models, member_index, model_outputs, predictions
+    from fedtail.runs.models_of_run import array_names, finished_run, load_models, member_index, model_outputs, predictions
 
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out} must end in {', '.join(SUFFIXES)}.")
@@ -41,7 +41,7 @@ def predict(
         raise FileNotFoundError(f"there is no file {data}.")
     found = finished_run(run)
     module = load_models(found, trust, best)[1][member_index(found, model)]
-    inputs = as_examples(read_inputs(data, x[0] if len(x) == 1 else x), "x")
+    inputs = as_examples(read_inputs(data, options.name_or_names(x) or array_names(found)[0]), "x")
     outputs = _call_in_words(lambda: model_outputs(module, inputs), found, data)
     columns = predictions(outputs, bool(found.about.get("rates")))
     if raw:

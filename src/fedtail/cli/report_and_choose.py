@@ -46,8 +46,9 @@ def choose(
                                      help="One client's examples, .npz, .parquet or .csv; without it, one model for all."),
     statistic: str | None = typer.Option(None, "--statistic", metavar="STATISTIC", show_default=False,
                                          help="Over validation clients, without --data: mean, worst10; by default p90."),
-    x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
-    y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
+    x: list[str] | None = options.RUN_X,
+    y: str | None = typer.Option(None, "--y", metavar="NAME", help="The array of targets; by default that of the run.",
+                                 show_default=False),
     trust: list[str] = options.TRUST,
     metric: str = typer.Option("error", "--metric", metavar="NAME", help="What to choose by: error, loss, or one of the file's."),
     as_json: bool = options.JSON,
@@ -62,7 +63,7 @@ def choose(
     if mine is None:
         show_choice(choose_for_everybody(run, statistic, metric), as_json)
         return
-    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust, metric)
+    picked = choose_model(run, mine, options.name_or_names(x), y, trust, metric)
     if as_json:
         print_json(picked)
         return

@@ -15,7 +15,15 @@ import numpy as np
 
 from fedtail.data.arrays import Sequences
 from fedtail.data.population import Population
-from fedtail.data.tables import as_inputs, check_name, client_arguments, column_values, distinct_names, stack_columns
+from fedtail.data.tables import (
+    as_inputs,
+    check_name,
+    client_arguments,
+    column_values,
+    distinct_names,
+    stack_columns,
+    table_values,
+)
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
 _LARGEST = {"b1": 1, "u1": 255, "u2": 65535}            # value of a pixel, by type
@@ -140,8 +148,7 @@ def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, s
     `dataset` is a Dataset, a folder or a hub name; `split` and `subset` choose from it. Raises FieldError for a name that is
     not there, ValueError for null values.
     """
-    table = _arrow_table(open_dataset(dataset, split, subset), names)
-    return {name: column_values(table[name], name) for name in names}
+    return table_values(_arrow_table(open_dataset(dataset, split, subset), names), names)
 
 
 def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:

@@ -83,10 +83,13 @@ def _array_names_by_role(place: Path, given: dict[str, Any], there: dict[str, st
     names = {role: value for role, value in given.items() if value is not None}
     names |= {role: role for role in ("x", "y", "client") if role not in names and role in there}
     missing = [role for role in ("x", "y", "client") if role not in names]
+    if place.suffix.lower() in (".csv", ".parquet") and len(missing) > 1:       # of a table, x is what has no other role
+        missing = [role for role in missing if role != "x"]
     if missing:
         held = "; ".join(f"{name} {kind}" for name, kind in there.items()) or "nothing"
+        options = " ".join(f"--{role} NAME" for role in missing)
         raise ValueError(f"{place} has no array called {' or '.join(missing)}. Say which of its arrays to take as "
-                         f"{', '.join(missing)}. It holds: {held}.")
+                         f"{', '.join(missing)}. It holds: {held}. On the command line write {options}.")
     return names
 
 

@@ -105,7 +105,7 @@ def read_frame(frame: Any, x: str | Sequence[str] | None, y: str, client: Any, g
         table = pyarrow.Table.from_pandas(frame[names], preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as reason:
         raise TypeError(f"the data frame has a column of mixed types ({reason}). Give each column one type first.") from None
-    return table_arguments({name: column_values(table[name], name) for name in names}, x, y, client, group, mass)
+    return table_arguments(table_values(table, names), x, y, client, group, mass)
 
 
 def other_columns(there: Iterable[str], y: str, client: Any, group: str | None, mass: str | None) -> list[str]:
@@ -251,6 +251,19 @@ def nearest_name(name: str, names: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def table_values(table: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The columns `names` of an arrow table by name, as `column_values` gives them.
+
+    Raises ValueError for null values, which names all columns that have some.
+    """
+    gaps = {name: table[name].null_count for name in names if table[name].null_count}
+    if len(gaps) > 1:
+        counts = ", ".join(f"{name!r} in {count}" for name, count in gaps.items())
+        raise ValueError(f"{len(gaps)} columns are empty (null) in some of {table.num_rows} rows: {counts}. "
+                         "Drop or impute them first.")
+    return {name: column_values(table[name], name) for name in names}
+
+
 def column_values(column: Any, name: str) -> Any:
     """An arrow column as a NumPy array of numbers, times or text; lists become a matrix, or `Sequences` where lengths differ.
 
@@ -339,7 +352,7 @@ def _read_table_columns(path: str | Path, names: Sequence[str], labels: Sequence
         for name in names:
             check_name(name, list_arrays(path), f"column in {path}")
         table = read_csv_table(path, names, labels)
-        return {name: column_values(table[name], name) for name in names}
+        return table_values(table, names)
     from fedtail.parquet_files import read_columns
 
     with open_parquet(path) as file:
@@ -347,7 +360,7 @@ def _read_table_columns(path: str | Path, names: Sequence[str], labels: Sequence
         for name in names:
             check_name(name, there, f"column in {path}")
         table = read_columns(file, path, names)
-    return {name: column_values(table[name], name) for name in names}
+    return table_values(table, names)
 
 
 def open_parquet(path: str | Path) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
-from fedtail.runs.answer_words import digits_for
+from fedtail.runs.answer_words import digits_for, rounded_text
 from fedtail.runs.answers import TAIL, method_answer
 from fedtail.runs.client_noise import noise_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
@@ -104,7 +104,8 @@ def _bar(name: str, cell: dict[str, Any], axis: tuple[float, float], better: str
 
 def _signed(value: float, digits: int) -> str:
     """A number with its sign, a minus of its own and no negative zero."""
-    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    text = rounded_text(value, digits)
+    return "\N{MINUS SIGN}" + text[1:] if text.startswith("-") else f"+{text}"
 
 
 def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
         found.append("Some clients were corrupted by a simulated attack: every statistic is over the benign ones.")
     found += personal_sentences(runs)
     if clients is not None and not clients.are_same_in_all_seeds:
-        found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
+        found.append("The seeds have different clients, or different examples of them, so a client is not averaged over seeds: "
                     "each is shown on its own, with its seed.")
     return found
 

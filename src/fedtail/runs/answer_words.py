@@ -8,6 +8,8 @@ from typing import Any
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 
+LARGE = 1e6                                  # from here on, numbers are written with exponents
+ROUNDING = 1e-12                             # differences below this are those of rounding
 Cell = dict[str, Any]                        # a difference with its interval
 
 
@@ -60,8 +62,16 @@ def range_words(cell: Cell) -> str:
     if cell["low"] is None or cell["high"] is None:
         return "no interval"
     digits = digits_for(cell)
-    low, high = (round(cell[end], digits) + 0.0 for end in ("low", "high"))                      # + 0.0: no -0.00
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+    return f"{rounded_text(cell['low'], digits)} to {rounded_text(cell['high'], digits)}"
+
+
+def rounded_text(value: float, digits: int) -> str:
+    """A number with so many decimals and no negative zero; from a million on, four significant digits.
+
+    >>> rounded_text(-0.001, 2), rounded_text(1719746889.0, 0)
+    ('0.00', '1.72e+09')
+    """
+    return f"{value:.4g}" if abs(value) >= LARGE else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def digits_for(cell: Cell) -> int:
@@ -71,8 +81,8 @@ def digits_for(cell: Cell) -> int:
     2
     """
     width = (cell["high"] - cell["low"]) / 2 if cell["low"] is not None and cell["high"] is not None else 0.0
-    width = width or abs(cell["estimate"] or 0.0) / 10
-    return min(6, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 2
+    width = width if width > ROUNDING else abs(cell["estimate"] or 0.0) / 10
+    return min(6, max(0, 1 - math.floor(math.log10(width)))) if width > ROUNDING else 2
 
 
 def _gain(up: str, down: str, sign: float, cell: Cell) -> str:
@@ -80,8 +90,8 @@ def _gain(up: str, down: str, sign: float, cell: Cell) -> str:
 
     With `down`, a loss, the ends are losses too. Where nothing differs, both words are about zero.
     """
-    word, way = (up, sign) if sign * cell["estimate"] >= 0 else (down, -sign)
+    word, way = (up, sign) if sign * cell["estimate"] >= -ROUNDING else (down, -sign)
     ends = [None if cell[end] is None else way * cell[end] for end in ("low", "high")]
     low, high = ends if way > 0 else ends[::-1]
     turned = {"estimate": abs(cell["estimate"]), "low": low, "high": high}
-    return f"{word} {turned['estimate']:.{digits_for(turned)}f} ({range_words(turned)})"
+    return f"{word} {rounded_text(turned['estimate'], digits_for(turned))} ({range_words(turned)})"

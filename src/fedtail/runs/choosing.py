@@ -21,7 +21,7 @@ from fedtail.runs.answer_words import shown_statistic
 from fedtail.runs.comparison import metric_direction, metric_unit
 from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel
-from fedtail.runs.models_of_run import finished_run, load_models
+from fedtail.runs.models_of_run import array_names, finished_run, load_models
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.runs.simpler_choice import Candidate, Difference, choose_simpler
 from fedtail.runs.values_by_client import values_by_client
@@ -29,15 +29,15 @@ from fedtail.runs.values_by_client import values_by_client
 VALIDATION = "validation"
 
 
-def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
+def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] | None = None, y: str | None = None,
                  trust: Trusted = (), metric: str = "error") -> dict[str, Any]:
     """A metric, by default the error, of every model of a finished run on one client's examples, and which model is the best.
 
-    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which
-    `x` and `y` name the arrays; inputs are scaled as those of the run were. Returns a dict: `chosen` (name), `index`, `examples`
-    (their number), `metric`, `better`, `unit`, `models` (each with its `value`, which is also under the name of the metric, in
-    percent for error rates) and `file`, the chosen model's path. The user's own modules are imported only from the folders and
-    packages in `trust`.
+    `place` is the run's folder, or one with a single run in it. `data` is an `.npz`, `.parquet` or `.csv` file, in which `x`
+    and `y` name the arrays, by default as in the data of the run; inputs are scaled as those of the run were. Returns a dict:
+    `chosen` (name), `index`, `examples` (their number), `metric`, `better`, `unit`, `models` (each with its `value`, which is
+    also under the name of the metric, in percent for error rates) and `file`, the chosen model's path. The user's own modules
+    are imported only from the folders and packages in `trust`.
 
     Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
     missing, RunError where a model file is damaged.
@@ -46,7 +46,8 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
-    mine = Population.from_arrays(**read_file(data, x, y, None))                       # one client: this one
+    named = array_names(run)
+    mine = Population.from_arrays(**read_file(data, x or named[0], y or named[1], None))       # one client: this one
     if (run.path / SCALING).is_file():                                     # once for all models
         mine, modules = Scaling.load(run.path)(mine), [one.module for one in modules if isinstance(one, ScaledModule)]
     picked, unit = choose(modules, mine.client(0), task, metric), metric_unit(run, metric)

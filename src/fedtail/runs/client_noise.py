@@ -65,7 +65,10 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
 
 
 def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
-    """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`; a tail that is all noise is said to be."""
+    """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`; a tail that is all noise is said to be.
+
+    Of fewer than ten clients, whose real spread is not estimated, it is said that they are too few to tell.
+    """
     if "reason" in found:
         return f"the noise floor is not known: {found['reason']}."
     one = found["spread"]
@@ -73,9 +76,11 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     share = f"{one['share']:.0%} of the variance over clients is real ({ends})" if one else ""
     if not found["floors"][tail]["is_noise"]:
         return f"{share}." if share else "clients differ by more than noise."
-    all_noise = "this tail is all noise, as far as these clients show" if not one or one["share_low"] <= 0 else \
+    if not one:                              # a test of few clients that finds nothing says little
+        return "too few clients to tell this tail from noise: clients of these sizes that are all alike may have as bad a one."
+    all_noise = "this tail is all noise, as far as these clients show" if one["share_low"] <= 0 else \
         "this tail is no larger than noise alone makes it"
-    return f"{all_noise}: clients of these sizes that are all alike would have as bad a one{f'; {share}' if share else ''}."
+    return f"{all_noise}: clients of these sizes that are all alike would have as bad a one; {share}."
 
 
 def _floors(values: np.ndarray, sizes: np.ndarray, variance: float | None) -> dict[str, Any]:

@@ -110,9 +110,9 @@ def constant_row(runs: Sequence[RunFolder], metric: str = "error") -> Row | None
     each = [convert_to_shown_units(run, constant_statistics(run)[metric], metric) for run in by_seed.values()]
     first = next(iter(by_seed.values()))
     counts = {seed: constant_statistics(run)[metric].get("defined") for seed, run in by_seed.items()}
-    known = {seed: count for seed, count in counts.items() if count is not None}
     return {"method": "constant prediction", "metric": metric, "better": metric_direction(first, metric), "personal": False,
-            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [], "defined": known or None,
+            "unit": metric_unit(first, metric), "seeds": list(by_seed), "failed": 0, "diverged": [],
+            "defined": _counts_or_all(counts, by_seed),
             **{name: _mean_and_std_over_seeds([one[name] for one in each]) for name in STATISTICS}}
 
 
@@ -209,9 +209,14 @@ def _defined_by_seed(found: Sequence[Compared], metric: str) -> dict[int, int] |
     """For how many clients a metric is defined, by seed; None where it is for all of them."""
     each = {run.seed: model.statistics(run.result).get(run.tested_split, {}).get(metric, {}).get("defined")
             for run, model in found}
-    if all(count is None for count in each.values()):
+    return _counts_or_all(each, {run.seed: run for run, _ in found})
+
+
+def _counts_or_all(counts: Mapping[int, int | None], runs: Mapping[int, RunFolder]) -> dict[int, int] | None:
+    """`counts` of clients by seed, with all tested clients of the seed's run in place of None; None where all are None."""
+    if all(count is None for count in counts.values()):
         return None
-    return {run.seed: int(number_of_tested_clients(run) if each[run.seed] is None else each[run.seed]) for run, _ in found}
+    return {seed: int(number_of_tested_clients(runs[seed]) if count is None else count) for seed, count in counts.items()}
 
 
 def _mean_of_finite(values: Sequence[float]) -> float | None:
@@ -250,4 +255,6 @@ def _mean_and_std(values: list[float]) -> tuple[float | None, float | None]:
     """
     if not values or not all(map(math.isfinite, values)):
         return None, None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    mean = statistics.fmean(values)
+    alike = max(values) - min(values) <= 1e-12 * max(map(abs, values))              # but for rounding
+    return mean, None if len(values) == 1 else 0.0 if alike else statistics.stdev(values)

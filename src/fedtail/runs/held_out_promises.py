@@ -10,10 +10,11 @@ from fedtail.data import Population
 from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan
 from fedtail.reading import short_text
-from fedtail.runs.promise_entries import promise_entry
+from fedtail.runs.promise_entries import CONFIDENCE, promise_entry
 
 Identities = dict[str, list[Hashable]]       # of the clients of each split
 WRITE = "For a promise write split = { train = 0.6, validation = 0.2, test = 0.2 } below [data]."
+NEEDED = math.ceil(math.log(1 - CONFIDENCE) / math.log(0.9))       # held-out clients, for a bound on the 90th percentile
 
 
 def client_identities(data: DataPlan, splits: Mapping[str, Population]) -> Identities:
@@ -57,4 +58,6 @@ def no_promise(reason: str) -> dict[str, Any]:
 def _reason(text: str, mine: set[Hashable], identities: Identities, used: Mapping[str, str]) -> str:
     """Why there is no promise: what was refused, after what the tested clients did, and what to write instead."""
     did = [what for split, what in used.items() if mine & set(identities[split])]
-    return f"the tested clients {' and '.join(did)}: {text} {WRITE}" if did else text
+    there = len(set().union(*identities.values()))
+    advice = WRITE if there >= 5 * NEEDED else f"A promise takes {NEEDED} clients that are held out, of {there} in all."
+    return f"the tested clients {' and '.join(did)}: {text} {advice}" if did else text

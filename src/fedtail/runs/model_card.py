@@ -9,12 +9,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
 COLUMNS = (("mean", "mean"), ("median", "p50"), ("90th percentile", "p90"), ("worst 10% of clients", "worst10"),
            ("best 10% of clients", "best10"))
 METHOD = ("sample", "local", "risk", "aggregate", "server", "iterate", "personal", "channel")
+CLASS_OUTPUTS = ("scores of classes, of which the largest is the prediction; where there is one score, it predicts class 1 above "
+                 "0, else class 0")
 USE = {
     "model.pt2": '```python\nimport torch\n\nmodel = torch.export.load("model.pt2").module()\noutputs = model({call})\n```',
     "model.onnx": '```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("model.onnx")\n'
@@ -58,7 +61,8 @@ def _front_matter(run: RunFolder, index: int, statistics: dict[str, Any], split:
     """The settings of the card between lines of ---, a line of JSON for each key."""
     data = run.about["experiment"].get("data", {})
     dataset = data.get("dataset")
-    found = [{"type": f"{metric}_{name}", "name": f"{metric}, {words} over clients", "value": numbers[name]}
+    found = [{"type": f"{metric}_{name}", "name": f"{metric}, {words.removesuffix(' of clients')} over clients",
+              "value": numbers[name]}
              for metric, numbers in statistics.items() for words, name in COLUMNS if numbers.get(name) is not None]
     task = {"type": "classification" if run.about.get("rates") else "prediction"}
     called = str(dataset or data.get("kind", "own data"))
@@ -92,7 +96,7 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
                        for name, one in inputs.items())
     call = "x" if list(inputs) == ["x"] else ", ".join(f"{name}={name}" for name in inputs)
     feeds = "{" + ", ".join(f'"{name}": {name}' for name in inputs) + "}"
-    kind = "scores of classes, of which the largest is the prediction" if run.about.get("rates") else "the predicted numbers"
+    kind = CLASS_OUTPUTS if run.about.get("rates") else "the predicted numbers"
     head = f"Inputs: {shapes}. Outputs: {kind}." if shapes else ""
     scaled = run.about["experiment"].get("data", {}).get("scale") is not None
     uses = {**USE, "model.safetensors": SCALED_USE} if scaled else USE
@@ -174,7 +178,8 @@ def _limits(run: RunFolder, best: bool) -> str:
     if chosen and (best or "end of the run" in chosen["for"]):
         limits.append(f"The {' and the '.join(chosen['for'])} were chosen by {chosen['by']} on the {chosen['split']} clients; "
                       "results on these are too good.")
-    if run.result.get("failed"):
+    limits += [text[0].upper() + text[1:] for text in ([] if best else divergence_sentences([run]))]
+    if best and run.result.get("failed"):
         limits.append(f"{run.result['failed']} answers of clients were left out in training, because a loss or an update was not "
                       "finite.")
     limits.append("Statistics are of observed errors, which spread more than the true ones where clients have few examples.")

@@ -73,6 +73,15 @@ def model_files(run: RunFolder, best: bool = False) -> list[Path]:
     return places
 
 
+def array_names(run: RunFolder) -> tuple[str | list[str], str]:
+    """The names of inputs and of targets in the data that the run was trained on, "x" and "y" where its data have no names.
+
+    Files with further examples are read by them unless others are given.
+    """
+    data = run.about["experiment"].get("data", {})
+    return data.get("x", "x"), data.get("y", "y")
+
+
 def member_index(run: RunFolder, model: int | str | None) -> int:
     """The position of a model of the run, from its position or name; None is the only one.
 
