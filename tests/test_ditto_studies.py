@@ -170,8 +170,8 @@ def test_participation_is_how_often_runs_sample_devices():
     cell.train(attacked.averaging(cell.plan), here.task, here.train, 7, lambda progress: sampled.append(progress.view.sampled))
     counts = np.bincount(torch.cat(sampled).numpy(), minlength=8)
     there = counts[counts > 0]
-    assert devices.participation(cell, here) == {"clients": 8, "never": int((counts == 0).sum()), "min": there.min(),
-                                                 "median": np.median(there), "max": there.max()}
+    wanted = {"clients": 8, "never": int((counts == 0).sum()), "min": there.min(), "median": np.median(there), "max": there.max()}
+    assert devices.participation(cell, here).items() >= wanted.items()
 
 
 def test_devices_of_skewed_data_hold_five_classes_and_no_image_twice():
