@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -17,5 +18,7 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:      # as a shell's background jobs have it: tests send real interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("fedtail", deadline=None, derandomize=True)      # the suite must not flake
 settings.load_profile("fedtail")

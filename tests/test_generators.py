@@ -258,7 +258,7 @@ def test_errors_say_what_came_and_what_to_write(build, text):
 
 def test_the_room_names_what_is_public():
     assert fedtail.data.__all__ == [
-        "LinearClients", "Population", "Splits", "by_column", "digits", "dirichlet", "encode_characters",
-        "label_shards", "label_shift", "pad_sequences", "quantity_skew", "synthetic", "synthetic_hybrid",
+        "LinearClients", "Population", "Scaling", "Splits", "as_sets", "by_column", "digits", "dirichlet", "encode_characters",
+        "label_shards", "label_shift", "pad_sequences", "quantity_skew", "sparse_rows", "synthetic", "synthetic_hybrid",
         "synthetic_iid", "synthetic_models", "three_gaussians"]
     assert all(hasattr(fedtail.data, name) for name in fedtail.data.__all__)

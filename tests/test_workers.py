@@ -550,7 +550,7 @@ def test_processes_end_with_this_one_however_it_ends(sign):
     finally:
         started.kill()
         started.communicate()
-    assert started.returncode != 0
+    assert (started.returncode == 0) == (sign is signal.SIGINT)      # an interrupted training returns what it has so far
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
         time.sleep(0.1)

@@ -170,13 +170,13 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import (
-        FEW_CLIENTS,
         constant_row,
         metric_direction,
         metric_unit,
         number_of_tested_clients,
         rows_by_method,
     )
+    from fedtail.runs.values_by_client import FEW_CLIENTS
 
     table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
     clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))

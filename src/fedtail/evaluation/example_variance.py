@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine.engine import Engine
 from fedtail.evaluation.evaluate import Evaluation, evaluate
 from fedtail.evaluation.personal import evaluate_personal
@@ -24,13 +26,15 @@ def example_variances(trained: Trained, population: Population, engine: Engine =
 
     Each is a tensor (clients,) float64; NaN for clients with one example. `model` is the member of a family; with `personal`,
     each client's own model beside it is evaluated. One more forward pass finds means and means of squares; no loss of an example
-    is kept.
+    is kept. Of losses that are not finite nothing is said here: the evaluation itself warns of them.
     """
     task = _task_with_squares(trained.task)
-    if personal:
-        found = evaluate_personal(trained, population, task, engine=engine, model=model).personal
-    else:
-        found = evaluate(trained.modules[model], population, task, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)
+        if personal:
+            found = evaluate_personal(trained, population, task, engine=engine, model=model).personal
+        else:
+            found = evaluate(trained.modules[model], population, task, engine=engine)
     names = [name for name in found.distributions if SQUARES + name in found.distributions]
     return {name: _variance(found, name, population.size) for name in names}
 

@@ -34,6 +34,14 @@ def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str) ->
             f"{_gain('gains', 'pays', sign, mean)}")
 
 
+def few_clients_words(clients: int, mean: Cell, metric: str, better: str, unit: str) -> str:
+    """What the mean gains where a tail would be less than two of the test clients, which are better looked at one by one."""
+    sign = -1.0 if better == "lower" else 1.0
+    what = f" points of {metric}" if unit else f" of {metric}"
+    return (f"{clients} test clients are too few for a tail: look at each by name; the mean {_gain('gains', 'pays', sign, mean)}"
+            f"{what}")
+
+
 def tail_words(statistic: str) -> str:
     """Who a tail statistic is about, as the subject of a sentence: "the worst 10% of new clients".
 

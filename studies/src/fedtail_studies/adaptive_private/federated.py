@@ -214,7 +214,7 @@ def notes(results: Results) -> Sequence[str]:
         "AdaDPS divides by the frequencies of words in sentences of other devices, plus 0.01: every local step, or the whole "
         f"update before it is clipped. Without privacy the server has momentum {MOMENTUM}.",
         f"Settings by search in the first seed, {plan['trials']} for every method (all, or drawn at random), by the error on "
-        "sentences of devices that are in no other part.",
+        "sentences of devices that are in no other part. Ranges were set after a first run with fewer settings.",
         chosen_note(results, list(EVERY)),
     ]
 

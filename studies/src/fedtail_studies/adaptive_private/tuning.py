@@ -145,4 +145,4 @@ def search_note(results: Results, cases: Sequence[Case]) -> str:
     said = f" At the end of their range are the rates of {', '.join(edge)}." if edge else ""
     return (f"Settings by search in the first seed: {results.plan['trials']} for every method, all that there are or drawn at "
             "random, and that with the lowest score on validation examples. Every seed trains with it; the scores are of test "
-            f"examples. No epsilon covers the search.{said}")
+            f"examples. Ranges and steps were set after trial runs of that seed. No epsilon covers the search.{said}")
