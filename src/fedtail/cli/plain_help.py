@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typer
+import click
 from typer.core import TyperCommand
 
 
@@ -12,6 +12,6 @@ class PlainCommand(TyperCommand):
     Typer escapes these brackets where rich is installed, also where the help is printed without it, as "\\[required]".
     """
 
-    def get_help(self, ctx: typer.Context) -> str:
+    def get_help(self, ctx: click.Context) -> str:
         """The help text, without escapes before brackets."""
         return super().get_help(ctx).replace("\\[", "[")
