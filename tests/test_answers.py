@@ -247,6 +247,23 @@ def test_a_floor_of_other_losses_is_that_of_normal_noise():
     assert found["floors"]["worst10"]["is_noise"] == (found["floors"]["worst10"]["observed"] <= found["floors"]["worst10"]["highest"])
 
 
+@pytest.mark.parametrize("size", [3, 10])
+def test_alike_clients_with_skewed_losses_are_seldom_called_different(size):
+    """Cross entropies of alike clients, 120 populations: at most one in ten tails is called real, where normal noise calls half."""
+    called, floors, tails = [], [], []
+    for seed in range(120):
+        chance = RANDOM(seed).beta(4, 1.5, (200, size))
+        losses = -np.log(np.where(RANDOM(seed + 1000).random((200, size)) < chance, chance, 1 - chance))
+        rows = {"loss": losses.mean(1), "loss_variance": losses.var(1, ddof=1), "loss_third_moment": stats.kstat(losses, 3, axis=1),
+                "size": np.full(200, size)}
+        found = noise_of_columns(rows, "loss", False, "lower")["floors"]["worst10"]
+        called.append(not found["is_noise"])
+        floors.append(found["floor"])
+        tails.append(np.sort(rows["loss"])[-20:].mean())
+    assert sum(called) <= 18                                                      # P[Bin(120, 0.08) > 18] < 0.005
+    assert np.mean(floors) == pytest.approx(np.mean(tails), rel=0.02)
+
+
 def test_a_floor_where_higher_is_better_is_at_the_other_end():
     random = RANDOM(1)
     rows = {"loss": 2 + random.normal(0, 0.5, 300), "loss_variance": np.full(300, 1.0), "size": np.full(300, 16)}
@@ -303,6 +320,7 @@ def test_a_run_keeps_the_variance_of_each_clients_losses_and_the_floors(trained)
         losses = fedtail.losses.cross_entropy(module(x), y).detach().double().numpy()
         assert rows["loss"][k] == pytest.approx(losses.mean(), rel=1e-4)
         assert rows["loss_variance"][k] == pytest.approx(losses.var(ddof=1), rel=1e-3)
+        assert rows["loss_third_moment"][k] == pytest.approx(stats.kstat(losses, 3), rel=1e-2, abs=1e-6)
     assert rows["key"].tolist() == test.key.tolist()
     noise = trained.result["noise"][0]
     assert set(noise) == {"loss", "error"}
