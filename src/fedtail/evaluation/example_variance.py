@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
+from fedtail.divergence import DivergedWarning
 from fedtail.engine.engine import Engine
 from fedtail.evaluation.evaluate import Evaluation, evaluate
 from fedtail.evaluation.personal import evaluate_personal
@@ -37,10 +39,10 @@ def example_moments(trained: Trained, population: Population, engine: Engine = E
     finds means of values, squares and cubes; no loss of an example is kept.
     """
     task = _task_with_powers(trained.task)
-    if personal:
-        found = evaluate_personal(trained, population, task, engine=engine, model=model).personal
-    else:
-        found = evaluate(trained.modules[model], population, task, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)         # the evaluation of the model itself has said so
+        found = evaluate_personal(trained, population, task, engine=engine, model=model).personal if personal else \
+            evaluate(trained.modules[model], population, task, engine=engine)
     names = [name for name in found.distributions if SQUARES + name in found.distributions]
     return {name: _moments(found, name, population.size) for name in names}
 
