@@ -148,6 +148,14 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     assert asked["answer"] == "take it"
 
 
+def test_of_few_clients_nothing_is_said_about_a_part_of_one():
+    base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
+    found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); 6 test clients do not show the "
+                                        "tail of new ones, and the mean gains 5")
+    assert "worst 10%" not in found["sentence"]
+
+
 def test_a_method_that_diverged_is_not_to_be_taken(compared):
     base, mine = compared
     place = mine[1][0].path / "result.json"

@@ -46,7 +46,8 @@ def compare(
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
     from fedtail.inference.statistics import statistic_named
-    from fedtail.runs.comparison import FEW_CLIENTS, comparison_entries, number_of_tested_clients, shown_metrics
+    from fedtail.runs.answer_words import FEW_CLIENTS
+    from fedtail.runs.comparison import comparison_entries, number_of_tested_clients, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 

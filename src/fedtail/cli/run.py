@@ -169,8 +169,8 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     """
     from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
+    from fedtail.runs.answer_words import FEW_CLIENTS
     from fedtail.runs.comparison import (
-        FEW_CLIENTS,
         constant_row,
         metric_direction,
         metric_unit,

@@ -97,7 +97,8 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
     decided: Verdict = verdict(found[tail], found["mean"], price)
     cells = {one: _cell(interval, better, rates) for one, interval in found.items()}
     said, mean = verdict_words(decided), found["mean"]
-    changes = f"{change_words(cells[tail], cells['mean'], metric, better, '%' if rates else '')}.{_wider_tail_hint(found[tail])}"
+    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if rates else "", mean.clients_per_seed)
+    changes = f"{changes}.{_wider_tail_hint(found[tail])}"
     return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
             "sentence": f"{name}: {said}; {changes}", "confidence": CONFIDENCE, "clients": mean.clients,
             "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out,

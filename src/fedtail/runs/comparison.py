@@ -17,7 +17,6 @@ from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import Compared, is_split_redrawn
 
 STATISTICS = ("mean", "std", "p0", "p10", "p50", "p90", "p100", "worst10", "worst5", "best10", "variance", "angle", "kl")
-FEW_CLIENTS = 20                                 # fewer are shown by name: a tenth of them is less than two
 UNSCALED = ("angle", "kl")
 Row = dict[str, Any]
 REDRAWN, ONE_SPLIT = "redrawn for every seed", "one for all seeds"
