@@ -185,10 +185,12 @@ def concordance_index(predicted: np.ndarray, times: np.ndarray, events: np.ndarr
     return concordant / comparable if comparable else math.nan
 
 
-def _mean_over_classes(score: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor, needs_others: bool) -> float:
+def _mean_over_classes(score: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor,
+                       needs_others: bool) -> float:
     """The mean of `score(is of the class, score of the class)` over the classes of one client; of two classes, class 1 alone.
 
-    A class needs an example of it and, where `needs_others`, one that is not; NaN where none has, and where scores are not finite.
+    A class needs an example of it and, where `needs_others`, one that is not. NaN where none has, and for
+    scores that are not finite.
     """
     scores, labels = _class_scores(outputs, targets)
     if not np.isfinite(scores).all():

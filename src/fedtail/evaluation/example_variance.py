@@ -48,7 +48,7 @@ def example_moments(trained: Trained, population: Population, engine: Engine = E
 
 
 def _task_with_powers(task: Task) -> Task:
-    """A copy of the task whose metrics are those per example, and beside each, the loss and the error too, its square and cube."""
+    """A copy of the task with the metrics per example and, beside each, the loss and the error too, its square and cube."""
     own = [metric for metric in task.all_metrics if metric.per == "example"]
     powers = [Metric(words + metric.name, _power(metric.function, power)) for metric in own
               for words, power in ((SQUARES, 2), (CUBES, 3))]

@@ -45,7 +45,8 @@ class NoiseFloor:
 
 
 def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_losses: Any = None,
-                example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000, seed: int = 0) -> NoiseFloor:
+                example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000,
+                seed: int = 0) -> NoiseFloor:
     """What `statistic` would be if all clients had the overall error, by simulation of clients of these sizes.
 
     `values`, (clients,), are means over each client's `sizes`, (clients,), examples. The overall error is the mean over all
