@@ -148,6 +148,14 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     assert asked["answer"] == "take it"
 
 
+def test_of_few_clients_nothing_is_said_about_a_part_of_one():
+    base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
+    found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); 6 test clients do not show the "
+                                        "tail of new ones, and the mean gains 5")
+    assert "worst 10%" not in found["sentence"]
+
+
 def test_a_method_that_diverged_is_not_to_be_taken(compared):
     base, mine = compared
     place = mine[1][0].path / "result.json"
@@ -247,6 +255,23 @@ def test_a_floor_of_other_losses_is_that_of_normal_noise():
     assert found["floors"]["worst10"]["is_noise"] == (found["floors"]["worst10"]["observed"] <= found["floors"]["worst10"]["highest"])
 
 
+@pytest.mark.parametrize("size", [3, 10])
+def test_alike_clients_with_skewed_losses_are_seldom_called_different(size):
+    """Cross entropies of alike clients, 120 populations: at most one in ten tails is called real, where normal noise calls half."""
+    called, floors, tails = [], [], []
+    for seed in range(120):
+        chance = RANDOM(seed).beta(4, 1.5, (200, size))
+        losses = -np.log(np.where(RANDOM(seed + 1000).random((200, size)) < chance, chance, 1 - chance))
+        rows = {"loss": losses.mean(1), "loss_variance": losses.var(1, ddof=1), "loss_third_moment": stats.kstat(losses, 3, axis=1),
+                "size": np.full(200, size)}
+        found = noise_of_columns(rows, "loss", False, "lower")["floors"]["worst10"]
+        called.append(not found["is_noise"])
+        floors.append(found["floor"])
+        tails.append(np.sort(rows["loss"])[-20:].mean())
+    assert sum(called) <= 18                                                      # P[Bin(120, 0.08) > 18] < 0.005
+    assert np.mean(floors) == pytest.approx(np.mean(tails), rel=0.02)
+
+
 def test_a_floor_where_higher_is_better_is_at_the_other_end():
     random = RANDOM(1)
     rows = {"loss": 2 + random.normal(0, 0.5, 300), "loss_variance": np.full(300, 1.0), "size": np.full(300, 16)}
@@ -324,6 +349,7 @@ def test_a_run_keeps_the_variance_of_each_clients_losses_and_the_floors(trained)
         losses = fedtail.losses.cross_entropy(module(x), y).detach().double().numpy()
         assert rows["loss"][k] == pytest.approx(losses.mean(), rel=1e-4)
         assert rows["loss_variance"][k] == pytest.approx(losses.var(ddof=1), rel=1e-3)
+        assert rows["loss_third_moment"][k] == pytest.approx(stats.kstat(losses, 3), rel=1e-2, abs=1e-6)
     assert rows["key"].tolist() == test.key.tolist()
     noise = trained.result["noise"][0]
     assert set(noise) == {"loss", "error"}

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.experiment import read_experiment
 from fedtail.experiment.tune_section import Choices, Range
 from fedtail.runs import find_runs, run
 from fedtail.runs.choosing import choose_for_everybody
@@ -140,6 +141,22 @@ def test_tune_shows_every_trial_with_its_spread_and_what_diverged(tmp_path, monk
     assert shown.count("diverged (2 of 2 seeds)") == 2
     assert shown.count(" +- ") >= 4
     assert "Chosen: " in shown
+
+
+def test_a_search_sees_one_split_whatever_the_file_redraws(tmp_path, monkeypatch):
+    """With a split for every seed, test clients of one would have judged trials with another, and allow no promise."""
+    monkeypatch.chdir(tmp_path)
+    search = "[tune]\ntrials = 1\n[tune.search]\nrisk.tail_fraction = [0.5]\n"
+    Path("t.toml").write_text('seeds = "3..4"\n' + BASE + METHODS["delta_fl"] + search)
+    done = call("tune", "t.toml", "--out", "t", "--json", "--set", 'data.split.seed="run"', "--set", "rounds=1")
+    assert done.exit_code == 0, done.output
+    best = read_experiment("t/best.toml")
+    assert best.data.is_same_for_all_seeds
+    test = set(best.data.load(0)["test"].key.tolist())
+    for seed in (3, 4):
+        judged = set(np.load("t/trials/0.npz")[f"key {seed}"].tolist())
+        assert judged
+        assert not judged & test
 
 
 def test_values_of_a_trial_are_kept_by_client_and_seed(tmp_path):

@@ -77,6 +77,35 @@ def test_auc_and_f1_are_those_of_their_definitions(examples):
     assert score == approx(2 * right / (found + wanted)) if wanted else math.isnan(score)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("ties", [False, True])
+def test_metrics_of_classes_are_those_of_scikit_learn(classes, ties):
+    """300 clients of 1 to 40 examples, with and without equal scores; of several classes, one against the rest."""
+    from sklearn import metrics as sk
+
+    random = np.random.default_rng(classes + ties)
+    for _ in range(300):
+        n = int(random.integers(1, 41))
+        outputs = random.integers(-2, 3, (n, classes)).astype(float) if ties else random.normal(0, 1, (n, classes))
+        labels = random.integers(0, classes, n)
+        scores = outputs - outputs[:, :1] if classes == 2 else torch.tensor(outputs).softmax(1).numpy()
+        mine = [metric().function(torch.tensor(outputs), torch.tensor(labels)) for metric in
+                (metrics.roc_auc, metrics.average_precision, metrics.f1, metrics.balanced_accuracy)]
+        each = [k for k in ((1,) if classes == 2 else range(classes)) if (labels == k).any()]
+        ranked = [[score(labels == k, scores[:, k]) for k in each if areas or not (labels == k).all()]
+                  for score, areas in ((sk.roc_auc_score, False), (sk.average_precision_score, True))]
+        f1 = sk.f1_score(labels, outputs.argmax(1), average="binary" if classes == 2 else "macro", zero_division=0.0)
+        present = np.unique(labels)
+        recall = sk.recall_score(labels, outputs.argmax(1), labels=present, average="macro", zero_division=0.0)
+        wanted = [*(np.mean(one) if one else math.nan for one in ranked), f1 if classes > 2 or 1 in labels else math.nan, recall]
+        assert mine == approx(wanted, nan_ok=True, abs=1e-12)
+
+
+@pytest.mark.parametrize("made", [metrics.roc_auc, metrics.average_precision, metrics.f1, metrics.balanced_accuracy])
+def test_outputs_that_are_not_finite_have_no_metric_of_classes(made):
+    assert math.isnan(made().function(torch.tensor([math.inf, 1.0, -2.0]), torch.tensor([1, 0, 1])))
+
+
 def test_several_classes_are_means_over_those_a_client_has():
     rng = np.random.default_rng(1)
     outputs, labels = torch.from_numpy(rng.normal(size=(40, 4))), rng.choice([0, 1, 3], 40)      # class 2 never
@@ -467,7 +496,7 @@ def test_a_run_that_diverges_ends_with_code_one_and_without_a_number(tmp_path, r
              'task.loss="squared_error"', "--set", 'task.error="squared_error"', "--set", f"local.learning_rate={rate}", "--set", "rounds=3")
     done = call(*words)
     assert done.exit_code == 1, done.output
-    assert text in done.stdout
+    assert text in done.stdout, done.output
     assert "diverged" in done.stdout.split("constant prediction")[0]
     assert "Error: the model has diverged (mean, seed 0; tail, seed 0)" in done.stderr
     runs = runs_of(tmp_path, "out")

@@ -1,4 +1,4 @@
-"""Ready-made metrics of clients, computed by scikit-learn from the outputs and targets of one client at a time.
+"""Ready-made metrics of clients, as scikit-learn defines them, from the outputs and targets of one client at a time.
 
 `Task(module, metrics=[roc_auc(), f1()])`, or `metrics = ["roc_auc", "f1"]` below `[task]` in a file. A metric that is not defined
 for a client, such as the AUC of one with a single class, is NaN for this client, who is then left out of it and counted.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,34 +96,50 @@ def ready_made() -> dict[str, Callable[[], Metric]]:
 
 def _client_roc_auc(outputs: Tensor, targets: Tensor) -> float:
     """The area under the ROC curve of one client, a mean over its classes where there are more than two; NaN with one class."""
-    from sklearn.metrics import roc_auc_score
-
-    return _mean_over_classes(roc_auc_score, outputs, targets, needs_others=True)
+    return _mean_over_classes(area_under_roc, outputs, targets, needs_others=True)
 
 
 def _client_average_precision(outputs: Tensor, targets: Tensor) -> float:
     """The average precision of one client, a mean over its classes where there are more than two; NaN without a positive."""
-    from sklearn.metrics import average_precision_score
-
-    return _mean_over_classes(average_precision_score, outputs, targets, needs_others=False)
+    return _mean_over_classes(precision_over_recall, outputs, targets, needs_others=False)
 
 
 def _client_f1(outputs: Tensor, targets: Tensor) -> float:
-    """The F1 score of one client; NaN with two classes and no example of class 1."""
-    from sklearn.metrics import f1_score
-
+    """The F1 score of one client; NaN with two classes and no example of class 1, and for outputs that are not finite."""
     scores, labels = _class_scores(outputs, targets)
-    if scores.shape[1] > 2:
-        return float(f1_score(labels, scores.argmax(1), average="macro", zero_division=0.0))
-    return float(f1_score(labels, scores.argmax(1))) if (labels == 1).any() else math.nan
+    right, found, wanted = _class_counts(scores, labels)
+    if not np.isfinite(scores).all() or (scores.shape[1] == 2 and not wanted[1]):
+        return math.nan
+    each = 2 * right / np.maximum(found + wanted, 1)
+    return float(each[1]) if scores.shape[1] == 2 else float(each[found + wanted > 0].mean())
 
 
 def _client_balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """The mean of the recalls of the classes that one client has."""
-    from sklearn.metrics import recall_score
-
+    """The mean of the recalls of the classes that one client has; NaN for outputs that are not finite."""
     scores, labels = _class_scores(outputs, targets)
-    return float(recall_score(labels, scores.argmax(1), labels=sorted(set(labels.tolist())), average="macro", zero_division=0.0))
+    right, _, wanted = _class_counts(scores, labels)
+    return float((right / np.maximum(wanted, 1))[wanted > 0].mean()) if np.isfinite(scores).all() else math.nan
+
+
+def area_under_roc(positive: np.ndarray, scores: np.ndarray) -> float:
+    """The share of pairs of a positive and another example whose scores are in the right order; equal ones count as a half.
+
+    `positive`, (examples,) bool, has both kinds.
+    """
+    others = np.sort(scores[~positive])
+    below = np.searchsorted(others, scores[positive], "left") + np.searchsorted(others, scores[positive], "right")
+    return float(below.sum() / (2 * positive.sum() * len(others)))
+
+
+def precision_over_recall(positive: np.ndarray, scores: np.ndarray) -> float:
+    """The mean of the precision over the steps of the recall: at each score, of all examples that have it or a larger one.
+
+    `positive`, (examples,) bool, has one at least.
+    """
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)                             # of the examples with the same score
+    right, found = np.cumsum(positive[order])[last], np.flatnonzero(last) + 1
+    return float(np.diff(right, prepend=0) @ (right / found) / right[-1])
 
 
 def _client_mean_absolute_error(outputs: Tensor, targets: Tensor) -> float:
@@ -170,15 +185,26 @@ def concordance_index(predicted: np.ndarray, times: np.ndarray, events: np.ndarr
     return concordant / comparable if comparable else math.nan
 
 
-def _mean_over_classes(score: Callable[..., Any], outputs: Tensor, targets: Tensor, needs_others: bool) -> float:
+def _mean_over_classes(score: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor,
+                       needs_others: bool) -> float:
     """The mean of `score(is of the class, score of the class)` over the classes of one client; of two classes, class 1 alone.
 
-    A class needs an example of it and, where `needs_others`, one that is not; NaN where none has.
+    A class needs an example of it and, where `needs_others`, one that is not. NaN where none has, and for
+    scores that are not finite.
     """
     scores, labels = _class_scores(outputs, targets)
+    if not np.isfinite(scores).all():
+        return math.nan
     each = (1,) if scores.shape[1] == 2 else range(scores.shape[1])
     having = [k for k in each if (labels == k).any() and not (needs_others and (labels == k).all())]
     return float(np.mean([score(labels == k, scores[:, k]) for k in having])) if having else math.nan
+
+
+def _class_counts(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each class, how many examples are rightly found to be of it, are found to be, and are: three arrays (classes,)."""
+    predicted, classes = scores.argmax(1), max(scores.shape[1], int(labels.max(initial=0)) + 1)
+    right, found, wanted = (np.bincount(one, minlength=classes) for one in (labels[predicted == labels], predicted, labels))
+    return right, found, wanted
 
 
 def _class_scores(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:

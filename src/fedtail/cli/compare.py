@@ -46,10 +46,10 @@ def compare(
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
     from fedtail.inference.statistics import statistic_named
+    from fedtail.runs.answer_words import FEW_CLIENTS
     from fedtail.runs.comparison import comparison_entries, number_of_tested_clients, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
-    from fedtail.runs.values_by_client import FEW_CLIENTS
 
     statistic_named(tail)                        # refused here, not after the training
     changes = options.settings_with_device(settings, device)

@@ -169,6 +169,7 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     """
     from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
+    from fedtail.runs.answer_words import FEW_CLIENTS
     from fedtail.runs.comparison import (
         constant_row,
         metric_direction,
@@ -176,7 +177,6 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
         number_of_tested_clients,
         rows_by_method,
     )
-    from fedtail.runs.values_by_client import FEW_CLIENTS
 
     table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
     clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -147,6 +147,17 @@ class Search:
             by = f"{self.source.location('tune', 'search')}, {name} = {value!r}"
             source = source.with_value(tuple(name.split(".")), value, by)
         return build_experiment(source, self.name)
+
+    def with_one_split(self, seed: int) -> Search:
+        """The search with one split, and one way to deal out examples, for all seeds: those of `seed` where the file says "run".
+
+        With other splits for other seeds, every client would train or judge trials, so that none is left to judge the chosen one.
+        """
+        source, follows = self.source, self.first_experiment().data.follows
+        for name in ("client.seed", "split.seed"):
+            if name in follows:
+                source = source.with_value(("data", *name.split(".")), seed, f'seed = "run" in {self.source.location("data")}')
+        return replace(self, source=source)
 
     def first_experiment(self) -> Experiment:
         """The experiment with the first value of every searched field (`low` of a range). Built anew at every call.

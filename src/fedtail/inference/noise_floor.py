@@ -13,6 +13,7 @@ from fedtail.errors import FieldError
 from fedtail.inference.statistics import statistic_named
 
 MOST_DRAWS = 20_000_000         # of single example losses
+SYMMETRIC = 1e-3                # a skewness below which noise is normal
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,17 @@ class NoiseFloor:
 
 
 def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_losses: Any = None,
-                example_variance: float | None = None, draws: int = 1000, seed: int = 0) -> NoiseFloor:
+                example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000,
+                seed: int = 0) -> NoiseFloor:
     """What `statistic` would be if all clients had the overall error, by simulation of clients of these sizes.
 
     `values`, (clients,), are means over each client's `sizes`, (clients,), examples. The overall error is the mean over all
     examples. Without more, values are error rates and a client's number of errors is binomial. For other losses give
     `example_losses`, the losses of single examples of all clients in one array, which are drawn with replacement, or
-    `example_variance`, the variance of losses within clients, for noise that is normal with that variance over the size; the
-    variance of pooled losses would include what clients differ by. `statistic` is "mean", "std", "p90" or "worst10". Raises
+    `example_variance`, the variance of losses within clients, for noise with that variance over the size; the variance of pooled
+    losses would include what clients differ by. Beside it, `example_skewness` is the skewness of losses within clients: the
+    noise is a shifted gamma variable of that skewness over the root of the size, normal for 0. Losses are skewed, and the tail
+    of clients with few examples is much longer than normal noise has it. `statistic` is "mean", "std", "p90" or "worst10". Raises
     FieldError for values that are no error rates where neither is given, for both, and for sizes that do not fit.
 
     >>> same = noise_floor([0.2, 0.3, 0.1, 0.4, 0.2, 0.3] * 10, [10] * 60)
@@ -59,12 +63,13 @@ def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_
     (True, 0.4)
     """
     [found] = noise_floors(values, sizes, (statistic,), example_losses=example_losses, example_variance=example_variance,
-                           draws=draws, seed=seed)
+                           example_skewness=example_skewness, draws=draws, seed=seed)
     return found
 
 
 def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_losses: Any = None,
-                 example_variance: float | None = None, draws: int = 1000, seed: int = 0) -> list[NoiseFloor]:
+                 example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000,
+                 seed: int = 0) -> list[NoiseFloor]:
     """The noise floor of several statistics, in order, from one simulation; arguments and errors are those of `noise_floor`."""
     values, sizes = _checked(values, sizes)
     if example_losses is not None and example_variance is not None:
@@ -75,8 +80,7 @@ def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_
         draw = _pooled_draw(np.asarray(example_losses, float), sizes, random)
         draws = max(200, min(draws, int(MOST_DRAWS / sizes.sum())))
     elif example_variance is not None:
-        spread = np.sqrt(example_variance / sizes)
-        draw = lambda rows: random.normal(overall, spread, (rows, len(sizes)))      # noqa: E731
+        draw = _skewed_draw(overall, np.sqrt(example_variance / sizes), example_skewness / np.sqrt(sizes), random)
     else:
         _check_error_rates(values, sizes)
         draw = lambda rows: random.binomial(sizes, overall, (rows, len(sizes))) / sizes      # noqa: E731
@@ -100,6 +104,20 @@ def _pooled_draw(losses: np.ndarray, sizes: np.ndarray, random: np.random.Genera
         return np.stack([np.add.reduceat(examples, starts) / sizes for examples in drawn])
 
     return draw
+
+
+def _skewed_draw(mean: float, spread: np.ndarray, skewness: np.ndarray,
+                 random: np.random.Generator) -> Callable[[int], np.ndarray]:
+    """A function from a number of rows to values, (rows, clients), around `mean`, of these standard deviations and skewnesses.
+
+    They are shifted gamma variables, of which means over examples are such again: those of n examples have the variance over n,
+    the skewness over the root of n. Normal where the skewness is almost 0.
+    """
+    if np.abs(skewness).max() < SYMMETRIC:
+        return lambda rows: random.normal(mean, spread, (rows, len(spread)))
+    shape = 4 / skewness**2
+    scale = np.sign(skewness) * spread / np.sqrt(shape)
+    return lambda rows: mean + scale * (random.standard_gamma(shape, (rows, len(spread))) - shape)
 
 
 def _row_statistic(name: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -13,8 +13,8 @@ from fedtail.report.methods import Method, MethodFamily
 from fedtail.report.overview import constant_cells, methods_table, model_choice
 from fedtail.report.statistics import statistic_titles
 from fedtail.runs import RunFolder
+from fedtail.runs.answer_words import FEW_CLIENTS
 from fedtail.runs.comparison import client_rows, metric_direction, number_of_tested_clients
-from fedtail.runs.values_by_client import FEW_CLIENTS
 
 
 @dataclass(frozen=True)

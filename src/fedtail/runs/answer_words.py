@@ -11,6 +11,7 @@ from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 LARGE = 1e6                                  # from here on, numbers are written with exponents
 ROUNDING = 1e-12                             # differences below this are those of rounding
 Cell = dict[str, Any]                        # a difference with its interval
+FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
 
 
 def verdict_words(decided: Verdict) -> str:
@@ -23,23 +24,18 @@ def verdict_words(decided: Verdict) -> str:
     return f"this data cannot tell ({needed})"
 
 
-def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str) -> str:
+def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str, clients: int) -> str:
     """What the tail gains and the mean pays, with their intervals, in words.
 
-    `tail` and `mean` are differences in the metric, method minus baseline, of which `better` says which sign is a gain.
+    `tail` and `mean` are differences in the metric, method minus baseline, of which `better` says which sign is a gain. Of few
+    test `clients`, who are shown by name, a tail that has no interval is a part of one client, and nothing is said of it.
     """
     sign = -1.0 if better == "lower" else 1.0
     what = f" points of {metric}" if unit else f" of {metric}"
+    if clients < FEW_CLIENTS and tail["low"] is None and tail["high"] is None:
+        return f"{clients} test clients do not show the tail of new ones, and the mean {_gain('gains', 'pays', sign, mean)}{what}"
     return (f"{tail_words(tail['statistic'])} {_gain('gain', 'lose', sign, tail)}{what}, and the mean "
             f"{_gain('gains', 'pays', sign, mean)}")
-
-
-def few_clients_words(clients: int, mean: Cell, metric: str, better: str, unit: str) -> str:
-    """What the mean gains where a tail would be less than two of the test clients, which are better looked at one by one."""
-    sign = -1.0 if better == "lower" else 1.0
-    what = f" points of {metric}" if unit else f" of {metric}"
-    return (f"{clients} test clients are too few for a tail: look at each by name; the mean {_gain('gains', 'pays', sign, mean)}"
-            f"{what}")
 
 
 def tail_words(statistic: str) -> str:

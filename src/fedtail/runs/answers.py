@@ -12,11 +12,11 @@ from typing import Any
 from fedtail.inference import Interval, Verdict, new_client_interval, verdict
 from fedtail.inference.intervals import FEW_IN_TAIL
 from fedtail.inference.statistics import statistic_named
-from fedtail.inference.verdicts import CANNOT_TELL, DO_NOT
-from fedtail.runs.answer_words import Cell, change_words, few_clients_words, shown_statistic, verdict_words
+from fedtail.inference.verdicts import DO_NOT
+from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
 from fedtail.runs.diverged import diverged_seeds
 from fedtail.runs.run_folder import RunFolder
-from fedtail.runs.values_by_client import FEW_CLIENTS, ByClient, Compared, tests_training_clients, values_by_client
+from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
 TAIL = "worst10"
 SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has an interval for
@@ -97,11 +97,8 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
     decided: Verdict = verdict(found[tail], found["mean"], price)
     cells = {one: _cell(interval, better, rates) for one, interval in found.items()}
     said, mean = verdict_words(decided), found["mean"]
-    unit, clients = "%" if rates else "", mean.clients_per_seed
-    if clients < FEW_CLIENTS and decided.answer == CANNOT_TELL:
-        changes = f"{few_clients_words(clients, cells['mean'], metric, better, unit)}."
-    else:
-        changes = f"{change_words(cells[tail], cells['mean'], metric, better, unit)}.{_wider_tail_hint(found[tail])}"
+    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if rates else "", mean.clients_per_seed)
+    changes = f"{changes}.{_wider_tail_hint(found[tail])}"
     return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
             "sentence": f"{name}: {said}; {changes}", "confidence": CONFIDENCE, "clients": mean.clients,
             "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out,

@@ -26,6 +26,11 @@ def variance_column(column: str) -> str:
     return f"{column}_variance"
 
 
+def third_column(column: str) -> str:
+    """The column with the third central moment of a metric over a client's examples: "loss_third_moment" of "loss"."""
+    return f"{column}_third_moment"
+
+
 def noise_of_run(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, Any]:
     """What `noise_of_columns` finds for the tested clients of a finished run: read from `result.json`, else from its table."""
     stored = run.result.get("personal_noise" if model.personal else "noise")
@@ -41,15 +46,18 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
     """The noise floor of the tails of a metric, and how much of its spread over clients is real, as a dict for `result.json`.
 
     `rows` are columns of the table over clients; `column` holds the metric. Error `rates` have binomial noise; other means over
-    examples have normal noise of the variance in `variance_column(column)`. `floors` has, by statistic, `observed`, `floor` (its
+    examples have noise of the variance in `variance_column(column)` and of the skewness that follows from `third_column(column)`,
+    normal noise where a run of an earlier version has none. `floors` has, by statistic, `observed`, `floor` (its
     mean if all clients were alike), `highest` (95% of simulations are below) and `is_noise`; `spread` the shares of the variance
     over clients that is real, or None for fewer than ten clients. Values are in the metric's own unit. Only `reason` where the
     noise is not known. Clients without a value are left out.
     """
     values = np.array([math.nan if v is None else v for v in rows[column]], float) if column in rows else np.zeros(0)
-    variances = np.array(rows.get(variance_column(column), np.full(len(values), np.nan)), float)
+    variances, thirds = (np.array(rows.get(name(column), np.full(len(values), np.nan)), float)
+                         for name in (variance_column, third_column))
     known = np.isfinite(values)
-    values, variances, sizes = values[known], variances[known], np.asarray(rows["size"])[known] if len(values) else np.zeros(0)
+    values, variances, thirds = values[known], variances[known], thirds[known]
+    sizes = np.asarray(rows["size"])[known] if len(values) else np.zeros(0)
     if len(values) < 2:
         return {"reason": "fewer than two clients have a value"}
     binomial = rates and _are_counts(values, sizes)
@@ -57,7 +65,7 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
         return {"reason": PER_CLIENT}
     sign = 1.0 if better == "lower" else -1.0
     try:
-        floors = _floors(sign * values, sizes, None if binomial else _pooled_variance(variances, sizes))
+        floors = _floors(sign * values, sizes, None if binomial else variances, sign * thirds)
     except FieldError as refused:            # sizes that no run writes
         return {"reason": short_text(str(refused))}
     turned = {shown_statistic(name, better): _in_metric_direction(found, sign) for name, found in floors.items()}
@@ -83,10 +91,18 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     return f"{all_noise}: clients of these sizes that are all alike would have as bad a one; {share}."
 
 
-def _floors(values: np.ndarray, sizes: np.ndarray, variance: float | None) -> dict[str, Any]:
-    """The noise floor of each tail, by statistic; `variance` is that over examples within clients, None for error rates."""
+def _floors(values: np.ndarray, sizes: np.ndarray, variances: np.ndarray | None, thirds: np.ndarray) -> dict[str, Any]:
+    """The noise floor of each tail, by statistic; `variances` and `thirds` are moments over each client's examples, (clients,).
+
+    `variances` is None for error rates.
+    """
     draws = int(max(200, min(DRAWS, MOST_DRAWS / len(values))))
-    return dict(zip(TAILS, noise_floors(values, sizes, TAILS, example_variance=variance, draws=draws), strict=True))
+    if variances is None:
+        return dict(zip(TAILS, noise_floors(values, sizes, TAILS, draws=draws), strict=True))
+    variance, third = _pooled(variances, sizes - 1), _pooled(thirds, sizes - 2)
+    skewness = third / variance**1.5 if variance > 0 else 0.0
+    found = noise_floors(values, sizes, TAILS, example_variance=variance, example_skewness=skewness, draws=draws)
+    return dict(zip(TAILS, found, strict=True))
 
 
 def _in_metric_direction(found: Any, sign: float) -> dict[str, Any]:
@@ -112,7 +128,7 @@ def _are_counts(values: np.ndarray, sizes: np.ndarray) -> bool:
     return bool((np.abs(errors - np.round(errors)) <= 1e-3).all() and (values >= 0).all() and (values <= 1).all())
 
 
-def _pooled_variance(variances: np.ndarray, sizes: np.ndarray) -> float:
-    """The variance over examples within clients, pooled by degrees of freedom."""
-    known = np.isfinite(variances)
-    return float((variances[known] * (sizes[known] - 1)).sum() / max((sizes[known] - 1).sum(), 1))
+def _pooled(moments: np.ndarray, freedom: np.ndarray) -> float:
+    """A moment over examples within clients, pooled by degrees of freedom; clients without one are left out, 0 without any."""
+    known = np.isfinite(moments) & (freedom > 0)
+    return float(moments[known] @ freedom[known] / max(freedom[known].sum(), 1))

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedtail.data import Population
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.evaluation.example_variance import example_variances
+from fedtail.evaluation.example_variance import example_moments
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.client_noise import noise_of_columns, variance_column
+from fedtail.runs.client_noise import noise_of_columns, third_column, variance_column
 from fedtail.runs.evaluated_models import personal_column
 from fedtail.runs.held_out_promises import Identities, client_identities, held_out_promise, no_promise
 from fedtail.runs.keep_best import selection_split
@@ -41,13 +41,18 @@ class RunAnswers:
             used[selection_split(self.splits, self.tested)] = "chose the best model (keep_best)"
         return used
 
-    def add_variances(self, rows: Rows, trained: Trained) -> None:
-        """Add the variance of each metric over each tested client's examples, as columns "loss_variance" and so on, in place."""
+    def add_moments(self, rows: Rows, trained: Trained) -> None:
+        """Add how each metric varies over each tested client's examples, in place.
+
+        The columns are "loss_variance", "loss_third_moment" and so on.
+        """
         for member in range(len(trained.modules)):
             for personal in (False, True) if self._is_personal(trained, member) else (False,):
-                found = example_variances(trained, self.splits[self.tested], self.experiment.evaluation_engine, member, personal)
-                columns = {personal_column(name) if personal else name: values.numpy() for name, values in found.items()}
-                rows[self.tested, member] |= {variance_column(name): values for name, values in columns.items()}
+                found = example_moments(trained, self.splits[self.tested], self.experiment.evaluation_engine, member, personal)
+                for name, moments in found.items():
+                    column = personal_column(name) if personal else name
+                    rows[self.tested, member] |= {variance_column(column): moments.variance.numpy(),
+                                                  third_column(column): moments.third.numpy()}
 
     def result_entries(self, rows: Rows, trained: Trained) -> dict[str, Any]:
         """The entries of `result.json`, lists over models of dicts by metric: `noise`, `personal_noise` and `promises`.

@@ -33,16 +33,18 @@ HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to tr
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
     """Search the settings of an experiment: train trials, record them in `folder`, and write the best experiment to `best.toml`.
 
-    Each trial is trained with each of `seeds`; a private search takes one, from which it derives another for each trial. Returns
-    the content of `trials.json` (with `trials`, best first), and `best`, the chosen trial or None, and `file`, the path of
-    `best.toml`: see `write_search_result`. A trial whose statistic, or whose loss for a held-out client, is not finite has
-    diverged: it counts as a trial and is never the best. A search that `watch` stops can be resumed. Raises RunRefused where the
-    folder holds a search and `resume` is False, another search, or other files, and for a private search with several seeds or
-    whose epsilon cannot be stated or is too large; RunError where optuna is not installed.
+    Each trial is trained with each of `seeds`, all on one split of the data; a private search takes one, from which it
+    derives another for each trial. Returns the content of `trials.json` (with `trials`, best first), and `best`, the chosen
+    trial or None, and `file`, the path of `best.toml`: see `write_search_result`. A trial whose statistic, or whose loss for
+    a held-out client, is not finite has diverged: it counts as a trial and is never the best. A search that `watch` stops can
+    be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another search, or other files, and
+    for a private search with several seeds or whose epsilon cannot be stated or is too large; RunError where optuna is not
+    installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
     refuse_foreign_folder(folder, {"trials.log"})
+    search = search.with_one_split(seeds[0])
     held_out = {seed: _split_held_out(search, seed) for seed in seeds}
     private = _private_search(search, held_out)
     with hold_folder_lock(folder), redirect_warnings(watch.note):

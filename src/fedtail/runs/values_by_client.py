@@ -10,7 +10,6 @@ import numpy as np
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.run_folder import RunFolder
 
-FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
 RUN = "run"                                  # seed = "run" in [data]: other clients for every seed
 Compared = tuple[RunFolder, EvaluatedModel]      # a run, and which of its models
 ByClient = dict[Hashable, float]
