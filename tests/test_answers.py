@@ -23,7 +23,7 @@ from fedtail.models import SoftmaxRegression
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
-from fedtail.runs.answers import answer_from_values, method_answer
+from fedtail.runs.answers import answer_from_values, estimand_words, method_answer
 from fedtail.runs.client_noise import noise_of_columns, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
@@ -82,7 +82,9 @@ def test_a_method_is_judged_by_paired_clients_nested_in_seeds(compared):
     assert found["clients_per_seed"] == 120
     assert re.fullmatch(r"mine: take it; the worst 10% of new clients gain [\d.]+ \([\d.]+ to [\d.]+\) points of error, and the mean "
                         r"(gains|pays) [\d.]+ \(-?[\d.]+ to -?[\d.]+\)\.", found["sentence"])
-    assert found["estimand"] == "new clients of the same population; observed value of clients of this size; mean over 3 training seeds"
+    assert found["estimand"] == ("new clients of the same population; observed value of clients of this size; mean over 3 training seeds; fewer than 5 "
+                                 "seeds, so that intervals may be too narrow")
+    assert "narrow" not in estimand_words(5, mine[0][0])
 
 
 def test_clients_are_paired_by_key_whatever_their_order(compared):
@@ -305,9 +307,9 @@ def test_differences_are_written_for_people():
     """Large numbers have exponents, and rounding errors are no differences."""
     huge = {"statistic": "worst10", "estimate": 5050510146.0, "low": -1e9, "high": 12345678901.0}
     tiny = {"statistic": "mean", "estimate": -1.1e-16, "low": None, "high": None}
-    assert change_words(huge, tiny, "error", "lower", "") == ("the worst 10% of new clients lose 5.051e+09 (-1e+09 to 1.235e+10) of error, and the "
+    assert change_words(huge, tiny, "error", "lower", "", 100) == ("the worst 10% of new clients lose 5.051e+09 (-1e+09 to 1.235e+10) of error, and the "
                                                               "mean gains 0.00 (no interval)")
-    assert change_words({**tiny, "statistic": "worst10"}, huge, "f1", "higher", "").startswith(
+    assert change_words({**tiny, "statistic": "worst10"}, huge, "f1", "higher", "", 100).startswith(
         "the worst 10% of new clients gain 0.00 (no interval) of f1")
 
 

@@ -21,6 +21,7 @@ from fedtail.runs.values_by_client import ByClient, Compared, tests_training_cli
 TAIL = "worst10"
 SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has an interval for
 CONFIDENCE = 0.95
+ENOUGH_SEEDS = 5                             # for the part of intervals that comes from seeds
 RATES = (0.0, 1.0)                           # bounds of error rates
 BySeed = Mapping[int, Compared]              # runs of one method
 NO_ANSWER = "none"
@@ -77,7 +78,8 @@ def why_no_answer(run: RunFolder) -> str:
 
 def estimand_words(seeds: int, run: RunFolder) -> str:
     """What the intervals of a comparison with so many seeds are about, in words: which clients, which value, which models."""
-    models = "for the models that were trained with one seed" if seeds == 1 else f"mean over {seeds} training seeds"
+    few = "" if seeds >= ENOUGH_SEEDS else f"; fewer than {ENOUGH_SEEDS} seeds, so that intervals may be too narrow"
+    models = "for the models that were trained with one seed" if seeds == 1 else f"mean over {seeds} training seeds{few}"
     who = "new clients of the same population"
     if tests_training_clients(run):
         who = "clients of the same population that take part in training as these do, on new examples"
