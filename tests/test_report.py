@@ -20,6 +20,7 @@ from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
 from fedtail.report.client_errors import LISTED, POINTS
 from fedtail.report.page import script_safe_json
+from fedtail.report.settings import method_settings
 from fedtail.report.statistics import STATISTICS, bin_edges, bin_shares, quantile_classes, summary_statistics, thinned_positions
 from fedtail.runs import RunError, RunFolder, find_runs
 from run_folders import SEEDS, THETAS, change, once, trained_family, write_folder, write_run
@@ -378,3 +379,12 @@ def test_thinning_keeps_both_ends(count, most):
     kept = thinned_positions(count, most)
     assert len(kept) == min(count, most)
     assert not count or (kept[0] == 0 and kept[-1] == count - 1)
+
+
+@pytest.mark.parametrize("value", [None, [1, None], {"x": None}])
+def test_a_damaged_experiment_has_no_settings_and_the_page_is_written(tmp_path, value):
+    folder = write_run(tmp_path / "seed-0", "FedAvg", (1.0,), 0)
+    damaged = RunFolder(folder.path, {**folder.about, "experiment": {**folder.about["experiment"], "rounds": value}})
+    assert [one["name"] for one in method_settings([folder])] == ["FedAvg"]
+    assert method_settings([damaged]) == []
+    assert write_page([damaged], tmp_path).is_file()

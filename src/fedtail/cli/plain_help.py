@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
+
 from typer.core import TyperCommand
 
 
@@ -12,6 +13,6 @@ class PlainCommand(TyperCommand):
     Typer escapes these brackets where rich is installed, also where the help is printed without it, as "\\[required]".
     """
 
-    def get_help(self, ctx: click.Context) -> str:
-        """The help text, without escapes before brackets."""
+    def get_help(self, ctx: Any) -> str:
+        """The help text of the command in its context `ctx`, without escapes before brackets."""
         return super().get_help(ctx).replace("\\[", "[")

@@ -20,14 +20,23 @@ def method_settings(runs: Sequence[RunFolder]) -> list[dict[str, str]]:
     """For each name among the runs, in order, a dict of its `name` and its experiment as the text of a TOML file, `toml`.
 
     The seeds of the file are those of all its runs, so that `fedtail run` with it makes them again. Runs that did not write down
-    their experiment are left out.
+    their experiment, or as no experiment file can be, are left out.
     """
     by_name: dict[str, list[RunFolder]] = {}
     for run in runs:
         if isinstance(run.about.get("experiment"), dict):
             by_name.setdefault(run.name, []).append(run)
-    return [{"name": name, "toml": tomli_w.dumps({**own[0].about["experiment"], "seeds": sorted({run.seed for run in own})})}
-            for name, own in by_name.items()]
+    found = [(name, _toml_text({**own[0].about["experiment"], "seeds": sorted({run.seed for run in own})}))
+             for name, own in by_name.items()]
+    return [{"name": name, "toml": text} for name, text in found if text]
+
+
+def _toml_text(table: dict[str, Any]) -> str:
+    """A table as the text of a TOML file; "" where it holds what TOML has no words for, as a damaged `run.json` may."""
+    try:
+        return tomli_w.dumps(table)
+    except (TypeError, ValueError, RecursionError):
+        return ""
 
 
 def model_size_line(runs: Sequence[RunFolder]) -> str:
