@@ -46,8 +46,7 @@ def compare(
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
     from fedtail.inference.statistics import statistic_named
-    from fedtail.runs.answer_words import FEW_CLIENTS
-    from fedtail.runs.comparison import comparison_entries, number_of_tested_clients, shown_metrics
+    from fedtail.runs.comparison import are_clients_named, comparison_entries, shown_metrics
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
@@ -69,7 +68,7 @@ def compare(
     show_runs(runs, folder, as_json, more, metric)
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
-        few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+        few = are_clients_named(runs[0])
         for rows in less.values():
             show_differences(rows, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)", few)
         for name in less:

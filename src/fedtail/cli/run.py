@@ -169,14 +169,7 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     """
     from fedtail.cli.answers import show_noise
     from fedtail.cli.terminal import show_clients_by_name, show_finetuned_errors, show_statistics
-    from fedtail.runs.answer_words import FEW_CLIENTS
-    from fedtail.runs.comparison import (
-        constant_row,
-        metric_direction,
-        metric_unit,
-        number_of_tested_clients,
-        rows_by_method,
-    )
+    from fedtail.runs.comparison import are_clients_named, constant_row, metric_direction, metric_unit, rows_by_method
 
     table, constant = rows_by_method(runs, metric), constant_row(runs, metric)
     clients = " or ".join(dict.fromkeys(map(evaluated_clients, runs)))
@@ -184,7 +177,7 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     over = f", +- std over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
-    few = number_of_tested_clients(runs[0]) < FEW_CLIENTS and runs[0].has_client_table
+    few = are_clients_named(runs[0])
     named = metric.capitalize() if metric in ("loss", "error") else metric
     title = f"{named} on {clients} after {rounds} rounds{unit}{better}{over}"
     show_statistics([*table, *([constant] if constant else [])], title, few)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.runs.answer_words import FEW_CLIENTS
 from fedtail.runs.answers import TAIL, comparison_answers
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
@@ -145,6 +146,11 @@ def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[
 def number_of_tested_clients(run: RunFolder) -> int:
     """How many clients the statistics of a run are over: the benign ones of the tested split."""
     return run.about.get("benign", run.about["splits"])[run.tested_split]
+
+
+def are_clients_named(run: RunFolder) -> bool:
+    """Whether a run tested so few clients that tables show each of them by name; never without a table over clients."""
+    return run.has_client_table and number_of_tested_clients(run) < FEW_CLIENTS
 
 
 def finetuned_rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
