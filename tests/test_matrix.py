@@ -25,6 +25,8 @@ from fedtail.experiment.matrix_section import read_matrix
 from fedtail.experiment.matrix_starter import matrix_example
 from fedtail.report.matrix_page import render_matrix_page
 from fedtail.runs import RunFolder
+from fedtail.runs.diverged import is_diverged
+from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.execution import check_experiment_can_run
 from fedtail.runs.matrix_costs import value_costs
 from fedtail.runs.matrix_results import csv_text
@@ -317,14 +319,17 @@ def test_the_terminal_shows_aligned_tables_with_short_refusals(place):
 def test_a_diverging_cell_has_a_word_and_no_number(place):
     written(HEAD + '[matrix.a]\ngood = {}\nlarge = { local = { learning_rate = 1e30 } }\n'
             'endless = { local = { learning_rate = 1e38 }, server = { learning_rate = 1e10 } }\n')
-    answered = call("matrix", "m.toml", "--json")
-    assert answered.exit_code == 0, answered.output
+    answered = call("matrix", "m.toml", "--json", "--out", "o")
+    assert answered.exit_code == 1, answered.output
+    assert answered.stderr.endswith("Error: 2 of 3 combinations diverged (large; endless). Lower local.learning_rate, or clip updates.\n")
     good, large, endless = json.loads(answered.stdout)["cells"]
     assert (good["state"], large["state"], endless["state"]) == ("done", "diverged", "diverged")
     assert large["shared"] is None
     assert large["text"].startswith("seed 0: the mean loss is ")
     assert large["text"].endswith("after 4 rounds, and was 2.3 before.")
-    assert endless["text"] == "seed 0: nothing was learned, 40 answers were left out because a loss or an update was not finite."
+    assert endless["text"] == "seed 0: nothing was learned: 40 answers were left out because a loss or an update was not finite."
+    said = {name: is_diverged(RunFolder.open(Path("o", name, "seed-0")), EvaluatedModel(0)) for name in ("good", "large", "endless")}
+    assert said == {"good": False, "large": True, "endless": True}      # `run` and `compare` decide alike
     costs = json.loads(answered.stdout)["costs"]
     assert [(cost["pairs"], cost["without"], cost["shared"]) for cost in costs] == [(0, 1, None), (0, 1, None)]
 
@@ -334,10 +339,11 @@ def test_a_diverging_cell_has_a_word_and_no_number(place):
 def test_a_cell_whose_every_round_was_lost_shows_no_number_of_the_untrained_model(place):
     written(HEAD + '[matrix.attack]\nnone = {}\nhuge = { attack = { part = "InvalidRows", fraction = 0.9, value = 1e30 } }\n')
     answered = call("matrix", "m.toml", "--json")
+    assert answered.exit_code == 1, answered.output
     none, huge = json.loads(answered.stdout)["cells"]
     assert none["state"] == "done"
     assert (huge["state"], huge["shared"]) == ("diverged", None)
-    assert huge["text"].startswith("seed 0: nothing was learned, ")
+    assert huge["text"].startswith("seed 0: nothing was learned: ")
 
 
 def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again(place, monkeypatch):

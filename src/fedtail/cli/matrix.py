@@ -38,7 +38,8 @@ def matrix(
 
     Shows mean, worst tenth and spread of the error over benign clients for each, and what every value costs the others. A
     combination that cannot be composed is shown with the reason. Everything is checked before the first one trains; each is a
-    run folder of its own, so that --resume does only what is missing. Writes matrix.json, matrix.csv and matrix.html.
+    run folder of its own, so that --resume does only what is missing. Writes matrix.json, matrix.csv and matrix.html. The exit
+    code is 1 where a combination failed or diverged.
     """
     from fedtail.experiment.matrix_section import read_matrix
     from fedtail.report.matrix_page import PAGE, write_matrix_page
@@ -66,6 +67,10 @@ def matrix(
         typer.echo(f"Saved in {folder}: matrix.json, matrix.csv, and a page to look at, {page}")
     if any(cell["state"] == "failed" for cell in result["cells"]):
         exit_with_message(f"some runs failed; --resume tries them again:  {resume_command(folder)}", FAILED)
+    diverged = [", ".join(cell["values"].values()) for cell in result["cells"] if cell["state"] == "diverged"]
+    if diverged:
+        exit_with_message(f"{len(diverged)} of {len(result['cells'])} combinations diverged ({'; '.join(diverged)}). Lower "
+                          "local.learning_rate, or clip updates.", FAILED)
 
 
 def write_example(file: Path) -> None:

@@ -16,23 +16,53 @@ DIVERGED = 1000.0                            # a loss so many times what it was 
 
 
 def is_diverged(run: RunFolder, model: EvaluatedModel) -> bool:
-    """Whether a model of a finished run has diverged: its parameters, or its mean loss over the tested clients, are not finite.
+    """Whether a model of a finished run is none to compare: `divergence_reason` gives a reason."""
+    return bool(divergence_reason(run, model))
 
-    So it is as well where that loss is more than 1000 times what it was before training, and what a constant prediction has.
-    False where the run did not evaluate the loss and does not say whether its parameters are finite.
+
+def divergence_reason(run: RunFolder, model: EvaluatedModel) -> str:
+    """Why a model of a finished run has diverged, in a sentence without an end; "" where it has not.
+
+    It has where its parameters, or its mean loss over the tested clients, are not finite, where that loss is more than 1000 times
+    both what it was before training and what a constant prediction has, and where answers were left out as not finite and no
+    round changed the model. "" where the run did not evaluate the loss and does not say whether its parameters are finite.
     """
-    lost = not model.personal and _not_finite(run, model).get("parameters", 0) > 0
+    lost = {} if model.personal else _not_finite(run, model)
+    if lost.get("parameters", 0) > 0:
+        return f"{lost['parameters']:g} of {lost['of']:g} parameters are not finite"
     found = _tested(run, model).get("loss")
-    return lost or (found is not None and _loss_is_lost(run, model, found.get("mean")))
+    return "" if found is None else _loss_reason(run, model, found.get("mean"))
 
 
-def _loss_is_lost(run: RunFolder, model: EvaluatedModel, loss: float | None) -> bool:
-    """Whether the final mean loss of a model is not finite, or more than 1000 times both its start and the constant's."""
-    if not _is_finite(loss):
-        return True
+def _loss_reason(run: RunFolder, model: EvaluatedModel, loss: float | None) -> str:
+    """Why a model has diverged by its final mean loss, in the form of `divergence_reason`; "" where it has not."""
+    rounds = run.result.get("round", 0)
+    if loss is None or not math.isfinite(loss):
+        return f"the mean loss is not finite after {rounds} rounds"
+    start, constant = _first_loss(run, model), constant_statistics(run).get("loss", {}).get("mean")
+    known = [one for one in (start, constant) if one is not None and math.isfinite(one)]
+    if known and loss > DIVERGED * max(known) > 0:
+        before = "" if start is None else f", and was {start:.3g} before"
+        return f"the mean loss is {loss:.3g} after {rounds} rounds{before}"
+    if rounds and loss == start and run.result.get("failed", 0) and not model.personal:
+        return f"nothing was learned: {run.result['failed']} answers were left out because a loss or an update was not finite"
+    return ""
+
+
+def _first_loss(run: RunFolder, model: EvaluatedModel) -> float | None:
+    """The mean loss of a model over the tested clients before training; None where the run did not evaluate it."""
     first = EvaluatedModel(model.member).statistics(run.metrics[0]).get(run.tested_split, {}) if run.metrics else {}
-    known = [one["loss"]["mean"] for one in (first, constant_statistics(run)) if _is_finite(one.get("loss", {}).get("mean"))]
-    return bool(known) and loss is not None and loss > DIVERGED * max(known) > 0
+    return first.get("loss", {}).get("mean")
+
+
+def unchanged_reason(run: RunFolder) -> str:
+    """That no round of a finished run changed its first model, as where every round was lost, in words; "" where one did.
+
+    Such a model has not diverged; it has not been trained. It is known by its mean loss over the tested clients, to the last bit.
+    """
+    found = _tested(run, EvaluatedModel(0)).get("loss", {}).get("mean")
+    untrained = run.result.get("round", 0) > 0 and found is not None and found == _first_loss(run, EvaluatedModel(0))
+    return "nothing was learned: no round changed the model" if untrained else ""
 
 
 def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[int]:
@@ -70,10 +100,10 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
         who = f"{run.tested_split.replace('_', '-')} clients"
         return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
     loss, constant = (found.get("loss", {}).get("mean") for found in (_tested(run, model), constant_statistics(run)))
-    if is_diverged(run, model):
-        found = "is not finite" if loss is None else f"is {loss:.3g}, more than {DIVERGED:g} times what it was before training"
-        return [(1, 0.0, f"the mean loss over clients {found}: the model has diverged. Lower the learning rate, or clip "
-                         "updates.")]
+    if reason := divergence_reason(run, model):
+        return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.")]
+    if model == EvaluatedModel(0) and (unchanged := unchanged_reason(run)):
+        return [(2, 0.0, f"{unchanged}. Look at the lost rounds in log.txt.")]
     return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
 
 
@@ -106,7 +136,3 @@ def _model_name(run: RunFolder, model: EvaluatedModel) -> str:
     name = run.name if len(run.members) == 1 else f"{run.name}, {run.members[model.member]}"
     return model_label(run, model, name)
 
-
-def _is_finite(value: float | None) -> bool:
-    """Whether a value of a file is a finite number; None stands for one that is not."""
-    return value is not None and math.isfinite(value)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
 from fedtail.runs.comparison import final_statistics, metric_unit
-from fedtail.runs.diverged import DIVERGED
+from fedtail.runs.diverged import divergence_reason, unchanged_reason
 from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
@@ -68,27 +67,15 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
 
 
 def divergence_text(one: CellRun) -> str:
-    """A sentence where a run diverged, "" where it did not.
+    """A sentence where a model of a run, shared or personal, diverged or was never changed by a round; "" where none.
 
-    It diverged where the mean loss of the tested clients at the end is not finite or is more than 1000 times that before
-    training, or where a statistic of their error is not finite, of the shared model or of personal ones. Nothing was learned
-    where the loss is what it was before: every round was lost, or all answers were left out as not finite.
+    The rule is the one of `fedtail run` and `compare`: `divergence_reason` and `unchanged_reason`.
     """
     assert one.run is not None
-    before, after = (SHARED.statistics(line)[one.run.tested_split] for line in (one.run.metrics[0], one.run.result))
-    own = PERSONAL.statistics(one.run.result)[one.run.tested_split]["error"] if has_evaluated_personal(one.run) else {}
-    loss, start, failed = after["loss"]["mean"], before["loss"]["mean"], one.run.result["failed"]
-    numbers = [loss, *(after["error"][name] for name in SHOWN), *(own.get(name, 0.0) for name in SHOWN)]
-    if one.run.result["round"] and loss == start:
-        why = "no round changed the model"
-        if failed:
-            why = f"{failed} answers were left out because a loss or an update was not finite"
-        return f"seed {one.seed}: nothing was learned, {why}."
-    if all(number is not None and math.isfinite(number) for number in numbers) and (start is None or loss <= DIVERGED * start):
-        return ""
-    ended = "is not finite" if loss is None else f"is {loss:.3g}"
-    rounds = one.run.result["round"]
-    return f"seed {one.seed}: the mean loss {ended} after {rounds} rounds, and was {start or math.nan:.3g} before."
+    models = (SHARED, PERSONAL) if has_evaluated_personal(one.run) else (SHARED,)
+    reasons = [*(divergence_reason(one.run, model) for model in models), unchanged_reason(one.run)]
+    found = next(filter(None, reasons), "")
+    return f"seed {one.seed}: {found}." if found else ""
 
 
 def has_evaluated_personal(run: RunFolder) -> bool:
