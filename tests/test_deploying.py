@@ -288,8 +288,8 @@ def test_messages_are_sent_over_flower_and_failures_are_left_out(flower):
 
 
 def test_nodes_come_come_back_and_are_left_out(flower):
-    from fedtail.deployment.flower.server_app import Nodes
     from fedtail.deployment.flower.transport import FlowerTransport
+    from fedtail.deployment.nodes import Nodes
 
     def who(name, *keys):
         said = pack(NodeInfo(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))

@@ -73,13 +73,3 @@ class FlowerTransport:
             if waiting:
                 time.sleep(POLL)
         return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
-    """Call `condition` every `poll` seconds until it returns True, for at least `seconds`; returns False where it never did."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(poll)
-    return True
