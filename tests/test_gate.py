@@ -31,18 +31,6 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def link():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    server.calls = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
 def place(tmp_path):
     make_certificates(tmp_path / "server", ["127.0.0.1"])
     (tmp_path / "server" / "nodes").mkdir()
@@ -53,6 +41,20 @@ def place(tmp_path):
         if name != "stranger":
             shutil.copyfile(tmp_path / name / "node.crt", tmp_path / "server" / "nodes" / f"{name}.crt")
     return tmp_path
+
+
+@pytest.fixture
+def link(place):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secure.load_cert_chain(place / "server" / "server.pem", place / "server" / "server.key")
+    server.socket, server.calls = secure.wrap_socket(server.socket, server_side=True), []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 async def post(port, path, body=b"", secure=None):

@@ -1,7 +1,7 @@
 """The gate between the network and a SuperLink that listens on loopback only: mutual TLS, and Flower's Fleet API alone.
 
 Flower serves the calls of nodes (`/v1/fleet/...`) and those that submit apps and register nodes (`/v1/control/...`) on one port,
-and authenticates only the first. So the SuperLink is not on the network: the gate is, it admits pinned node certificates only, and
+and authenticates only the first. So the SuperLink is not on the network: the gate is, it admits pinned node certificates only and
 passes on the calls of nodes, named one by one. The node's side of it is `forward_to_gate`, since a SuperNode has no certificate
 to present. Whoever has an account on the server's machine still reaches the SuperLink itself.
 """
@@ -30,7 +30,7 @@ class Gate:
     """Passes the calls of pinned nodes on to the SuperLink at a port of 127.0.0.1, and answers 403 to every other."""
 
     def __init__(self, server: Path, upstream: int, log: Callable[[str], None] = lambda text: None):
-        """`server` is the server's folder, with server.pem, server.key and nodes/NAME.crt; `upstream` is the SuperLink's port.
+        """`server` is the server's folder (ca.crt, server.pem, server.key, nodes/NAME.crt); `upstream` is the SuperLink's port.
 
         `log` is called with a line about everything that is refused. Raises ValueError where no node has a certificate.
         """
@@ -40,13 +40,14 @@ class Gate:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.load_cert_chain(server / "server.pem", server / "server.key")
         self.context.verify_mode = ssl.CERT_REQUIRED
+        self.behind = ssl.create_default_context(cafile=str(server / "ca.crt"))
         self.context.load_verify_locations(cadata="".join(path.read_text() for path in self._certificates()))
 
     def _certificates(self) -> list[Path]:
         """The certificates of the nodes, NAME.crt; raises ValueError where there are none."""
         found = sorted((self.server / "nodes").glob("*.crt"))
         if not found:
-            raise ValueError(f"{self.server / 'nodes'} holds no certificate of a node, NAME.crt. Copy each node's node.crt there.")
+            raise ValueError(f"{self.server / 'nodes'} holds no certificate of a node, NAME.crt. Copy each node's there.")
         return found
 
     def pinned_name(self, certificate: bytes | None) -> str | None:
@@ -80,7 +81,7 @@ class Gate:
             writer.write(here.send(refusal) or b"")
             await writer.drain()
             return False
-        behind, out = await asyncio.open_connection("127.0.0.1", self.upstream)
+        behind, out = await asyncio.open_connection("127.0.0.1", self.upstream, ssl=self.behind)
         try:
             there = h11.Connection(h11.CLIENT)
             headers = [(key, value) for key, value in request.headers if key not in (b"connection", b"expect")]
