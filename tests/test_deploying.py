@@ -26,6 +26,7 @@ from fedtail.deployment.keys import make_certificates, make_node_key
 from fedtail.deployment.parts import user_parts
 from fedtail.deployment.registry import NodeInfo, packed_node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
+from fedtail.deployment.signed_info import read_public_key, sign_info
 from fedtail.runs import find_runs
 from fedtail.runs.files import RunRefused
 from fedtail.wire import pack
@@ -113,6 +114,7 @@ def test_deploy_init_writes_what_each_side_needs_and_nothing_more(tmp_path, file
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     node = ["ca.crt", "experiment.toml", "key", "key.pub", "node.toml"]
     assert names == sorted(["app/pyproject.toml", "experiment.toml", "server/ca.crt", "server/server.key", "server/server.pem", "server/home/config.toml",
+                            *(f"server/nodes/{name}.pub" for name in ("north", "south")),
                             *(f"nodes/{name}/{one}" for name in ("north", "south") for one in node)])
     settings = NodeSettings.read(tmp_path / "out" / "nodes" / "north" / "node.toml")
     assert (settings.name, settings.minimum, settings.masked_only) == ("north", 2, True)
@@ -287,16 +289,20 @@ def test_messages_are_sent_over_flower_and_failures_are_left_out(flower):
     assert 0.4 < transport.seconds[0] < 5
 
 
-def test_nodes_come_come_back_and_are_left_out(flower):
+def test_nodes_come_come_back_and_are_left_out(flower, tmp_path):
     from fedtail.deployment.flower.transport import FlowerTransport
     from fedtail.deployment.nodes import Nodes
 
+    for one in ("a", "b", "c", "thief"):
+        make_node_key(tmp_path / one)
+    known = {one: read_public_key(tmp_path / one / "key.pub") for one in ("a", "b", "c", "thief")}
+
     def who(name, *keys):
         said = pack(NodeInfo(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))
-        return lambda _: {"fedtail": {"who": said}}
+        return lambda message: {"fedtail": {"who": sign_info(said, message.content["fedtail"]["ask"], tmp_path / name / "key")}}
 
     grid, log = GridHere({20: who("b", 1, 2), 21: who("a", 3), 22: lambda _: {"fedtail": {"who": b"rubbish"}}}), []
-    nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append)
+    nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append, lambda: known)
     nodes.wait_for_nodes(2, 1.0)
     assert nodes.names == ["a", "b"]
     assert nodes.registry.key.tolist() == [3, 1, 2]
@@ -315,6 +321,47 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     assert sum("node 33" in line for line in log[said:]) == 2
     with pytest.raises(RuntimeError, match=r"3 nodes have joined in 0\.1 s, and 9 are waited for"):
         nodes.wait_for_nodes(9, 0.1)
+
+
+def test_a_name_is_registered_for_its_key_only_and_for_a_fresh_challenge(flower, tmp_path):
+    from fedtail.deployment.nodes import Nodes
+
+    for one in ("a", "b"):
+        make_node_key(tmp_path / one)
+    known, heard, log = {one: read_public_key(tmp_path / one / "key.pub") for one in ("a", "b")}, [], []
+
+    class Wire:
+        ids, seconds, node = {}, [], {}
+
+        def online_nodes(self):
+            return set(self.node)
+
+        def request_node_info(self, nodes, challenge):
+            heard.append(challenge)
+            return {one: self.node[one](challenge) for one in nodes}
+
+    def info(name):
+        return pack(NodeInfo(name, torch.tensor([len(name)]), torch.ones(1, dtype=torch.float64)))
+
+    wire = Wire()
+    nodes = Nodes(wire, log.append, lambda: known)
+    recorded = sign_info(info("a"), b"0" * 32, tmp_path / "a" / "key")
+    wire.node = {1: lambda challenge: sign_info(info("a"), challenge, tmp_path / "b" / "key"),      # somebody else's name
+                 2: lambda challenge: recorded,                                                      # a registration replayed
+                 3: lambda challenge: sign_info(info("x\n2026 a has joined\x1b[2J"), challenge, tmp_path / "b" / "key"),
+                 4: lambda challenge: info("a")}                                                     # no signature at all
+    nodes.register_new_nodes()
+    nodes.register_new_nodes()
+    assert nodes.names == []
+    assert len(set(heard)) == 2
+    assert [sum(text in line for line in log) for text in ("node 1 is left out: it calls itself 'a', and did not sign", "node 2 is left out",
+                                                           "there is no key of that name", "node info is not signed")] == [2, 2, 2, 2]
+    assert all(line.isprintable() for line in log)
+    wire.node = {5: lambda challenge: sign_info(info("a"), challenge, tmp_path / "a" / "key")}
+    nodes.register_new_nodes()
+    assert nodes.names == ["a"]
+    with pytest.raises(ValueError, match="has 32 bytes"):
+        sign_info(b"anything", b"short", tmp_path / "a" / "key")
 
 
 def test_a_node_answers_under_masks_only_unless_its_own_settings_say_otherwise(tmp_path, file):

@@ -60,6 +60,26 @@ def make_node_key(folder: Path) -> None:
     (folder / "key.pub").write_bytes(key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH) + b"\n")
 
 
+def make_node_certificate(folder: Path, days: int = DAYS) -> None:
+    """Write `node.crt` and `key.pem` beside the node's `key`: a certificate of that key by itself, for mutual TLS.
+
+    The server pins the certificate as a whole, so no authority signs it, and it bears no name: a stranger who begins a handshake
+    may be shown its subject. Raises FileExistsError where `key.pem` exists, ValueError where there is no key.
+    """
+    from fedtail.deployment.signed_info import read_private_key
+
+    key = read_private_key(folder / "key")
+    public = key.public_key()
+    subject = f"node {x509.SubjectKeyIdentifier.from_public_key(public).digest.hex()}"
+    issued = (_certificate_builder(subject, subject, public, days)
+              .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+              .add_extension(_key_usage(authority=False), critical=True)
+              .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+              .sign(key, hashes.SHA256()))
+    write_secret(folder / "key.pem", key.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
+    (folder / "node.crt").write_bytes(issued.public_bytes(PEM))
+
+
 def make_identity(folder: Path) -> str:
     """Write a new Ed25519 key pair into `folder`: `identity`, which stays on the node, and `identity.pub`; return the public key.
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_node_info
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedtail.deployment.escaping import one_line
+from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_signed_info
+from fedtail.deployment.signed_info import new_challenge
 from fedtail.deployment.transport import Address, Transport, wait_until
 
 TRIES = 3              # to get the node info of a node while rounds go on: each may take as long as an exchange
@@ -16,9 +21,14 @@ class Nodes:
     """The nodes of a run: a client registry that grows when nodes join, with their names; the transport's ids are in
     `transport.ids`."""
 
-    def __init__(self, transport: Transport, log: Any):
-        """Begin without nodes. `transport` reaches them and holds its ids; `log` is called with a line for the run's log."""
-        self.transport, self.log = transport, log
+    def __init__(self, transport: Transport, log: Any, keys: Callable[[], dict[str, ec.EllipticCurvePublicKey]]):
+        """Begin without nodes. `transport` reaches them and holds its ids; `log` is called with a line for the run's log.
+
+        `keys` returns the public key of each name, as it is now: a name is registered for its key only. What nodes said is
+        escaped before it is logged.
+        """
+        self.transport, self._keys = transport, keys
+        self.log = lambda text: log(one_line(text))
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[Address]()            # how often each was asked for its node info, while rounds went on
 
@@ -40,17 +50,17 @@ class Nodes:
     def register_new_nodes(self, tries: int | None = None) -> None:
         """Ask connected nodes that are not registered for their node info, and register those that answer, in order of name.
 
-        A node whose info is not valid, or that cannot be added, is logged and left out. With `tries`, a node that was asked so
-        many times by such calls is not asked again; None: always ask.
+        A node whose info is not valid or not signed by its name's key, or that cannot be added, is logged and left out. With
+        `tries`, a node that was asked so many times by such calls is not asked again; None: always ask.
         """
         fresh = self.transport.online_nodes() - set(self.transport.ids.values())
         if tries is not None:
             fresh = {one for one in fresh if self._tried[one] < tries}
             self._tried.update(fresh)
-        found = []
-        for theirs, said in (self.transport.request_node_info(sorted(fresh)) if fresh else {}).items():
+        found, challenge, keys = [], new_challenge(), self._keys()
+        for theirs, said in (self.transport.request_node_info(sorted(fresh), challenge) if fresh else {}).items():
             try:
-                found.append((read_node_info(said), theirs))
+                found.append((read_signed_info(said, challenge, keys), theirs))
             except Exception as why:
                 self.log(f"node {theirs} is left out: {why}")
         for info, theirs in sorted(found, key=lambda one: one[0].name):

@@ -1,17 +1,21 @@
 """The client registry of a server: which clients live at which node, from what each node says of itself (its node info).
 
-Node info is a name and, for each client, a key, a mass and a group; nothing of the data is in it.
+Node info is a name and, for each client, a key, a mass and a group; nothing of the data is in it. It is signed with the key of
+the node that has this name.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
+from fedtail.deployment.signed_info import check_signature, sign_info, unsigned_info
 from fedtail.deprecated import with_old_names
 from fedtail.draws import hash_bits
 from fedtail.sampling import Cohort
@@ -63,6 +67,25 @@ def packed_node_info(settings: NodeSettings) -> bytes:
     if settings.keys == "name":
         key = hash_bits(seed_from_name(settings.name), "client of a node", population.key)
     return pack(Who(settings.name, key, population.mass.double(), population.group))
+
+
+def signed_node_info(settings: NodeSettings, challenge: bytes) -> bytes:
+    """What a node with these settings replies to a server's `challenge`: its node info, signed with the key beside its settings.
+
+    Raises ValueError where there is no such key, or the challenge has another length.
+    """
+    return sign_info(packed_node_info(settings), challenge, settings.folder / "key")
+
+
+def read_signed_info(said: bytes, challenge: bytes, keys: Mapping[str, ec.EllipticCurvePublicKey]) -> NodeInfo:
+    """The `NodeInfo` in what a node replied to `challenge`, if it is signed by the key that `keys` has for its name.
+
+    Raises ValueError where it is not, or where values are not valid.
+    """
+    info, signature = unsigned_info(said)
+    read = read_node_info(info)
+    check_signature(read.name, info, signature, challenge, keys)
+    return read
 
 
 def read_node_info(data: bytes) -> NodeInfo:

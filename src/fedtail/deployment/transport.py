@@ -26,8 +26,11 @@ class Transport(Protocol):
         """
         ...
 
-    def request_node_info(self, nodes: Iterable[Address]) -> dict[Address, bytes]:
-        """Ask nodes, given by the transport's ids, for their node info, and return it, serialised, by these ids."""
+    def request_node_info(self, nodes: Iterable[Address], challenge: bytes) -> dict[Address, bytes]:
+        """Ask nodes, given by the transport's ids, for their node info, and return it, serialised and signed, by these ids.
+
+        Each node is sent the `challenge`, fresh bytes that it signs with its info (`signed_node_info`).
+        """
         ...
 
 

@@ -37,6 +37,7 @@ clientapp = "fedtail.deployment.flower.node_app:app"
 experiment = "{experiment}"      # on the server
 method = ""                      # which [[method]], where the file has several
 out = "{out}"                    # the run's folder, on the server
+node_keys = "{node_keys}"        # NAME.pub of each node, on the server: a name is registered for its key only
 seed = 0
 nodes = {nodes}                  # wait for so many
 wait = 300.0                     # seconds
@@ -82,6 +83,11 @@ class DeploymentFolder:
         """The folder `server/home` in which `flwr` finds its configuration; the environment variable FLWR_HOME names it."""
         return self.server_folder / "home"
 
+    @property
+    def node_keys(self) -> Path:
+        """The folder `server/nodes` with NAME.pub and NAME.crt of each node: by them the server knows its nodes."""
+        return self.server_folder / "nodes"
+
     def node_folder(self, name: str) -> Path:
         """The folder `nodes/NAME` with all that one node needs; it is copied to the node."""
         return self.path / "nodes" / name
@@ -109,7 +115,8 @@ def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], 
     folder.app_folder.mkdir(parents=True)
     shutil.copyfile(experiment, folder.path / "experiment.toml")
     (folder.app_folder / "pyproject.toml").write_text(
-        APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes)),
+        APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes),
+                   node_keys=folder.node_keys),
         encoding="utf-8")
     make_certificates(folder.server_folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
     folder.write_superlink_config(f"{host}:{port}")
@@ -128,6 +135,8 @@ def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, dat
     """
     place = folder.node_folder(name)
     make_node_key(place)
+    folder.node_keys.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(place / "key.pub", folder.node_keys / f"{name}.pub")
     shutil.copyfile(experiment, place / "experiment.toml")
     shutil.copyfile(folder.server_folder / "ca.crt", place / "ca.crt")
     (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys, test_share=test_share),

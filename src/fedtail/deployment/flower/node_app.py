@@ -34,13 +34,14 @@ def answer_message(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def reply_with_node_info(message: Message, context: Context) -> Message:
-    """Reply to `message` with the serialised node info: the node's name, and its clients' keys, masses and groups.
+    """Reply to `message` with the signed node info: the node's name, and its clients' keys, masses and groups.
 
-    Reads the node's data, which the configuration in `context` names.
+    Reads the node's data, which the configuration in `context` names; the message holds the challenge that is signed with it.
     """
-    from fedtail.deployment.registry import packed_node_info
+    from fedtail.deployment.registry import signed_node_info
 
-    about = packed_node_info(NodeSettings.read(str(context.node_config["settings"])))
+    settings = NodeSettings.read(str(context.node_config["settings"]))
+    about = signed_node_info(settings, bytes_from_records(message.content, "ask"))
     return Message(RecordDict({"fedtail": ConfigRecord({"who": about})}), reply_to=message)
 
 

@@ -47,12 +47,12 @@ class FlowerTransport:
         self.log(f"exchange {len(self.seconds)}: {len(messages)} messages, {len(replies)} replies, {self.seconds[-1]:.1f} s")
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
-    def request_node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
-        """Ask nodes, given by Flower's ids, for their node info and return it, serialised, by these ids.
+    def request_node_info(self, nodes: Iterable[int], challenge: bytes) -> dict[int, bytes]:
+        """Ask nodes, given by Flower's ids, for their node info and return it, serialised and signed, by these ids.
 
-        Those that do not answer within `timeout` seconds are left out.
+        They sign it together with `challenge`. Those that do not answer within `timeout` seconds are left out.
         """
-        replies = self._send_messages("query.who", {one: {"ask": b"who"} for one in nodes})
+        replies = self._send_messages("query.who", {one: {"ask": challenge} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
     def _send_messages(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
