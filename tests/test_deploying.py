@@ -24,6 +24,7 @@ from fedtail.deployment.deployed_experiment import deployed_experiment, deployed
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.keys import make_certificates, make_node_key
 from fedtail.deployment.parts import user_parts
+from fedtail.deployment.policy_example import write_policy
 from fedtail.deployment.registry import NodeInfo, packed_node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.signed_info import read_public_key, sign_info
@@ -151,6 +152,9 @@ def test_a_nodes_own_settings(tmp_path, file):
     assert len(info.key.unique()) == 3
     assert not torch.equal(info.key, PEOPLE.key[:3])
     assert torch.equal(read_node_info(packed_node_info(replace(settings, keys="data"))).key, PEOPLE.key[:3])
+    with pytest.raises(ValueError, match=r"there is no policy .*policy.toml: a node without one answers nothing"):
+        settings.make_node(0)
+    write_policy(settings)
     assert settings.make_node(0).round == -1
     for text, wrong in (("does not say data", 'name = "n"\nexperiment = "e"\n'), ("has no setting 'nam'", 'nam = "n"\n'),
                         ("minimum must be at least 2", place.read_text() + "minimum = 1\n"), ("keys must be name or data", place.read_text() + 'keys = "x"\n')):

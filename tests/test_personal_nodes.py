@@ -21,6 +21,7 @@ from fedtail.deployment import RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.own_models import OwnModel
+from fedtail.deployment.policy_example import write_policy
 from fedtail.deployment.settings import NodeSettings
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.models import SoftmaxRegression
@@ -177,6 +178,7 @@ class Folders:
             (folder / "node.toml").write_text(f'name = "{name}"\nexperiment = "experiment.toml"\ndata = "people"\nminimum = 2\n'
                                               'keys = "data"\ntest_share = 0.3\nmasked_only = false\n')
             self.settings[k] = NodeSettings.read(folder / "node.toml")
+            write_policy(self.settings[k], trainings=10)
         self.sites = {k: one.make_site() for k, one in self.settings.items()}
 
     def exchange(self, letters):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
+from fedtail.deployment.policy_example import write_policy
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment import AS_WRITTEN, ExperimentError, Source, Trust, read_experiment, read_experiments
 from fedtail.experiment.experiment import build_experiments
@@ -258,6 +259,7 @@ def test_a_deployment_is_written_without_importing_and_nodes_decide_themselves(m
     with pytest.raises(ExperimentError, match=r"in node.toml trust = \[\"\.\"\] for the node's own folder"):
         NodeSettings.read(node / "node.toml").make_node(0)
     (node / "node.toml").write_text(told.replace("trust = []", 'trust = ["."]'))
+    write_policy(NodeSettings.read(node / "node.toml"))
     assert "Mine" in NodeSettings.read(node / "node.toml").make_node(0).types
 
 

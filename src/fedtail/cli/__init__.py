@@ -15,6 +15,7 @@ from fedtail.cli.deploy import deploy
 from fedtail.cli.experiment_file import init, show
 from fedtail.cli.export import export
 from fedtail.cli.matrix import matrix
+from fedtail.cli.node import node
 from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.predict import predict
 from fedtail.cli.privacy import privacy
@@ -49,6 +50,7 @@ for command, brief in COMMANDS:
     app.command(short_help=brief, cls=PlainCommand)(command)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
+app.add_typer(node, name="node")
 for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name")):      # by packages beside this one
     app.command(name=added.name, cls=PlainCommand)(added.load())
 

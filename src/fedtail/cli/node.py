@@ -1,4 +1,4 @@
-"""`fedtail deploy node`: what the operator of a node does on the node itself."""
+"""`fedtail node`: what the operator of a node does on the node itself."""
 
 from __future__ import annotations
 
@@ -16,6 +16,48 @@ node = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Commands f
 @node.callback()
 def node_commands() -> None:
     """Commands for the operator of a node, on the node itself. They read the node's own files, and send nothing."""
+
+
+SETTINGS = typer.Argument(..., metavar="NODE.toml", help="The node's settings.", show_default=False)
+
+
+@node.command(short_help="Write a policy for the node, from its experiment.", cls=PlainCommand)
+@print_errors_as_sentences
+def init(settings: Path = SETTINGS) -> None:
+    """Write policy.toml: what this node allows, whatever a server says, just enough for one training of its experiment.
+
+    Read it, and change it: what it does not allow, the node refuses. A policy that exists is not replaced.
+    """
+    from fedtail.deployment.policy_example import write_policy
+    from fedtail.deployment.settings import NodeSettings
+
+    path = write_policy(NodeSettings.read(settings))
+    typer.echo(path.read_text(encoding="utf-8"))
+    typer.echo(f"Written to {path}.", err=True)
+
+
+@node.command(short_help="Say in words what the node takes part in and allows.", cls=PlainCommand)
+@print_errors_as_sentences
+def check(settings: Path = SETTINGS) -> None:
+    """Read the node's settings, data, experiment and policy, and say what it answers and what that may cost.
+
+    The exit code is 1, with the reason, where one of them is missing or not valid.
+    """
+    from fedtail.deployment.settings import NodeSettings
+    from fedtail.deployment.told import node_sentences
+
+    for line in node_sentences(NodeSettings.read(settings)):
+        typer.echo(line)
+
+
+@node.command(short_help="Say what the node's data have answered so far.", cls=PlainCommand)
+@print_errors_as_sentences
+def budget(settings: Path = SETTINGS) -> None:
+    """Say what the node's data have answered over all runs and servers, and what its policy allows."""
+    from fedtail.deployment.settings import NodeSettings
+
+    found = NodeSettings.read(settings).data_budget()
+    typer.echo(f"{found.spent_text()}.\nRecorded in {found.folder}.")
 
 
 @node.command(short_help="Predict by a client's personal model, on the node.", cls=PlainCommand)

@@ -20,6 +20,7 @@ from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
 from fedtail.deployment.agreement import Agreement, check_encoding, first_agreeing
+from fedtail.deployment.data_budget import Charge, DataBudget
 from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
@@ -110,13 +111,13 @@ class Node:
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
-                 trainings: int = 3, agreements: Sequence[Agreement] = ()):
+                 trainings: int = 3, agreements: Sequence[Agreement] = (), budget: DataBudget | None = None):
         """Check the task against `population`, this node's clients; no round is open.
 
         `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
         number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
-        examples to evaluate on; `agreements` says what may be asked, everything where it is empty. Raises FieldError where
-        `trainings` is less than 1.
+        examples to evaluate on; `agreements` says what may be asked, everything where it is empty, and `budget` is charged for
+        every answer, None: nothing is. Raises FieldError where `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -124,7 +125,7 @@ class Node:
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
-        self.agreements = tuple(agreements)
+        self.agreements, self.budget = tuple(agreements), budget
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._received = b""                                   # the round whose models were written last, as it was broadcast
         self._forget_round()
@@ -134,6 +135,7 @@ class Node:
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
         self._cohort: Cohort | None = None
+        self._opening = b""                                    # the digest of its contents
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
 
@@ -169,6 +171,9 @@ class Node:
         """
         if self.agreements:
             first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, self.fleet.population.mass))
+        opening = round_digest(received)
+        if self.budget is not None:
+            self.budget.begin_round(received.training, received.broadcast.round, opening)
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:
             self._switch_training(received.training)
@@ -176,7 +181,7 @@ class Node:
             self.fleet.close_round(self.round < broadcast.round and self.round not in received.lost)
         self._forget_round()
         self.fleet.open_round(received.cohort, broadcast)
-        self._opened, self._broadcast, self._cohort = message, broadcast, received.cohort
+        self._opened, self._broadcast, self._cohort, self._opening = message, broadcast, received.cohort, opening
 
     def _switch_training(self, training: bytes) -> None:
         """Make `training` the current one: clients recall what its folder on this node holds, or nothing where there is none.
@@ -240,11 +245,38 @@ class Node:
         asked = self._read_ask(ask)
         names = [question_digest(one, asked) for one in asked.questions]
         new = {name: one for name, one in zip(names, asked.questions, strict=True) if name not in self._given}
+        self._charge_budget(new, asked.encoding.clients)
         encoding = clipping(asked.encoding) if self.agreements else asked.encoding      # an error would tell of a row beyond it
         for name, sums in zip(new, self.fleet.collect(tuple(new.values()), encoding), strict=True):
             self._given[name] = (sums,)
             self._private |= {name} if new[name].mechanism.private else set()
+        self._refuse_small_tails(asked.questions)
         return tuple(self._given[name][0] for name in names)
+
+    def _charge_budget(self, questions: dict[bytes, Any], cohort_size: int) -> None:
+        """Charge the data set's budget, if there is one, for answers to `questions`, by digest, of a cohort of `cohort_size`.
+
+        Raises Refused where the policy of the node does not allow the cohort or the questions, or the budget does not cover them.
+        """
+        if self.budget is None:
+            return
+        assert self._broadcast is not None
+        least, dim = self.budget.policy.smallest_cohort, self._broadcast.params.shape[-1]
+        if cohort_size < least:
+            raise Refused(f"the round has {cohort_size} clients, and this node's policy takes part in those of {least} or more.")
+        unit = self.agreements[0].method.unit if self.agreements else "client"
+        charges = {name: Charge.of(one, dim, unit) for name, one in questions.items()}
+        self.budget.charge(self._training, self._broadcast.round, self._opening, charges)
+
+    def _refuse_small_tails(self, questions: Iterable[Any]) -> None:
+        """Raise Refused where few of this node's clients, though some, are in a sum of updates without noise, by its policy."""
+        for one in questions if self.budget is not None else ():
+            if one.trains and not clients_add_noise(one.mechanism):
+                assert self.budget is not None
+                count, least = self.fleet.count_contributors(one.model), self.budget.policy.smallest_tail
+                if 0 < count < least:
+                    raise Refused(f"fewer than {least} clients of this node would be in a sum without noise, which its policy "
+                                  "does not allow.")
 
     def _read_ask(self, ask: bytes) -> Ask:
         """The `Ask` that the bytes `ask` hold.
@@ -336,6 +368,12 @@ class Node:
             self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
+
+
+def round_digest(received: Open) -> bytes:
+    """SHA-256 (32 bytes) of what a round is held with: its number, seed, models and cohort; not which rounds were lost before."""
+    broadcast, cohort = received.broadcast, received.cohort
+    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params, cohort))).digest()
 
 
 def question_digest(question: Any, asked: Ask) -> bytes:

@@ -16,7 +16,9 @@ from fedtail.secure.sparse_graph import CORRUPTED
 
 if TYPE_CHECKING:
     from fedtail.data.population import Population
+    from fedtail.deployment.data_budget import DataBudget
     from fedtail.deployment.node import Node
+    from fedtail.experiment.experiment import Experiment
 
 WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experiment.toml\"", "data": "data = \"patients.parquet\""}
 
@@ -39,6 +41,10 @@ class NodeSettings:
     operators gave them, only signed sums are answered, against a server that departs from the protocol with up to `colluding`
     other nodes. With `answer_after` every answer is sent that many seconds after its message came, or a multiple of it where
     computing takes longer, so that the time does not reveal who is in the tail; 0 answers at once.
+
+    The file `policy` holds the limits that this node keeps (`NodePolicy`), without which it answers nothing. What its data have
+    answered is recorded in the folder `budget`, by default the path of the data with ".budget" appended: nodes of several
+    servers with the same data share it.
     """
 
     folder: Path
@@ -58,6 +64,8 @@ class NodeSettings:
     pinned: Sequence[str] = ()
     colluding: int = 0
     answer_after: float = 0.0
+    policy: str = "policy.toml"
+    budget: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, for both of `test` and `test_share`, and for an incomplete identity.
@@ -109,6 +117,15 @@ class NodeSettings:
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {short_text(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
+    def data_budget(self) -> DataBudget:
+        """The budget of this node's data by its policy; raises ValueError where the policy is missing or not valid."""
+        from fedtail.deployment.data_budget import DataBudget
+        from fedtail.deployment.policy import NodePolicy
+
+        data = (self.folder / self.data).resolve()
+        place = self.folder / self.budget if self.budget else data.with_name(f"{data.name}.budget")
+        return DataBudget(place, NodePolicy.read(self.folder / self.policy))
+
     def make_site(self, seed: int = 0) -> Site:
         """The `Site` that answers messages for this node; data and model are read only when a message first needs them.
 
@@ -146,6 +163,13 @@ class NodeSettings:
             return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
 
+    def read_experiments(self) -> list[Experiment]:
+        """The experiments of this node's own file, one for each method; code is imported only from what `trust` lists."""
+        from fedtail.deployment.deployed_experiment import deployed_experiments
+        from fedtail.experiment.trust import Trust
+
+        return deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
+
     def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
@@ -153,17 +177,16 @@ class NodeSettings:
         imported only from what `trust` lists. The clients' memory is kept in the folder `memory` beside the settings.
         """
         from fedtail.deployment.agreement import Agreement
-        from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import user_parts
-        from fedtail.experiment.trust import Trust
 
-        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
+        experiments = self.read_experiments()
         own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
         population, test = self.read_splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings,
-                    agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments])
+                    agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments],
+                    budget=self.data_budget())
 
 
 def _match_clients_by_name(test: Population, clients: Population) -> Population:

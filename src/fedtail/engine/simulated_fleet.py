@@ -59,6 +59,10 @@ class SimulatedFleet:
         self._view = RoundView.empty()
         self._restore: Callable[[], None] = _do_nothing
 
+    def count_contributors(self, model: int) -> int:
+        """How many clients of the open round contributed to model number `model` so far. Returns 0 if no round is open."""
+        return 0 if self._shard is None else int(self._shard.contributed[model].sum())
+
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
         """How many clients of the open round answered one of these questions with zeros though they should have contributed.
 

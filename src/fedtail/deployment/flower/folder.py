@@ -157,7 +157,8 @@ On the server:
     --ssl-ca-certfile {server / 'ca.crt'} --ssl-certfile {server / 'server.pem'} --ssl-keyfile {server / 'server.key'} \\
     --disable-runtime-dependency-installation
 {registered}
-On each node, in its copy of nodes/NAME, with data named in node.toml:
+On each node, in its copy of nodes/NAME, with data named in node.toml; read the policy that the first command writes:
+  fedtail node init node.toml
   {quiet}
   flower-supernode --superlink {host}:{port} --root-certificates ca.crt --auth-supernode-private-key key \\
     --node-config 'settings="'$PWD'/node.toml"'

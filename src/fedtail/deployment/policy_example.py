@@ -1,0 +1,72 @@
+"""A policy for a node to begin with, from the experiment that it is to take part in; its operator changes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtail.channel.base import clients_add_noise
+from fedtail.deployment.deployed_experiment import deployed_experiments
+from fedtail.deployment.policy import BARE, EXAMPLE, PRIVATE
+from fedtail.deployment.settings import NodeSettings
+from fedtail.experiment.experiment import Experiment
+from fedtail.experiment.source import Trusted
+from fedtail.experiment.trust import Trust
+from fedtail.privacy.events import NoSampling, RoundEvent
+from fedtail.privacy.ledger import Ledger, PrivacyBudget
+
+QUESTIONS = 16        # in a round: more than any method of fedtail asks by its defaults, counts of contributors included
+DELTA = 1e-6
+
+
+def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats: int = 3) -> str:
+    """The text of a policy.toml for the experiment file at `path`: just enough for `trainings` by each of its methods.
+
+    Where clients add noise to all sums, it has the epsilon that these cost together without amplification by sampling; otherwise
+    the number of their rounds. `repeats` rounds of a training may be begun again. Code that is not fedtail's is imported only
+    from what `trust` lists.
+    """
+    experiments = deployed_experiments(path, trust=trust)
+    cohort = max(2, min(one.algorithm.minimum_cohort for one in experiments))
+    budget = BARE.format(rounds=trainings * sum(one.rounds for one in experiments))
+    if all(map(has_client_noise, experiments)):
+        delta = next((one.privacy.delta for one in experiments if one.privacy.delta is not None), DELTA)
+        cost = _cost(experiments * trainings, delta)
+        budget = PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
+    return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, repeats=repeats, budget=budget)
+
+
+def has_client_noise(experiment: Experiment) -> bool:
+    """Whether clients add noise to everything that the experiment releases."""
+    evaluation = experiment.evaluate.on_nodes
+    mechanisms = [mechanism for member in experiment.algorithm.members for mechanism in (
+        member.mechanism, *((member.risk.declares.mechanism,) if member.risk.declares.releases != () else ()))]
+    mechanisms += [] if evaluation is None else [evaluation.mechanism]
+    exact = any(member.local.declares.releases for member in experiment.algorithm.members)
+    return not exact and all(map(clients_add_noise, mechanisms))
+
+
+def _cost(experiments: list[Experiment], delta: float) -> float:
+    """The epsilon at `delta` of one training by each experiment together, for a client that is in every round."""
+    ledger = Ledger(PrivacyBudget(randomness="os", unit=experiments[0].algorithm.unit))
+    for one in experiments:
+        evaluation = one.evaluate.on_nodes
+        method = one.algorithm if evaluation is None else evaluation.round_with_evaluation(one.algorithm)
+        releases = method.releases(one.task.make(0).params().numel())
+        for round in range(one.rounds):
+            ledger.open(round, RoundEvent(releases, NoSampling(), one.algorithm.unit))
+            ledger.charge(releases)
+            ledger.close()
+    return float(ledger.guarantee(delta).epsilon)
+
+
+def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int = 3) -> Path:
+    """Write the example policy of a node with these settings, and return its path; the numbers are those of `policy_example`.
+
+    Raises FileExistsError where there is one already.
+    """
+    path = settings.folder / settings.policy
+    if path.exists():
+        raise FileExistsError(f"{path} exists, and a policy is its operator's. Change it there, or remove it first.")
+    trust = Trust.from_names(settings.trust, settings.folder)
+    path.write_text(policy_example(settings.folder / settings.experiment, trust, trainings, repeats), encoding="utf-8")
+    return path
