@@ -157,6 +157,28 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
     return targets if lengths is None else targets.masked_fill(_padding_mask(lengths, targets), math.nan), lengths
 
 
+def number_names(y: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """Targets that are names, one text or boolean for each example, as numbers from 0 in sorted order, and the names.
+
+    Anything else comes back unchanged, with None. Raises ValueError for a name that is missing.
+    """
+    if isinstance(y, Tensor):
+        y, kind = (y.numpy(), "b") if y.dtype == torch.bool and y.ndim == 1 else (y, "")
+    elif isinstance(y, Sequences) or is_ragged(y):
+        kind = ""
+    else:
+        array = np.asarray(y)
+        text = array.dtype.kind in "UT" or (array.dtype.kind == "O" and any(isinstance(one, str) for one in array.flat))
+        kind = "" if array.ndim != 1 else "U" if text else array.dtype.kind
+    if kind not in ("U", "b"):
+        return y, None
+    labels = as_labels(y, "y")
+    if kind == "b":
+        return labels.astype(np.int64), ("False", "True")
+    names, place = np.unique(labels.astype(np.str_), return_inverse=True)
+    return place.astype(np.int64), tuple(names.tolist())
+
+
 def as_labels(values: Any, name: str) -> np.ndarray:
     """`values` as a flat array with one label for each example, all text or all numbers, so that they can be sorted and saved.
 

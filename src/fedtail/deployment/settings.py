@@ -142,6 +142,9 @@ class NodeSettings:
         from fedtail.data.opening import open_any_data
 
         whole = open_any_data(self.folder / self.data, **self.columns)
+        if whole.classes is not None:
+            raise ValueError(f"y of {self.data} holds the names {', '.join(whole.classes[:3])}: every node must number classes "
+                             "alike, and this one may not have them all. Number them from 0 on every node.")
         if self.test:
             return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
