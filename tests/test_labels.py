@@ -114,3 +114,17 @@ def test_a_label_that_is_not_listed_is_refused():
     population = Population.from_arrays(torch.zeros(3, 1), [0, 1, 2], client=[0, 0, 0])
     with pytest.raises(ValueError, match=r"y holds the label '2', which is not among classes = \[0, 1\]. Add it there"):
         fedtail.data.with_classes(population, [0, 1])
+
+
+def test_numbers_far_from_zero_beat_a_constant_with_the_starter_file_and_have_their_unit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = frame([0, 1])
+    table["outcome"] = 2000.0 + 10 * table["age"]                 # deviation 5: a hundredth of 2000 is 20
+    table.to_csv("mine.csv", index=False)
+    call("init", "e.toml", "--data", "mine.csv", "--y", "outcome", "--client", "site")
+    answered = call("run", "e.toml", "--seeds", "0", "--set", "engine.workers=1", "--out", "out")
+    assert answered.exit_code == 0, answered.output
+    assert "Squared error (squared units of y) on 5 test clients" in answered.output
+    [path] = Path("out").rglob("result.json")
+    result = json.loads(path.read_text())
+    assert result["members"][0]["test"]["error"]["mean"] < 0.1 * result["constant"]["test"]["error"]["mean"]
