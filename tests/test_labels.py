@@ -17,6 +17,7 @@ import fedtail
 from fedtail.cli import app
 from fedtail.data.describe import describe
 from fedtail.data.population import Population
+from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment import read_experiment
 
 
@@ -128,3 +129,12 @@ def test_numbers_far_from_zero_beat_a_constant_with_the_starter_file_and_have_th
     [path] = Path("out").rglob("result.json")
     result = json.loads(path.read_text())
     assert result["members"][0]["test"]["error"]["mean"] < 0.1 * result["constant"]["test"]["error"]["mean"]
+
+
+def test_a_node_refuses_text_labels_and_takes_booleans(tmp_path):
+    settings = NodeSettings(tmp_path, "north", "experiment.toml", "mine.csv", columns={"y": "outcome", "client": "site"})
+    frame(["yes"]).to_csv(tmp_path / "mine.csv", index=False)                 # alone, it would be class 0 here and class 1 elsewhere
+    with pytest.raises(ValueError, match=r"y of mine.csv holds the names yes: every node must number classes alike"):
+        settings.read_population()
+    frame([True]).to_csv(tmp_path / "mine.csv", index=False)
+    assert settings.read_population().targets.unique().tolist() == [1]

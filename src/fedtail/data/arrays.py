@@ -15,6 +15,7 @@ from fedtail.devices import to_device
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
+BOOLEANS = ("False", "True")     # the names of classes 0 and 1 where targets are booleans
 DENSE_BYTES = 1 << 31            # what a sparse matrix may take as an array
 
 
@@ -174,7 +175,7 @@ def number_names(y: Any) -> tuple[Any, tuple[str, ...] | None]:
         return y, None
     labels = as_labels(y, "y")
     if kind == "b":
-        return labels.astype(np.int64), ("False", "True")
+        return labels.astype(np.int64), BOOLEANS
     names, place = np.unique(labels.astype(np.str_), return_inverse=True)
     return place.astype(np.int64), tuple(names.tolist())
 

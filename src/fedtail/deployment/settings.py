@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtail.data.arrays import BOOLEANS
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import convert_value, type_hints_by_name
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
@@ -141,12 +142,10 @@ class NodeSettings:
         """
         from fedtail.data.opening import open_any_data
 
-        whole = open_any_data(self.folder / self.data, **self.columns)
-        if whole.classes is not None:
-            raise ValueError(f"y of {self.data} holds the names {', '.join(whole.classes[:3])}: every node must number classes "
-                             "alike, and this one may not have them all. Number them from 0 on every node.")
+        whole = _without_text_labels(open_any_data(self.folder / self.data, **self.columns), self.data)
         if self.test:
-            return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
+            test = _without_text_labels(open_any_data(self.folder / self.test, **self.columns), self.test)
+            return whole, _match_clients_by_name(test, whole)
         return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
 
     def make_node(self, seed: int) -> Node:
@@ -167,6 +166,14 @@ class NodeSettings:
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings,
                     agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments])
+
+
+def _without_text_labels(population: Population, file: str) -> Population:
+    """The population; raises ValueError where labels were text, which one node alone cannot number as the others do."""
+    if population.classes in (None, BOOLEANS):
+        return population
+    raise ValueError(f"y of {file} holds the names {', '.join((population.classes or ())[:3])}: every node must number classes "
+                     "alike, and this one may not have them all. Number them from 0 on every node.")
 
 
 def _match_clients_by_name(test: Population, clients: Population) -> Population:
