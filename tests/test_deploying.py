@@ -209,7 +209,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
     assert [(line["round"], line["question"]) for line in lines] == [(round, question) for round in range(4) for question in range(2)]
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found.pop("files").keys() == {"model.safetensors"}
-    assert found == {"round": 4, "failed": 0, "stopped": "", "not_finite": [{"parameters": 0, "of": 18}], "channel": ["sums over at least 8 clients, masked by the nodes"]}
+    assert found == {"round": 4, "failed": 0, "stopped": "", "not_finite": [{"parameters": 0, "of": 18, "changed": 18}], "channel": ["sums over at least 8 clients, masked by the nodes"]}
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 4
     told = CliRunner().invoke(app, ["privacy", str(tmp_path / "run")])
     assert "epsilon is infinity after 4 rounds" in told.output

@@ -185,7 +185,7 @@ def test_deviations_are_numpys(examples, block, seed):
 @pytest.mark.parametrize(("population", "text"), [
     (lambda: of([0, 1, 1, 2], [0, 1, 0, 1]), "2 of 3 clients hold one example, which cannot be split within the client. Use population.at_least(2)"),
     (lambda: of(["a", "a", "a", "b", "b"], [0, 1, 0, 1, 0]), "client 'a' holds 60% of the examples, so an average over examples"),
-    (lambda: of([0, 0, 1, 1], [-1, 1, 1, -1]), "labels are not 0 to 1: there are 2, from -1 to 1. Number them first: numpy.unique(y, return_inverse=True)[1]."),
+    (lambda: of([0, 0, 1, 1], [-1, 1, 1, -1]), "labels are not 0 to 1: there are 2, from -1 to 1. In a file write classes = [-1, 1] below [data] (`fedtail init` does); in Python fedtail.data.with_classes."),
     (lambda: of([0, 0, 1, 1], [0, 3, 0, 1]), "labels are not 0 to 2: there are 3, from 0 to 3."),
     (lambda: of([0, 0, 1, 1], [4, 4, 4, 4]), "every label is 4: there is nothing to learn."),
     (lambda: of([0, 0, 1, 1], [0, 1, 0, 1], np.array([[0, 0, 7], [2000, 1, 7], [0, 0, 7], [2000, 1, 7]], np.float32)),
@@ -209,7 +209,7 @@ def many(y, x=None, clients: int = 20):
     (lambda: many(([0] * 9 + [1]) * 20), "class 0 has 90.0% of the targets: to always answer it is wrong in 10.0% only"),
     (lambda: many(([0, 1] * 30 + [2]) * 4, clients=4), "1 of 3 classes have fewer than 10 examples (class 2 has 4): hardly anything"),
     (lambda: many(np.eye(3, dtype=np.int64)[np.arange(60) % 3]), "y holds labels in one-hot form, 3 numbers for each example"),
-    (lambda: many(np.arange(60) % 3.0), "y holds floats that are the whole numbers 0 to 2, and floats are learned as numbers"),
+    (lambda: many(np.arange(60) % 3.0), "y holds floats that are the whole numbers 0, 1, 2, and floats are learned as numbers"),
     (lambda: many([0, 1] * 30, np.arange(120).reshape(60, 2)), "x holds int64, which linear and convolutional layers refuse. If these"),
     (lambda: many([0, 1] * 30, np.zeros((60, 2), bool)), "x holds bool, which linear and convolutional layers refuse."),
     (lambda: of(np.arange(400) // 20, np.where(np.arange(400) < 15, 2, np.arange(400) % 2)), "1 of 3 classes are one client's alone"),

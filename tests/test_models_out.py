@@ -280,8 +280,8 @@ def test_an_export_of_a_model_that_diverged_says_so(tmp_path):
     broken = run(experiment("delta_fl", "local.learning_rate=1e30", "rounds=3"), 0, tmp_path / "broken", Onlooker())
     done = call("export", broken.path, "--out", tmp_path / "out", "--format", "safetensors")
     assert done.exit_code == 0, done.output
-    assert "Lower the learning rate" in done.stdout
-    assert "Lower the learning rate" in (tmp_path / "out" / "README.md").read_text().split("## Limits")[1]
+    assert "lower the learning rate" in done.stdout
+    assert "lower the learning rate" in (tmp_path / "out" / "README.md").read_text().split("## Limits")[1]
 
 
 # names of a table's columns

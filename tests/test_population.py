@@ -258,7 +258,7 @@ def test_from_clients_pads_sequences_over_all_clients(second):
     (lambda: Population.from_arrays({}, [0], [0]), "x is a dict with keys []; text keys are needed"),
     (lambda: Population.from_arrays({"a": [[1], [1, 2]]}, [0, 1], [0, 1]), "x['a'] holds rows of different shapes"),
     (lambda: Population.from_arrays(["ab", "c"], [0, 1], [0, 1]), "x holds <U2 values, numbers are needed"),
-    (lambda: Population.from_arrays([1.0, 2.0], ["cat", "mouse"], [0, 1]), "y holds <U5 values, numbers are needed"),
+    (lambda: Population.from_clients([([1.0], ["cat"]), ([2.0], ["mouse"])]), "y holds <U3 values, numbers are needed"),
     (lambda: Population.from_arrays([1.0, np.inf], [0, 1], ["b", "a"]),
      "x is NaN or infinite in 1 of 2 examples (first: example 0 in client order, client 'a')"),
     (lambda: Population.from_arrays([1.0, 2.0], [0.0, np.nan], [0, 1]), "y is NaN or infinite in 1 of 2 examples"),

@@ -111,7 +111,10 @@ def _targets_text(targets: dict[str, Any]) -> str:
         f"sequences of {targets['length']['mean']:.1f} positions on average, {targets['count']:,} classes")
     few, many = (targets[name]["examples"] for name in ("rarest", "commonest"))
     counts = _counts_text(list(targets["counts"].values())) if "counts" in targets else f"{few:,} to {many:,}"
-    return f"{what} ({targets['min']} to {targets['max']}), {counts} of each"
+    names = targets.get("names", ())
+    shown = ", ".join(names) if 0 < len(names) <= 5 else f"{names[0]} to {names[-1]}" if names else \
+        f"{targets['min']} to {targets['max']}"
+    return f"{what} ({shown}), {counts} of each"
 
 
 def _difference_text(difference: dict[str, Any]) -> str:

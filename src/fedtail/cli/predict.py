@@ -33,7 +33,15 @@ def predict(
     """
     from fedtail.data.arrays import as_examples
     from fedtail.data.tables import read_inputs
-    from fedtail.runs.models_of_run import array_names, finished_run, load_models, member_index, model_outputs, predictions
+    from fedtail.runs.models_of_run import (
+        array_names,
+        finished_run,
+        load_models,
+        member_index,
+        model_outputs,
+        named_predictions,
+        predictions,
+    )
 
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out} must end in {', '.join(SUFFIXES)}.")
@@ -43,7 +51,7 @@ def predict(
     module = load_models(found, trust, best)[1][member_index(found, model)]
     inputs = as_examples(read_inputs(data, options.name_or_names(x) or array_names(found)[0]), "x")
     outputs = _call_in_words(lambda: model_outputs(module, inputs), found, data)
-    columns = predictions(outputs, bool(found.about.get("rates")))
+    columns = named_predictions(predictions(outputs, bool(found.about.get("rates"))), found.about.get("classes"))
     if raw:
         columns |= {f"output_{k}": one.numpy() for k, one in enumerate(outputs.flatten(1).unbind(1))}
     write_columns(columns, out)

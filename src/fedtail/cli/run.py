@@ -178,13 +178,20 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     better = "" if metric_direction(runs[0], metric) == "lower" else ", higher is better"
     few = are_clients_named(runs[0])
-    named = metric.capitalize() if metric in ("loss", "error") else metric
-    title = f"{named} on {clients} after {rounds} rounds{unit}{better}{over}"
+    title = f"{metric_title(runs[0], metric)} on {clients} after {rounds} rounds{unit}{better}{over}"
     show_statistics([*table, *([constant] if constant else [])], title, few)
     show_noise(table)
     if few:
         show_clients_by_name(runs, metric)
     show_finetuned_errors(runs, metric, few)
+
+
+def metric_title(run: RunFolder, metric: str) -> str:
+    """A metric as the title of a table: "Error", or "Squared error (squared units of y)" for the default error of numbers."""
+    error = run.about["experiment"].get("task", {}).get("error")
+    if metric == "error" and not run.about["rates"] and error in ("default_error", "squared_error"):
+        return "Squared error (squared units of y)"
+    return metric.capitalize() if metric in ("loss", "error") else metric
 
 
 def evaluated_clients(run: RunFolder) -> str:

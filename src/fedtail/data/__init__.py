@@ -1,6 +1,7 @@
 """Who exists: populations, the papers' data, and ways to deal one data set out to clients."""
 
 from fedtail.data.arrays import sparse_rows
+from fedtail.data.class_names import with_classes, with_number_targets
 from fedtail.data.generators import (
     LinearClients,
     Splits,
@@ -38,4 +39,6 @@ __all__ = [
     "synthetic_iid",
     "synthetic_models",
     "three_gaussians",
+    "with_classes",
+    "with_number_targets",
 ]

@@ -15,6 +15,7 @@ from fedtail.devices import to_device
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
+BOOLEANS = ("False", "True")     # the names of classes 0 and 1 where targets are booleans
 DENSE_BYTES = 1 << 31            # what a sparse matrix may take as an array
 
 
@@ -155,6 +156,28 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
     if not targets.is_floating_point():
         return targets.long(), lengths
     return targets if lengths is None else targets.masked_fill(_padding_mask(lengths, targets), math.nan), lengths
+
+
+def number_names(y: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """Targets that are names, one text or boolean for each example, as numbers from 0 in sorted order, and the names.
+
+    Anything else comes back unchanged, with None. Raises ValueError for a name that is missing.
+    """
+    if isinstance(y, Tensor):
+        y, kind = (y.numpy(), "b") if y.dtype == torch.bool and y.ndim == 1 else (y, "")
+    elif isinstance(y, Sequences) or is_ragged(y):
+        kind = ""
+    else:
+        array = np.asarray(y)
+        text = array.dtype.kind in "UT" or (array.dtype.kind == "O" and any(isinstance(one, str) for one in array.flat))
+        kind = "" if array.ndim != 1 else "U" if text else array.dtype.kind
+    if kind not in ("U", "b"):
+        return y, None
+    labels = as_labels(y, "y")
+    if kind == "b":
+        return labels.astype(np.int64), BOOLEANS
+    names, place = np.unique(labels.astype(np.str_), return_inverse=True)
+    return place.astype(np.int64), tuple(names.tolist())
 
 
 def as_labels(values: Any, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.data.class_names import FEW_CLASSES, are_whole_numbers_to_predict, classes_to_list
 from fedtail.data.conclusions import data_needs
 from fedtail.data.feature_differences import feature_difference
 from fedtail.data.population import Population
@@ -16,7 +17,6 @@ from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
 
 MOST_CLASSES = 100        # with more classes than this, their counts are left out
-FEW_CLASSES = 20             # up to which floats that are whole numbers may be meant as classes
 FEW_EXAMPLES = 10            # below which a class is hardly learned
 MOSTLY = 0.8                 # the share of a class from which on an error rate says little
 UNSCALED = 1e3               # a ratio of standard deviations that one step size cannot serve
@@ -61,7 +61,9 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     wanted = population.targets[rows]
     wanted = wanted.double() if wanted.is_floating_point() else wanted
     targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
-    features = {key: feature_difference(values, rows, owner, len(population)) for key, values in parts.items()}
+    targets |= {} if population.classes is None else {"names": list(population.classes)}
+    names = population.columns if alone else None
+    features = {key: feature_difference(values, rows, owner, len(population), names) for key, values in parts.items()}
     about = {
         "name": name, "clients": len(population), "examples": population.num_examples,
         "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population), "inputs": inputs,
@@ -69,8 +71,8 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
         "needs": data_needs(population.size.numpy(), targets["kind"] != "numbers"),
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
-    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads, alone), *_target_warnings(targets),
-                *_target_form_warnings(wanted), *_imbalance_warnings(targets)]
+    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads, alone, population.columns),
+                *_target_warnings(targets), *_target_form_warnings(population, wanted), *_imbalance_warnings(targets)]
     return {**about, "warnings": warnings,
             "suggested": _suggest_model(inputs["x"], targets) if alone else None}
 
@@ -255,11 +257,12 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
     return found
 
 
-def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: bool) -> list[str]:
+def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: bool,
+                    columns: tuple[str, ...] | None = None) -> list[str]:
     """Warnings as sentences: that inputs are no floats, and that features have deviations which differ more than 1000-fold.
 
     Both tables are by name of the input: `inputs` the report's entries, of which shape and dtype are read, `spreads` the range of
-    its values and the deviations of its features. `alone` says that there is one input.
+    its values and the deviations of its features. `alone` says that there is one input, whose features may have names, `columns`.
     """
     found = []
     for name, spread in spreads.items():
@@ -275,10 +278,11 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: b
             continue
         varying = np.flatnonzero(spread.deviation > 0)
         small, large = (varying[pick(spread.deviation[varying])] for pick in (np.argmin, np.argmax))
+        called = columns or range(len(spread.deviation))
         if spread.deviation[large] > UNSCALED * spread.deviation[small]:
-            found.append(f"{name} is not scaled: feature {large} has standard deviation {spread.deviation[large]:.3g}, feature "
-                         f"{small} has {spread.deviation[small]:.3g}. Standardise the features: Scaling.fit(train), in a file "
-                         "scale = \"columns\" below [data].")
+            found.append(f"{name} is not scaled: feature {called[large]} has standard deviation {spread.deviation[large]:.3g}, "
+                         f"feature {called[small]} has {spread.deviation[small]:.3g}. Standardise the features: "
+                         "Scaling.fit(train), in a file scale = \"columns\" below [data].")
     return found
 
 
@@ -293,24 +297,35 @@ def _target_warnings(targets: dict[str, Any]) -> list[str]:
     if count == 1:
         return [f"every label is {low}: there is nothing to learn."]
     if (low, high) != (0, count - 1):
-        return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. Number them first: "
-                "numpy.unique(y, return_inverse=True)[1]."]
+        return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. In a file write "
+                f"{_classes_line(targets)} below [data] (`fedtail init` does); in Python fedtail.data.with_classes."]
     return []
 
 
-def _target_form_warnings(targets: np.ndarray | Tensor) -> list[str]:
-    """Warnings as sentences: that labels are in one-hot form, or are floats and so would be learned as numbers.
+def _classes_line(targets: dict[str, Any]) -> str:
+    """The line of a file that lists classes, as far as there are few: "classes = [-1, 1]"."""
+    labels = list(targets.get("counts", ()))
+    return f"classes = [{', '.join(labels)}]" if 0 < len(labels) <= FEW_CLASSES else "classes = [...], a list of all labels,"
+
+
+def _target_form_warnings(population: Population, targets: np.ndarray | Tensor) -> list[str]:
+    """Warnings as sentences: that labels are in one-hot form, are floats and so would be learned as numbers, or are numbers.
 
     `targets` are (examples, ...) as the population holds them.
     """
     values = np.asarray(targets)
+    if are_whole_numbers_to_predict(torch.as_tensor(values)):
+        return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples, and whole numbers are "
+                "learned as classes. If they are numbers to predict, write targets = \"numbers\" below [data] of a file "
+                "(`fedtail init` does), y.astype('float32') in Python."]
     if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
         return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
-    if values.dtype.kind == "f" and values.ndim == 1 and (values == np.rint(values)).all():
-        labels = np.unique(values)
-        if 1 < len(labels) <= min(FEW_CLASSES, len(values) // 2) and labels[0] == 0 and labels[-1] == len(labels) - 1:
-            return [f"y holds floats that are the whole numbers 0 to {len(labels) - 1}, and floats are learned as numbers, by "
-                    "squared error. If they are classes, write y.astype('int64')."]
+    listed = classes_to_list(population) if values.dtype.kind == "f" else None
+    if listed is not None:
+        some = ", ".join(map(str, listed[:3])) + (" ..." if len(listed) > 3 else "")
+        return [f"y holds floats that are the whole numbers {some}, and floats are learned as numbers, by squared "
+                "error. If they are classes, write y.astype('int64'); in a file "
+                f"classes = {listed} (`fedtail init` does)."]
     return []
 
 
@@ -319,14 +334,22 @@ def _imbalance_warnings(targets: dict[str, Any]) -> list[str]:
     if targets["kind"] == "numbers" or targets["count"] == 1:
         return []
     found, most = [], targets["commonest"]
+    called = {targets[end]["class"]: _class_name(targets, targets[end]["class"]) for end in ("rarest", "commonest")}
     if most["share"] > MOSTLY:
-        found.append(f"class {most['class']} has {most['share']:.1%} of the targets: to always answer it is wrong in "
+        found.append(f"class {called[most['class']]} has {most['share']:.1%} of the targets: to always answer it is wrong in "
                      f"{1 - most['share']:.1%} only, so an error rate says little. Report balanced accuracy or the AUC too.")
     examples = sum(targets["counts"].values()) if "counts" in targets else FEW_EXAMPLES * targets["count"]
     if targets["rare"] and examples >= FEW_EXAMPLES * targets["count"]:
         found.append(f"{targets['rare']} of {targets['count']} classes have fewer than {FEW_EXAMPLES} examples (class "
-                     f"{targets['rarest']['class']} has {targets['rarest']['examples']}): hardly anything is learned of them.")
+                     f"{called[targets['rarest']['class']]} has {targets['rarest']['examples']}): hardly anything "
+                     "is learned of them.")
     return found
+
+
+def _class_name(targets: dict[str, Any], label: int) -> str:
+    """What the data call the class with the number `label`, as text; the number where classes have no names."""
+    names = targets.get("names", ())
+    return names[label] if 0 <= label < len(names) else str(label)
 
 
 def _suggest_model(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:

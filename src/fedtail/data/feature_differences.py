@@ -16,14 +16,16 @@ EXAMPLES = 200_000           # at most, evenly spaced
 MOST_DIFFERENT = 3           # features that are named
 
 
-def feature_difference(values: Tensor, rows: Tensor, owner: Tensor, clients: int) -> dict[str, Any] | None:
+def feature_difference(values: Tensor, rows: Tensor, owner: Tensor, clients: int,
+                       names: tuple[str, ...] | None = None) -> dict[str, Any] | None:
     """How different clients are in one input, a dict: `total_variation`, `if_shuffled`, `features`, `compared` and `most`.
 
     Each feature (entry of an example) is cut into ten bins by quantiles over all examples; a client's distance in it is the total
     variation between its shares of the bins and everybody's, and `total_variation` the mean over clients and features.
     `if_shuffled` is that after examples were dealt out to the clients at random: small clients differ by chance, and only what
     exceeds it is a difference between clients. `features` is the number of entries of an example, `compared` how many of them,
-    evenly spaced, were compared, and `most` lists those that exceed chance by most. `values` are (examples, ...), `rows` those of
+    evenly spaced, were compared, and `most` lists those that exceed chance by most, by `names` where there are some, else by
+    number. `values` are (examples, ...), `rows` those of
     the clients' examples and `owner` the client of each. None where an example has no entries.
     """
     features = values[0].numel()
@@ -37,7 +39,8 @@ def feature_difference(values: Tensor, rows: Tensor, owner: Tensor, clients: int
     found = np.array([_mean_distances(column, (who, dealt), clients) for column in table.T])          # (compared, 2)
     beyond = found[:, 0] - found[:, 1]
     order = [place for place in np.argsort(-beyond, kind="stable")[:MOST_DIFFERENT] if beyond[place] > 0]
-    most = [{"feature": int(chosen[place]), "total_variation": float(found[place, 0]), "if_shuffled": float(found[place, 1])}
+    most = [{"feature": int(chosen[place]) if names is None else names[chosen[place]],
+             "total_variation": float(found[place, 0]), "if_shuffled": float(found[place, 1])}
             for place in order]
     return {"total_variation": float(found[:, 0].mean()), "if_shuffled": float(found[:, 1].mean()), "features": features,
             "compared": len(chosen), "most": most}

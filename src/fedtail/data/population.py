@@ -22,6 +22,7 @@ from fedtail.data.arrays import (
     example_counts,
     inputs_to_device,
     join_client_arrays,
+    number_names,
     pad_sequences,
     select_rows,
     take_rows,
@@ -49,7 +50,8 @@ class Population:
     sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client (hospital
     chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the client when
     clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that sees it opens
-    them there. `scaling` is by what the inputs were scaled, where they were. Nothing here costs a Python object per client.
+    them there. `scaling` is by what the inputs were scaled, where they were; `columns` and `classes` are the names of features
+    and classes, where the data have some. Nothing here costs a Python object per client.
     """
 
     node: ClassVar[None] = None           # all clients are here; a `ClientRegistry` says which node holds each
@@ -63,6 +65,8 @@ class Population:
     names: np.ndarray | None = None       # (clients,) what the data called them
     folder: Path | None = None
     scaling: Scaling | None = None        # by what the inputs were scaled, if they were
+    columns: tuple[str, ...] | None = None      # what the data called the features of a vector
+    classes: tuple[str, ...] | None = None      # what the data called classes 0, 1, ...
 
     def __post_init__(self) -> None:
         """Raise ValueError unless `mass` holds one positive, finite number for each client."""
@@ -88,15 +92,17 @@ class Population:
         return int(self.size.sum())
 
     @classmethod
-    def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
+    def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None,
+                    columns: Sequence[str] | None = None) -> Population:
         """A population from one array of examples and the client each belongs to.
 
         `x` is an array, a tensor, a dict of them, a scipy sparse matrix (made dense), or a list of sequences of different
         lengths (padded; the module gets `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100,
-        numbers with NaN. `client` holds any labels; clients are in their sorted order and named by them, and examples keep
-        their order within a client. `mass` (by default the number of examples) and `group` (integers from 0) hold one value per
-        client in that order. Raises ValueError for no examples, lengths that differ, NaN and infinity, and masses that are not
-        positive; TypeError for text.
+        numbers with NaN. Where `y` holds text or booleans, classes are numbered in sorted order and their names kept as
+        `classes`. `columns` are names of the features, where `x` is a matrix. `client` holds any labels; clients are in their
+        sorted order and named by them, and examples keep their order within a client. `mass` (by default the number of examples)
+        and `group` (integers from 0) hold one value per client in that order. Raises ValueError for no examples, lengths that
+        differ, NaN and infinity, and masses that are not positive; TypeError for text in `x`.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -105,6 +111,7 @@ class Population:
         if not len(labels):
             raise ValueError("from_arrays got no examples. Pass at least one, with the client it belongs to.")
         names, which = np.unique(labels, return_inverse=True)
+        y, classes = number_names(y)
         inputs, (targets, lengths) = as_examples(x, "x"), as_targets(y)
         for name, length in [*example_counts(inputs, "x"), ("y", len(targets))]:
             if length != len(labels):
@@ -114,7 +121,8 @@ class Population:
         if not bool((np.diff(which) >= 0).all()):
             order = torch.from_numpy(np.argsort(which, kind="stable"))
             inputs, targets, lengths = select_rows(inputs, order), targets[order], None if lengths is None else lengths[order]
-        return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
+        made = cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
+        return made.with_columns(columns=_checked_columns(columns, inputs), classes=classes)
 
     @classmethod
     def from_clients(cls, clients: Sequence[tuple[Any, Any]] | Mapping[Any, tuple[Any, Any]], mass: Any = None,
@@ -184,7 +192,7 @@ class Population:
         `x` names one column or several, which become one feature vector; by default those that have no other role. Clients are
         named as they are written ("007" is not 7). `client` may also be an array of ids, or None: all examples are then one
         client's. `group` and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a name that
-        the file lacks, ValueError for empty entries, TypeError for text in `x` or `y`.
+        the file lacks, ValueError for empty entries, TypeError for text in `x`.
         """
         from fedtail.data.tables import read_table
         return cls.from_arrays(**read_table(path, x, y, client, group, mass))
@@ -199,7 +207,7 @@ class Population:
         `x` names one column or several, which become one feature vector; by default those that have no other role. A column of
         lists of different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's.
         `group` and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a column that is not
-        there, ValueError for missing values, TypeError for text in `x` or `y`.
+        there, ValueError for missing values, TypeError for text in `x`.
         """
         from fedtail.data.tables import read_frame
         return cls.from_arrays(**read_frame(frame, x, y, client, group, mass))
@@ -444,6 +452,16 @@ def _first_fraction(fraction: float | None, within: float | None) -> float:
                       "held out, as in a file. The old form goes with the next version.", DeprecationWarning, stacklevel=3)
         return fraction
     return 0.5 if within is None else 1 - within
+
+
+def _checked_columns(columns: Sequence[str] | None, inputs: Examples) -> tuple[str, ...] | None:
+    """The names of the features of a matrix, as a tuple; None without any. Raises ValueError where their number is another."""
+    if columns is None:
+        return None
+    if isinstance(inputs, dict) or inputs.ndim != 2 or inputs.shape[1] != len(columns):
+        shape = "a dict" if isinstance(inputs, dict) else f"of shape {tuple(inputs.shape)}"
+        raise ValueError(f"columns names {len(columns)} features, but x is {shape}. Name each feature of a matrix.")
+    return tuple(map(str, columns))
 
 
 def _are_names(clients: Any) -> bool:

@@ -74,7 +74,16 @@ def open_population(folder: str | Path) -> Population:
         inputs=inputs or tensors["inputs"], targets=tensors["targets"], start=tensors["start"], size=tensors["size"],
         mass=tensors["mass"], key=tensors["key"], group=tensors.get("group"),
         names=np.asarray(arrays["names"]) if "names" in arrays else None, folder=place.resolve(),
+        columns=_names_in_manifest(place, manifest, "columns"), classes=_names_in_manifest(place, manifest, "classes"),
     )
+
+
+def _names_in_manifest(place: Path, manifest: dict[str, Any], name: str) -> tuple[str, ...] | None:
+    """The names of features or classes in the manifest of `place`, under `name`; None without. ValueError for another kind."""
+    held = manifest.get(name)
+    if held is not None and not (isinstance(held, list) and all(isinstance(one, str) for one in held)):
+        raise ValueError(f"{place / _MANIFEST} has {name} that are no list of texts. Save the population again.")
+    return None if held is None else tuple(held)
 
 
 def _write_arrays(population: Population, folder: Path) -> None:
@@ -98,7 +107,9 @@ def _write_arrays(population: Population, folder: Path) -> None:
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
         arrays[name] = array
     described = {name: {"dtype": array.dtype.str, "shape": list(array.shape)} for name, array in arrays.items()}
-    manifest = {"format": FORMAT, "version": VERSION, "clients": len(size), "examples": len(rows), "arrays": described}
+    named = {"columns": population.columns, "classes": population.classes}
+    manifest = {"format": FORMAT, "version": VERSION, "clients": len(size), "examples": len(rows), "arrays": described,
+                **{name: list(held) for name, held in named.items() if held is not None}}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 

@@ -77,7 +77,7 @@ def read_table(path: str | Path, x: str | Sequence[str] | None, y: str, client: 
     columns of numbers are stacked to a feature matrix, integers in the floats' precision; None is every column that has no other
     role. `y` names the column of targets. `client` names a column, or holds ids, one per example, or is None for a single client.
     `group` and `mass` name columns with one value per example. Raises FieldError for a name that is not there, TypeError for
-    text in `x` or `y`.
+    text in `x`.
     """
     x = other_columns(list_arrays(path), y, client, group, mass) if x is None else x
     labels = [name for name in (client, group) if isinstance(name, str)]
@@ -124,25 +124,25 @@ def table_arguments(arrays: dict[str, Any], x: str | Sequence[str], y: str, clie
                     mass: str | None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays`, as a dict, from columns by name, whose roles are said at `read_table`.
 
-    Raises TypeError, which names the column, for text in `x` or `y`.
+    Raises TypeError, which names the column, for text in `x`.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    for name in (*wanted, y):
-        _refuse_text(arrays[name], name, "y" if name == y else "x")
+    for name in wanted:
+        _refuse_text(arrays[name], name)
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stack_columns({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
-    return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, count)}
+    columns = wanted if len(wanted) > 1 else None
+    return {"x": inputs, "y": arrays[y], "columns": columns, **client_arguments(arrays, client, group, mass, count)}
 
 
-def _refuse_text(column: Any, name: str, role: str) -> None:
-    """Raise TypeError for a column of text or times, which is to be `role`, "x" or "y"; the error says how to number it."""
+def _refuse_text(column: Any, name: str) -> None:
+    """Raise TypeError for a column of text or times, which is to be an input; the error says how to make numbers of it."""
     values = column.values if isinstance(column, Sequences) else column
     if values.dtype.kind in "fiub":
         return
     some = ", ".join(map(repr, np.unique(values[:1000])[:3].tolist())) if values.dtype.kind in "US" else str(values.dtype)
-    write = ("Number the classes from 0: pandas.Categorical(frame[name]).codes." if role == "y" else
-             "Make numbers of it, pandas.get_dummies(frame, columns=[name]) for categories, or leave it out of x.")
-    raise TypeError(f"column {name!r}, which is {role}, holds {some}; numbers are needed. {write}")
+    raise TypeError(f"column {name!r}, which is x, holds {some}; numbers are needed. Make numbers of it, "
+                    "pandas.get_dummies(frame, columns=[name]) for categories, or leave it out of x.")
 
 
 def read_file(path: str | Path, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtail.data.arrays import BOOLEANS
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import convert_value, type_hints_by_name
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
@@ -158,9 +159,10 @@ class NodeSettings:
         """
         from fedtail.data.opening import open_any_data
 
-        whole = open_any_data(self.folder / self.data, **self.columns)
+        whole = _without_text_labels(open_any_data(self.folder / self.data, **self.columns), self.data)
         if self.test:
-            return whole, _match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
+            test = _without_text_labels(open_any_data(self.folder / self.test, **self.columns), self.test)
+            return whole, _match_clients_by_name(test, whole)
         return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
 
     def read_experiments(self) -> list[Experiment]:
@@ -187,6 +189,14 @@ class NodeSettings:
                     test=test, trainings=self.trainings,
                     agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments],
                     budget=self.data_budget())
+
+
+def _without_text_labels(population: Population, file: str) -> Population:
+    """The population; raises ValueError where labels were text, which one node alone cannot number as the others do."""
+    if population.classes in (None, BOOLEANS):
+        return population
+    raise ValueError(f"y of {file} holds the names {', '.join((population.classes or ())[:3])}: every node must number classes "
+                     "alike, and this one may not have them all. Number them from 0 on every node.")
 
 
 def _match_clients_by_name(test: Population, clients: Population) -> Population:

@@ -109,7 +109,9 @@ def _label_finder(population: Population) -> Any:
         most = int(score.abs().argmax())
         if not float(score[most].abs()) > limit:
             return ""
-        return f"class {int(classes[most])}: {float(counts[position, most] / size):.0%} (all {float(share[most]):.0%})"
+        label = int(classes[most])
+        called = label if population.classes is None or not 0 <= label < len(population.classes) else population.classes[label]
+        return f"class {called}: {float(counts[position, most] / size):.0%} (all {float(share[most]):.0%})"
 
     return find
 
@@ -124,6 +126,7 @@ def _feature_finder(population: Population) -> Any:
     if not parts or sum(one.shape[1] for one in parts.values()) > MOST_FEATURES:
         return lambda position: ""
     names = [f"{name} {k}".strip() for name, one in parts.items() for k in range(one.shape[1])]
+    names = names if population.columns is None or isinstance(population.inputs, dict) else list(population.columns)
     return _mean_finder(population, list(parts.values()), lambda k, gap: f"column {names[k]}: mean {gap:+.1f} sd from all")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtail import data as generators
 from fedtail.data import Population, Scaling, Splits, partition
+from fedtail.data.class_names import with_classes, with_number_targets
 from fedtail.data.scaling import By, scale_splits
 from fedtail.errors import FieldError
 from fedtail.experiment import data_sources
@@ -27,7 +28,8 @@ GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthet
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
 FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
 RUN = "run"                                       # seed = "run": another draw of the data for every seed of a run
-COMMON = ("kind", "split", "at_least", "test_path", "scale")
+COMMON = ("kind", "split", "at_least", "test_path", "scale", "classes", "targets")
+NUMBERS = "numbers"                               # targets = "numbers": whole numbers are numbers to predict
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class DataPlan:
     test_path: Path | None
     follows: frozenset[str]                 # which of the seeds are the run's
     scale: Any = None                       # "columns", "pixels", "channels", or a table of a public shift and scale
+    classes: tuple[Any, ...] | None = None  # the labels as the data have them, in the order of their numbers
+    targets: str | None = None              # "numbers": whole numbers are numbers to predict, not classes
 
     @property
     def is_same_for_all_seeds(self) -> bool:
@@ -107,6 +111,25 @@ class DataPlan:
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
             splits["test"] = self._drop_small_clients(self._read_population(seed, path=self.test_path))
+        return self._with_targets(splits)
+
+    def _with_targets(self, splits: dict[str, Population]) -> dict[str, Population]:
+        """The splits with labels numbered by `classes`, or as numbers; splits of one file share their examples before and after.
+
+        Names of a test file are numbered as those of the training file. Raises ExperimentError for a label that is not listed.
+        """
+        classes, done = self.classes or splits["train"].classes, {}
+        if classes is None and self.targets is None:
+            return splits
+        try:
+            for name, population in splits.items():
+                if id(population.targets) not in done:
+                    done[id(population.targets)] = (with_number_targets(population) if self.targets else
+                                                    with_classes(population, classes or ()))
+                made = done[id(population.targets)]
+                splits[name] = population.with_columns(targets=made.targets, classes=made.classes, folder=None)
+        except (ValueError, TypeError) as reason:
+            raise self.reader.source.error_at(("data", "targets" if self.targets else "classes"), reason) from reason
         return splits
 
     def as_table(self) -> dict[str, Any]:
@@ -121,6 +144,10 @@ class DataPlan:
             own["test_path"] = str(self.test_path)
         if self.scale is not None:
             own["scale"] = self.scale
+        if self.classes is not None:
+            own["classes"] = list(self.classes)
+        if self.targets is not None:
+            own["targets"] = self.targets
         own = {name: value for name, value in own.items() if value != "none"}
         return self._with_run_seed({**own, "at_least": self.at_least}, "seed")
 
@@ -180,7 +207,21 @@ def plan_data(source: Source) -> DataPlan:
     test = table.get("test_path")
     test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _plan_split(source, table, reader.name), at_least, test_path,
-                    frozenset(follows), _plan_scale(source, table.get("scale")))
+                    frozenset(follows), _plan_scale(source, table.get("scale")), *_plan_targets(source, table))
+
+
+def _plan_targets(source: Source, table: dict[str, Any]) -> tuple[tuple[Any, ...] | None, str | None]:
+    """`classes` and `targets` of the [data] `table`, checked: a list of labels, and "numbers"; None where they are not given."""
+    classes, targets = (None if table.get(name) == NONE else table.get(name) for name in ("classes", "targets"))
+    if classes is not None and (not isinstance(classes, list) or len(set(map(str, classes))) < max(1, len(classes))):
+        needed = "a list of the labels as the data have them, each once"
+        raise source.error_at(("data", "classes"), FieldError("classes", needed, classes, 'Write classes = ["no", "yes"].'))
+    if targets not in (None, NUMBERS):
+        needed = '"numbers", for whole numbers that are no classes'
+        raise source.error_at(("data", "targets"), FieldError("targets", needed, targets))
+    if classes is not None and targets is not None:
+        raise source.error_at(("data", "targets"), 'targets = "numbers" and classes exclude each other. Remove one of them.')
+    return None if classes is None else tuple(classes), targets
 
 
 def _plan_scale(source: Source, scale: Any) -> Any:

@@ -136,9 +136,11 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
 
     population = open_any_data(data, x, y, client)
+    kept = _target_lines(population)
+    population = _with_starter_targets(population)
     about, scale = describe(population, data.name), starter_scale(population)
     names = {"x": x, "y": y, "client": client} if data.is_dir() else names_by_role(data, x, y, client)
-    section = _data_section(data, file.parent, population, names, scale)
+    section = _data_section(data, file.parent, population, names, scale, kept)
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
@@ -153,11 +155,35 @@ def _sample_fields(train: int) -> str:
     return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 40 else 'part = "Everyone"'
 
 
-def _data_section(data: Path, folder: Path, population: Population, names: dict[str, Any], scale: Any) -> str:
+def _target_lines(population: Population) -> list[str]:
+    """The lines of [data] that say what the targets are, where they are not classes 0, 1, ... or floats already."""
+    from fedtail.data.class_names import are_whole_numbers_to_predict, classes_to_list
+
+    if are_whole_numbers_to_predict(population.targets):
+        return ['targets = "numbers"     # whole numbers, of so many values that they are no classes; remove it if they are']
+    listed = classes_to_list(population)
+    if listed is None:
+        return []
+    floats = " remove this line if they are numbers to predict" if population.targets.is_floating_point() else ""
+    return [f"classes = {_toml_literal(listed)}      # the labels of y, numbered 0, 1, ... in this order;{floats}".rstrip(";")]
+
+
+def _with_starter_targets(population: Population) -> Population:
+    """The population with the targets that the lines of `_target_lines` make."""
+    from fedtail.data.class_names import are_whole_numbers_to_predict, classes_to_list, with_classes, with_number_targets
+
+    if are_whole_numbers_to_predict(population.targets):
+        return with_number_targets(population)
+    listed = classes_to_list(population)
+    return population if listed is None else with_classes(population, listed)
+
+
+def _data_section(data: Path, folder: Path, population: Population, names: dict[str, Any], scale: Any,
+                  targets: list[str]) -> str:
     """The text of the [data] section for the user's own data, with the path relative to `folder`.
 
     From 10 clients on the split is by clients, below that by the examples of each client. `names` are those of the arrays `x`,
-    `y` and `client`, `scale` is how inputs are scaled, or None.
+    `y` and `client`, `scale` is how inputs are scaled, or None, and `targets` are lines on the targets.
     """
     clients, smallest = len(population), int(population.size.min())
     kind = {".npz": "arrays", ".parquet": "arrays", ".csv": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
@@ -165,6 +191,7 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
     lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml_literal(os.path.relpath(data, folder))}"]
     if kind in ("arrays", "huggingface"):
         lines += [f"{name} = {_toml_literal(given or name)}" for name, given in names.items()]
+    lines += targets
     if scale is not None:
         fitted = isinstance(scale, str)
         lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else

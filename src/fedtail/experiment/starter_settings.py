@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtail.data.population import Population
 from fedtail.data.scaling import By, Scaling
@@ -18,6 +19,7 @@ MOST_FEATURES = 4096        # for which a matrix of second moments is computed
 CURVATURE = {"LeastSquares": 2.0, "LogisticRegression": 0.25, "SoftmaxRegression": 0.5}      # of a loss, over that of |x|^2
 PIXELS = 255.0
 LEFT = 0.01                 # of the distance to a constant prediction, after all rounds
+OF_DEVIATION = 0.1          # of the targets' deviation, which is left at most
 
 
 @dataclass(frozen=True)
@@ -51,25 +53,45 @@ def starter_scale(population: Population) -> By | dict[str, float] | None:
 def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: By | dict[str, float] | None) -> StepPlan:
     """A step size below one over the curvature of mini-batches of a linear model, and rounds enough to learn a constant.
 
-    The curvature is the largest eigenvalue of the second moments of the scaled inputs, beside a one for the bias, and a tenth of
-    the longest input's squared length, for mini-batches that hold it. `suggested` is the model; for others than linear ones the
-    step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero, where models start: rounds are
-    such that, from a model without features, a hundredth of that distance is left.
+    The curvature is the largest eigenvalue of the second moments of a client's scaled inputs, beside a one for the bias, and a
+    tenth of the longest input's squared length, for mini-batches that hold it. It is that of the worst client: one whose inputs
+    lie far from everybody's takes steps on these alone, and a tail is made of such clients. `suggested` is the model; for
+    others than linear ones the step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero,
+    where models start: rounds are such that, from a model without features, a hundredth of that distance is left, or a tenth
+    of their deviation where that is less (years around 2000 would otherwise be off by 20). The scale of the numbers does not
+    change the step size.
     """
     part = suggested["part"] if suggested else ""
     if part not in CURVATURE or isinstance(population.inputs, dict):
         return StepPlan(0.05 if part == "ConvNet" else 0.1)
-    owned = population.example_clients_and_rows()[1]
-    rows = owned[np.unique(np.linspace(0, len(owned) - 1, min(len(owned), EXAMPLES)).astype(np.int64))]
+    owner, owned = population.example_clients_and_rows()
+    some = torch.from_numpy(np.unique(np.linspace(0, len(owned) - 1, min(len(owned), EXAMPLES)).astype(np.int64)))
+    rows = owned[some]
     scaling = Scaling.fit(population, scale) if isinstance(scale, str) else Scaling.public(**(scale or {}))
     applied = scaling.apply(population.inputs[rows])
     flat = torch.cat([applied.flatten(1).double(), torch.ones(len(rows), 1, dtype=torch.float64)], 1)      # type: ignore[union-attr]
     longest = float(flat.square().sum(1).max())
-    largest = float(torch.linalg.eigvalsh(flat.T @ flat / len(flat))[-1]) if flat.shape[1] <= MOST_FEATURES else longest
+    largest = _largest_of_clients(flat, owner[some]) if flat.shape[1] <= MOST_FEATURES else longest
     rate = min(0.1, _round_down(1 / (CURVATURE[part] * (largest + longest / BATCH))))
     steps = math.ceil(float(population.size.double().median()) / BATCH)
-    needed = math.log(1 / LEFT) / (CURVATURE[part] * rate * steps) if part == "LeastSquares" else 100
+    left = _distance_left(population.targets[owned]) if part == "LeastSquares" else 1.0
+    needed = math.log(1 / left) / (CURVATURE[part] * rate * steps)
     return StepPlan(rate, int(min(2000, 100 * math.ceil(max(needed, 100) / 100))))
+
+
+def _largest_of_clients(flat: Tensor, owner: Tensor) -> float:
+    """The largest eigenvalue, over clients, of the second moments of a client's rows of `flat`; `owner` is the client of each."""
+    parts = flat.split(owner.unique_consecutive(return_counts=True)[1].tolist())
+    squares = (part.T @ part if len(part) >= part.shape[1] else part @ part.T for part in parts)      # equal eigenvalues
+    return max(float(torch.linalg.eigvalsh(square)[-1]) / len(part) for square, part in zip(squares, parts, strict=True))
+
+
+def _distance_left(targets: Tensor) -> float:
+    """The share of the distance from zero to the mean of `targets` that rounds may leave: 0.01, or a tenth of the deviation."""
+    values = targets.double().reshape(len(targets), -1)
+    far, spread = values.nanmean(0).abs(), (values - values.nanmean(0)).square().nanmean(0).sqrt()
+    shares = (OF_DEVIATION * spread / far)[(far > 0) & (spread > 0)]
+    return min([LEFT, *shares.tolist()])
 
 
 def _round_down(value: float) -> float:

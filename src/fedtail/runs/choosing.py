@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.data import Population, Scaling
+from fedtail.data.class_names import with_classes
 from fedtail.data.scaling import SCALING, ScaledModule
 from fedtail.data.tables import read_file
 from fedtail.directions import bad_percentile_name
@@ -48,6 +49,8 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] | N
         raise FileNotFoundError(f"there is no file {data}.")
     named = array_names(run)
     mine = Population.from_arrays(**read_file(data, x or named[0], y or named[1], None))       # one client: this one
+    classes = run.about.get("classes")
+    mine = mine if classes is None else with_classes(mine, classes)
     if (run.path / SCALING).is_file():                                     # once for all models
         mine, modules = Scaling.load(run.path)(mine), [one.module for one in modules if isinstance(one, ScaledModule)]
     picked, unit = choose(modules, mine.client(0), task, metric), metric_unit(run, metric)

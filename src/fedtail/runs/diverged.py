@@ -23,15 +23,31 @@ def is_diverged(run: RunFolder, model: EvaluatedModel) -> bool:
 def divergence_reason(run: RunFolder, model: EvaluatedModel) -> str:
     """Why a model of a finished run has diverged, in a sentence without an end; "" where it has not.
 
-    It has where its parameters, or its mean loss over the tested clients, are not finite, where that loss is more than 1000 times
-    both what it was before training and what a constant prediction has, and where answers were left out as not finite and no
-    round changed the model. "" where the run did not evaluate the loss and does not say whether its parameters are finite.
+    It has where its parameters, or its mean loss or error over the tested clients, are not finite, where that loss is more than
+    1000 times both what it was before training and what a constant prediction has, and where answers were left out as not finite
+    and no round changed the model. "" where the run evaluated neither and does not say whether its parameters are finite.
     """
     lost = {} if model.personal else _not_finite(run, model)
     if lost.get("parameters", 0) > 0:
         return f"{lost['parameters']:g} of {lost['of']:g} parameters are not finite"
-    found = _tested(run, model).get("loss")
-    return "" if found is None else _loss_reason(run, model, found.get("mean"))
+    found = _tested(run, model)
+    reason = _loss_reason(run, model, found["loss"].get("mean")) if "loss" in found else ""
+    return reason or _error_reason(run, found.get("error"))
+
+
+def _error_reason(run: RunFolder, error: dict[str, Any] | None) -> str:
+    """That the mean error is not finite, beside a loss that may be, in the form of `divergence_reason`; "" where it is.
+
+    `error` are its statistics; an error that is defined for no client has diverged for none, and is not judged.
+    """
+    if error is None or error.get("defined") == 0 or _is_number(error.get("mean")):
+        return ""
+    return f"the mean error is not finite after {run.result.get('round', 0)} rounds"
+
+
+def _is_number(value: float | None) -> bool:
+    """Whether a statistic of `result.json`, which has None for NaN, is finite."""
+    return value is not None and math.isfinite(value)
 
 
 def _loss_reason(run: RunFolder, model: EvaluatedModel, loss: float | None) -> str:
@@ -44,7 +60,7 @@ def _loss_reason(run: RunFolder, model: EvaluatedModel, loss: float | None) -> s
     if known and loss > DIVERGED * max(known) > 0:
         before = "" if start is None else f", and was {start:.3g} before"
         return f"the mean loss is {loss:.3g} after {rounds} rounds{before}"
-    if rounds and loss == start and run.result.get("failed", 0) and not model.personal:
+    if run.result.get("failed", 0) and not model.personal and _is_unchanged(run, model):
         return f"nothing was learned: {run.result['failed']} answers were left out because a loss or an update was not finite"
     return ""
 
@@ -55,14 +71,40 @@ def _first_loss(run: RunFolder, model: EvaluatedModel) -> float | None:
     return first.get("loss", {}).get("mean")
 
 
+def _is_unchanged(run: RunFolder, model: EvaluatedModel) -> bool:
+    """Whether no round of a finished run changed the parameters of a shared model, as `result.json` says.
+
+    Runs of earlier versions do not say it: their model is taken as unchanged where its mean loss is, to the last bit, what it was
+    before training, and not 0, as for a model without fault.
+    """
+    if not run.result.get("round", 0):
+        return False
+    known = _not_finite(run, model).get("changed")
+    if known is not None:
+        return known == 0
+    found = _tested(run, model).get("loss", {}).get("mean")
+    return found is not None and found != 0 and found == _first_loss(run, model)
+
+
 def unchanged_reason(run: RunFolder) -> str:
     """That no round of a finished run changed its first model, as where every round was lost, in words; "" where one did.
 
-    Such a model has not diverged; it has not been trained. It is known by its mean loss over the tested clients, to the last bit.
+    Such a model has not diverged; it has not been trained. One whose mean loss over the tested clients is 0 needed no training.
     """
-    found = _tested(run, EvaluatedModel(0)).get("loss", {}).get("mean")
-    untrained = run.result.get("round", 0) > 0 and found is not None and found == _first_loss(run, EvaluatedModel(0))
-    return "nothing was learned: no round changed the model" if untrained else ""
+    model = EvaluatedModel(0)
+    perfect = _tested(run, model).get("loss", {}).get("mean") == 0
+    return "nothing was learned: no round changed the model" if _is_unchanged(run, model) and not perfect else ""
+
+
+def _lost_rounds_advice(run: RunFolder) -> str:
+    """What to do about a model that no round changed: what `log.txt` says of lost rounds, or else what to look at."""
+    place = run.path / "log.txt"
+    lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
+    lost = [line.partition("warning: ")[2] for line in lines if " is lost, and the model stays" in line]
+    if lost:
+        return f"log.txt has the reason of each lost round; the last: {lost[-1].rstrip('.')}."
+    return ("No round was lost, so no client contributed, cohorts were smaller than the method needs, or every update was zero: "
+            "look at the cohort size, the weights of the risk, and the learning rate.")
 
 
 def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[int]:
@@ -103,7 +145,7 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
     if reason := divergence_reason(run, model):
         return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.")]
     if model == EvaluatedModel(0) and (unchanged := unchanged_reason(run)):
-        return [(2, 0.0, f"{unchanged}. Look at the lost rounds in log.txt.")]
+        return [(2, 0.0, f"{unchanged}. {_lost_rounds_advice(run)}")]
     return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
 
 

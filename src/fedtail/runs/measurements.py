@@ -90,13 +90,16 @@ def line_statistics(distribution: Distribution) -> dict[str, float]:
             **({"defined": distribution.num_defined} if few else {})}
 
 
-def not_finite_counts(module: nn.Module, evaluation: Evaluation | None) -> dict[str, int]:
+def not_finite_counts(module: nn.Module, initial: nn.Module, evaluation: Evaluation | None) -> dict[str, int]:
     """How many `parameters` of a model, `of` all, and the losses of how many `clients` are not finite, for `result.json`.
 
-    `evaluation` is that of the tested split; without one, and where only sums over clients are known, there is no `clients`.
+    `changed` is how many parameters differ from those of `initial`, the module before training. `evaluation` is that of the
+    tested split; without one, and where only sums over clients are known, there is no `clients`.
     """
-    values = [parameter.detach() for parameter in module.parameters()]
-    lost = {"parameters": sum(int((~one.isfinite()).sum()) for one in values), "of": sum(one.numel() for one in values)}
+    values = [parameter.detach().cpu() for parameter in module.parameters()]
+    changed = sum(int((one != before.detach().cpu()).sum()) for one, before in zip(values, initial.parameters(), strict=True))
+    lost = {"parameters": sum(int((~one.isfinite()).sum()) for one in values), "of": sum(one.numel() for one in values),
+            "changed": changed}
     loss = None if evaluation is None else evaluation.distributions.get("loss")
     return lost | ({"clients": int((~loss.values.isfinite()).sum())} if isinstance(loss, Distribution) else {})
 

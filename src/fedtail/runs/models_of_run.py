@@ -129,6 +129,15 @@ def predictions(outputs: Tensor, classes: bool) -> dict[str, Any]:
     return {f"prediction_{k}": column.numpy() for k, column in enumerate(outputs.flatten(1).unbind(1))}
 
 
+def named_predictions(columns: dict[str, Any], classes: list[str] | None) -> dict[str, Any]:
+    """The columns of `predictions` with the names of the predicted `classes` in place of their numbers, where they have names."""
+    import numpy as np
+
+    if classes is None or "probability" not in columns:
+        return columns
+    return {**columns, "prediction": np.array(classes)[columns["prediction"].clip(max=len(classes) - 1)]}
+
+
 def _rows(inputs: Examples, rows: slice) -> Examples:
     """The examples in these rows."""
     return {name: one[rows] for name, one in inputs.items()} if isinstance(inputs, dict) else inputs[rows]

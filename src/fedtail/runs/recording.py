@@ -225,7 +225,7 @@ class Recorder:
             write_atomically(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
         found, more, written = self.records.record_end(trained)
         tested = [None if found is None else found[k].get(self.records.tested_split) for k in range(len(modules))]
-        lost = [not_finite_counts(module, one) for module, one in zip(modules, tested, strict=True)]
+        lost = [not_finite_counts(module, trained.task.module, one) for module, one in zip(modules, tested, strict=True)]
         if found is not None and self._last_evaluated_round() != trained.rounds:
             self._write_evaluation(trained, found)
             self._save_checkpoint(trained)

@@ -96,6 +96,7 @@ ABOUT_MORE = {
         "field": is_text,
         "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
     "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
+    "classes": list_check(is_text), "columns": list_check(is_text),
     "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
     "inputs": table_check(record_check({"shape": list_check(whole_number_check(0, MOST_NUMBERS)),

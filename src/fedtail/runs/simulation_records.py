@@ -73,13 +73,15 @@ class SimulationRecords:
         """The entries of `run.json` about clients and data, as JSON values.
 
         They are the number of clients by split, whether errors are rates, data, device, kernel, and digests of the data, of
-        the user's own code and of the initial module.
+        the user's own code and of the initial module; the names of features and classes, where the data have some.
         """
         return {"rates": gives_rates(self.task, self.splits[self.tested_split]),
                 "splits": {name: len(population) for name, population in self.splits.items()},
                 "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
                 "start": bytes_digest(module_bytes(self.task.module)), "inputs": input_shapes(self.splits["train"]),
+                **{name: list(held) for name, held in (("columns", self.splits["train"].columns),
+                                                       ("classes", self.splits["train"].classes)) if held is not None},
                 **self._benign_entry(), **self._personal_entry()}
 
     def _personal_entry(self) -> dict[str, Any]:
