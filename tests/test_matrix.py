@@ -14,6 +14,7 @@ import tomllib
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -28,8 +29,9 @@ from fedtail.runs import RunFolder
 from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.execution import check_experiment_can_run
-from fedtail.runs.matrix_costs import value_costs
-from fedtail.runs.matrix_results import csv_text
+from fedtail.runs.matrix_columns import shown_columns
+from fedtail.runs.matrix_costs import KEPT, value_costs
+from fedtail.runs.matrix_results import csv_text, result_of_metric
 from fedtail.training import train
 
 from run_cases import digests
@@ -280,7 +282,7 @@ def test_an_attack_that_changes_no_model_costs_nothing(place):
 
 def test_costs_by_hand():
     def one(a: str, b: str, mean: float | None) -> dict:
-        number = None if mean is None else {name: {"mean": mean, "std": None} for name in ("mean", "worst10", "std")}
+        number = None if mean is None else {name: {"mean": mean, "std": None} for name in KEPT}
         return {"values": {"a": a, "b": b}, "shared": number, "personal": None}
     cells = [one("x", "u", 1.0), one("x", "v", 2.0), one("y", "u", 4.0), one("y", "v", None)]
     by_a, by_b = value_costs({"a": ("x", "y"), "b": ("u", "v")}, cells, {})
@@ -462,6 +464,150 @@ def test_the_page_in_a_browser_filters_sorts_and_fits_a_phone(done):
             assert visit.page.evaluate("[...document.querySelectorAll('#cells tbody tr')].filter(row => row.offsetParent).length") == 24
 
 
+# any metric, both directions
+
+AUC_AXES = """\
+[matrix.fairness]
+mean = {}
+worst = { risk = "Worst" }
+[matrix.attack]
+none = {}
+mislabelled = { attack = { part = "LabelPoisoning", fraction = 0.2 } }
+"""
+
+
+@pytest.fixture(scope="module")
+def with_auc(tmp_path_factory) -> tuple[Path, dict]:
+    """A small matrix with an AUC, which is not defined for clients of one class: every seventh client has one."""
+    folder, rng = tmp_path_factory.mktemp("auc"), np.random.default_rng(0)
+    owner = np.repeat(np.arange(28), 20)
+    x = rng.normal(size=(len(owner), 4)).astype("float32")
+    direction = np.ones(4) + rng.normal(size=(28, 4))
+    y = ((x * direction[owner]).sum(1) + rng.normal(size=len(owner)) > 0) & (owner % 7 != 6)
+    np.savez(folder / "d.npz", x=x, y=y.astype(int), client=owner)
+    head = HEAD[HEAD.index("[sample]"):].replace("[engine]", "train = false\n[engine]")
+    (folder / "m.toml").write_text('rounds = 4\n[data]\nkind = "arrays"\npath = "d.npz"\nx = "x"\ny = "y"\nclient = "client"\n'
+                                   'split = { within = 0.5, seed = 0 }\n[task]\nmetrics = ["roc_auc"]\n[task.module]\n'
+                                   'part = "LogisticRegression"\nfeatures = 4\n' + head + AUC_AXES)
+    answered = call("matrix", str(folder / "m.toml"), "--out", str(folder / "out"), "--seeds", "0,1", "--metric", "roc_auc")
+    assert answered.exit_code == 0, answered.output
+    assert "roc_auc over benign test clients after 4 rounds, higher is better" in answered.stdout
+    assert "Error over benign" not in answered.stdout
+    return folder, json.loads((folder / "out" / "matrix.json").read_text())
+
+
+@pytest.mark.parametrize(("metric", "better", "worst"), [("roc_auc", "higher", np.sort), ("loss", "lower", lambda v: -np.sort(-v))])
+def test_statistics_of_a_metric_are_at_its_bad_end_and_over_those_it_is_defined_for(with_auc, metric, better, worst):
+    folder, result = with_auc
+    found = result_of_metric(result, metric)
+    shown = cell(found, "worst", "mislabelled")
+    values = [RunFolder.open(folder / "out" / shown["folder"] / f"seed-{seed}").client_columns("test")[metric] for seed in (0, 1)]
+    known = [one[np.isfinite(one)] for one in values]
+
+    def tail(one):
+        """The mean of the worst tenth, the client at the boundary in part, by hand."""
+        weights = np.clip(0.1 * len(one) - np.arange(len(one)), 0, 1)
+        return (weights * worst(one)).sum() / weights.sum()
+    assert (found["better"], found["unit"]) == (better, "")
+    assert shown["shared"]["mean"]["mean"] == pytest.approx(np.mean([one.mean() for one in known]))
+    assert shown["shared"]["worst10"]["mean"] == pytest.approx(np.mean([tail(one) for one in known]))
+    if metric == "roc_auc":
+        assert shown["defined"] == {str(seed): len(one) for seed, one in zip((0, 1), known, strict=True)}
+        assert all(len(some) < len(every) for some, every in zip(known, values, strict=True))
+    else:
+        assert shown["defined"] is None
+
+
+def lowest_tenth(values: np.ndarray) -> float:
+    """The mean of the lowest tenth of the finite values, the one at the boundary in part, by hand."""
+    ranked = np.sort(values[np.isfinite(values)])
+    weights = np.clip(0.1 * len(ranked) - np.arange(len(ranked)), 0, 1)
+    return float((weights * ranked).sum() / weights.sum())
+
+
+def test_costs_of_a_metric_are_over_clients_benign_and_defined_in_both(with_auc):
+    folder, result = with_auc
+    [attack] = [one for one in result["metrics"]["roc_auc"]["costs"] if one["axis"] == "attack"]
+    differences, tails = [], []
+    for fairness in ("mean", "worst"):
+        by_seed, tail_by_seed = [], []
+        for seed in (0, 1):
+            both = [RunFolder.open(folder / "out" / cell(result, fairness, value)["folder"] / f"seed-{seed}").clients
+                    for value in ("mislabelled", "none")]
+            benign = (both[0]["split"] == "test") & ~both[0]["corrupted"].astype(bool)
+            after = both[0]["roc_auc"][benign]
+            before = both[1]["roc_auc"][both[1]["split"] == "test"][benign[both[0]["split"] == "test"]]
+            by_seed.append(np.nanmean(after) - np.nanmean(before))
+            tail_by_seed.append(lowest_tenth(after) - lowest_tenth(before))
+        differences.append(np.mean(by_seed))
+        tails.append(np.mean(tail_by_seed))
+    assert attack["shared"]["mean"]["mean"] == pytest.approx(np.mean(differences))
+    assert attack["shared"]["worst10"]["mean"] == pytest.approx(np.mean(tails))
+    [plain] = [one for one in result["costs"] if one["axis"] == "attack"]
+    assert plain == next(one for one in result["metrics"]["error"]["costs"] if one["axis"] == "attack")
+
+
+def test_a_gain_in_a_metric_where_higher_is_better_is_marked_as_one(with_auc):
+    _, result = with_auc
+    better = {metric: [(column.statistic, column.better) for column in shown_columns(result_of_metric(result, metric))]
+              for metric in ("roc_auc", "loss")}
+    assert better == {"roc_auc": [("mean", "higher"), ("worst10", "higher"), ("std", "lower")],
+                      "loss": [("mean", "lower"), ("worst10", "lower"), ("std", "lower")]}
+    mean, _, std = shown_columns(result_of_metric(result, "roc_auc"))
+    cost = {"shared": {name: {"mean": 0.5, "std": None} for name in KEPT}, "personal": None}
+    assert (mean.way(cost), std.way(cost)) == ("improved", "worse")
+
+
+def test_fewer_than_twenty_clients_are_shown_by_the_worst_one(with_auc):
+    _, result = with_auc
+    few = {**result, "clients": 6}
+    assert [[column.statistic for column in shown_columns(result_of_metric(few, metric))] for metric in ("roc_auc", "loss")] \
+        == [["mean", "p0", "std"], ["mean", "p100", "std"]]
+
+
+def test_the_csv_has_every_metric(with_auc):
+    folder, result = with_auc
+    rows = list(csv.DictReader((folder / "out" / "matrix.csv").read_text().splitlines()))
+    for row, own in zip(rows, result["metrics"]["roc_auc"]["cells"], strict=True):
+        assert float(row["roc_auc_worst10"]) == own["shared"]["worst10"]["mean"] != float(row["worst10"])
+        assert float(row["loss_mean"]) > 0
+
+
+def test_a_metric_that_is_not_there_is_refused_before_training(place):
+    answered = call("matrix", "m.toml", "--metric", "auc")
+    assert answered.exit_code == 2
+    assert "has no metric 'auc'; it has loss, error. Write metrics" in answered.stderr
+    assert not Path("runs").exists()
+
+
+def test_the_page_turns_round_with_the_metric_and_hands_out_tables_and_settings(with_auc):
+    folder, result = with_auc
+    with chromium() as browser, Visit(browser, folder / "out" / "matrix.html", width=390) as visit:
+        assert visit.text("#plane figcaption").count("further right and up is better") == 1
+        assert "further left" not in visit.text("#plane figcaption")
+        assert visit.page.text_content('#scatter [data-axis="x"]') == "mean roc_auc →"
+        assert "do not begin at zero" in visit.text("#zero")
+        assert "defined for" in visit.text(".of-metric:visible .cells")
+        [cost] = [one for one in result["metrics"]["roc_auc"]["costs"] if one["axis"] == "fairness"]
+        shown = '.of-metric:visible tr[data-axis="fairness"] td[data-statistic="shared-mean"]'
+        assert visit.value(shown) == cost["shared"]["mean"]["mean"]
+        assert visit.page.get_attribute(shown, "class") == ("improved" if cost["shared"]["mean"]["mean"] > 0 else "worse")
+        places = "[...document.querySelectorAll('#scatter circle')].map(one => Number(one.getAttribute('cx')))"
+        before = visit.page.evaluate(places)
+        visit.page.select_option("#metric", "loss")
+        assert "further left and down is better" in visit.text("#plane figcaption")
+        assert "further right" not in visit.text("#plane figcaption")
+        assert visit.page.text_content('#scatter [data-axis="x"]') == "mean loss →"
+        assert visit.page.evaluate(places) != before
+        assert visit.text("#found") == "4 of 4"
+        with visit.page.expect_download() as saved:
+            visit.page.locator(".of-metric:visible .bar:has(+ .scroll .cells) .csv").click()
+        rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
+        assert [float(row["mean"]) for row in rows] == [one["shared"]["mean"]["mean"] for one in result["metrics"]["loss"]["cells"]]
+        assert tomllib.loads(visit.page.locator(".settings pre").text_content())["matrix"] == tomllib.loads(AUC_AXES)["matrix"]
+        assert (visit.problems, visit.overflow()) == ([], 0)
+
+
 def test_an_epsilon_about_examples_is_not_shown_as_one_about_clients(place):
     inside = '{{ local = {{ part = "ExamplePrivateSGD", clip_norm = 1.0, noise_multiplier = {}, learning_rate = 0.2 }} }}'
     head = HEAD.replace("[local]\nlearning_rate = 0.2\n", '[local]\npart = "LocalSGD"\nlearning_rate = 0.2\n')
@@ -470,5 +616,6 @@ def test_an_epsilon_about_examples_is_not_shown_as_one_about_clients(place):
     assert answered.exit_code == 0, answered.stderr
     result = json.loads(Path("o/matrix.json").read_text())
     assert [one["privacy_unit"] for one in result["cells"]] == ["example", "example"]
-    assert answered.stdout.count("(example-level)") == Path("o/matrix.html").read_text().count("(example-level)") == 2
+    assert answered.stdout.count("(example-level)") == 2
+    assert Path("o/matrix.html").read_text().count("(example-level)") == 2 * len(result["metrics"])      # a table for each
     assert [row["privacy_unit"] for row in csv.DictReader(Path("o/matrix.csv").read_text().splitlines())] == ["example", "example"]

@@ -172,6 +172,18 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, family_page):
         assert visit.problems == []
 
 
+def test_every_legend_names_the_methods_in_the_order_of_the_page(browser, tmp_path):
+    names = ["FedAvg", "beta", "alpha"]
+    runs = [write_run(tmp_path / name, name, [theta], 0, settings=["rounds=4"]) for name, theta in zip(names, (1.0, 0.5, 0.3), strict=True)]
+    with Visit(browser, write_page(runs, tmp_path)) as visit:
+        drawn = visit.page.evaluate("""() => [...document.querySelectorAll(".canvas .legend")].map(legend => [...legend.querySelectorAll(".traces")]
+            .map(one => ({ name: one.textContent, ...one.getBoundingClientRect().toJSON() }))
+            .sort((a, b) => Math.abs(a.top - b.top) > 4 ? a.top - b.top : a.left - b.left).map(one => one.name))""")
+    legends = [[name for name in legend if name in names] for legend in drawn]
+    assert sum(len(legend) == 3 for legend in legends) >= 4
+    assert [legend for legend in legends if legend != sorted(legend, key=names.index)] == []
+
+
 def test_every_table_is_handed_out_as_csv_in_full_and_settings_make_the_runs_again(browser, family, family_page, tmp_path):
     with Visit(browser, family_page) as visit:
         assert visit.page.locator(".csv").count() == visit.page.locator(".scroll").count() >= 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_name, output_folder, resume_command
+from fedtail.cli.run import check_metric, folder_name, output_folder, resume_command
 from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedtail.experiment.matrix_section import Matrix, MatrixCell
     from fedtail.runs.loaded_data import LoadedData
     from fedtail.runs.matrix import CellRuns
+    from fedtail.runs.matrix_columns import Column
 
 LONGEST = 70      # characters of a refusal in the terminal; the page and matrix.json have all
-COLUMNS = {"mean": "mean", "worst10": "worst 10%", "std": "spread"}
 
 
 @print_errors_as_sentences
@@ -32,26 +32,29 @@ def matrix(
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
     trust: list[str] = options.TRUST,
+    metric: str | None = options.METRIC,
     as_json: bool = options.JSON,
 ) -> None:
     """Train every combination of the axes in [matrix]: fairness x robustness x privacy x personal models x attack, say.
 
-    Shows mean, worst tenth and spread of the error over benign clients for each, and what every value costs the others. A
-    combination that cannot be composed is shown with the reason. Everything is checked before the first one trains; each is a
-    run folder of its own, so that --resume does only what is missing. Writes matrix.json, matrix.csv and matrix.html. The exit
-    code is 1 where a combination failed or diverged.
+    Shows mean, worst tenth and spread of the error, and of every other metric of the file, over benign clients for each, and
+    what every value costs the others. The page opens with --metric, and any other can be chosen on it. A combination that cannot
+    be composed is shown with the reason. Everything is checked before the first one trains; each is a run folder of its own, so
+    that --resume does only what is missing. Writes matrix.json, matrix.csv and matrix.html. The exit code is 1 where a
+    combination failed or diverged.
     """
     from fedtail.experiment.matrix_section import read_matrix
     from fedtail.report.matrix_page import PAGE, write_matrix_page
     from fedtail.runs.loaded_data import LoadedData
     from fedtail.runs.matrix import check_cells, check_matrix_folder
-    from fedtail.runs.matrix_results import matrix_result, write_matrix_files
+    from fedtail.runs.matrix_results import matrix_result, result_of_metric, write_matrix_files
 
     if example:
         write_example(file)
         return
     wanted = read_matrix(file, options.settings_with_device(settings, device), trust)
     check_value_names(wanted)
+    check_metric([cell.experiment for cell in wanted.cells if cell.experiment is not None][:1], metric)
     numbers, loaded = options.chosen_seeds(seeds, wanted.seeds), LoadedData()
     wanted = check_cells(wanted, numbers[0], loaded)
     folder = out or output_folder(Path("runs") / folder_name(wanted.name), lambda place: _jobs(wanted, numbers, place), resume)
@@ -59,11 +62,12 @@ def matrix(
     found = _run_all(wanted, numbers, folder, resume, as_json, loaded)
     result = matrix_result(wanted, found, numbers, lambda cell: cell_folder(Path(), cell))
     write_matrix_files(folder, result)
-    page = write_matrix_page(result, folder / PAGE)
+    page = write_matrix_page(result, folder / PAGE, metric=metric or "error")
     if as_json:
         print_json({**result, "page": str(page)})
     else:
-        show_matrix(result)
+        for name in [metric] if metric else [name for name in result["metrics"] if name != "loss"]:
+            show_matrix(result_of_metric(result, name))
         typer.echo(f"Saved in {folder}: matrix.json, matrix.csv, and a page to look at, {page}")
     if any(cell["state"] == "failed" for cell in result["cells"]):
         exit_with_message(f"some runs failed; --resume tries them again:  {resume_command(folder)}", FAILED)
@@ -126,38 +130,41 @@ def _run_all(wanted: Matrix, seeds: tuple[int, ...], folder: Path, resume: bool,
 
 
 def show_matrix(result: dict[str, Any]) -> None:
-    """Print a table of all combinations with their error statistics, and one of what each value costs.
+    """Print a table of all combinations with the statistics of a metric, and one of what each value costs.
 
-    `result` is what `matrix_result` gives. Refusals are shortened.
+    `result` is what `result_of_metric` gives. Refusals are shortened.
     """
     from fedtail.cli.terminal import show_table
+    from fedtail.runs.matrix_columns import defined_text, shown_columns
 
-    models = [model for model in ("shared", "personal") if any(cell[model] for cell in result["cells"])]
-    heads = [("own " if model == "personal" else "") + text for model in models for text in COLUMNS.values()]
+    columns, metric = shown_columns(result), result["metric"]
     private = any(cell["epsilon"] is not None for cell in result["cells"])
-    unit = f", {result['unit']}" if result["unit"] else ""
-    over = f", +- over {len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else ""
-    rows = [[", ".join(cell["values"].values()), *(_number_text(cell[model], name) for model in models for name in COLUMNS),
-             *([_epsilon_text(cell)] if private else []), _note_text(cell)] for cell in result["cells"]]
-    show_table(f"Error over benign {result['split'].replace('_', '-')} clients after {result['rounds']} rounds{unit}{over}",
-               [", ".join(result["axes"]), *heads, *(["epsilon"] if private else []), ""], rows)
-    costs = [[f"{cost['axis']}: {cost['value']} less {cost['baseline']}",
-              *(_number_text(cost[model], name, "+") for model in models for name in COLUMNS), str(cost["pairs"])]
+    rows = [[", ".join(cell["values"].values()), *(_number_text(column, cell) for column in columns),
+             *([_epsilon_text(cell)] if private else []), _note_text(cell) or defined_text(cell, result["clients"])]
+            for cell in result["cells"]]
+    show_table(_table_title(result), [", ".join(result["axes"]), *(column.title for column in columns),
+                                      *(["epsilon"] if private else []), ""], rows)
+    costs = [[f"{cost['axis']}: {cost['value']} less {cost['baseline']}", *(" +- ".join(filter(None, column.cost_texts(cost)))
+                                                                          for column in columns), str(cost["pairs"])]
              for cost in result["costs"]]
     if costs:
-        show_table("What each value costs: difference to the first of its axis, mean +- deviation over the other axes",
-                   ["value", *heads, "pairs"], costs)
+        show_table(f"What each value costs in {metric} ({result['better']} is better): difference to the first of its axis, "
+                   "mean +- deviation over the other axes", ["value", *(column.title for column in columns), "pairs"], costs)
 
 
-def _number_text(found: dict[str, Any] | None, name: str, sign: str = "") -> str:
-    """The statistic `name` of `found` as "1.23 +- 0.04"; "1.23" without a deviation, "" where `found` is None.
+def _table_title(result: dict[str, Any]) -> str:
+    """What the table of all combinations is about: the metric, the clients, its unit, its better end, and the seeds."""
+    metric = result["metric"]
+    name = metric[0].upper() + metric[1:] if metric in ("error", "loss") else metric
+    unit = f", {result['unit']}" if result["unit"] else ""
+    higher = ", higher is better" if result["better"] == "higher" else ""
+    over = f", +- over {len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else ""
+    return f"{name} over benign {result['split'].replace('_', '-')} clients after {result['rounds']} rounds{unit}{higher}{over}"
 
-    `sign` is "+" for a difference, which is then written with its sign.
-    """
-    if found is None:
-        return ""
-    mean, std = found[name]["mean"], found[name]["std"]
-    return f"{mean:{sign}.2f}" + ("" if std is None else f" +- {std:.2f}")
+
+def _number_text(column: Column, cell: dict[str, Any]) -> str:
+    """A statistic of a combination as "1.23 +- 0.04"; "1.23" without a deviation, "" where it has no such number."""
+    return "" if column.cell(cell) is None else " +- ".join(filter(None, column.texts(cell)))
 
 
 def _epsilon_text(cell: dict[str, Any]) -> str:

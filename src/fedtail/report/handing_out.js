@@ -4,9 +4,8 @@ function csvCell(text) {
 }
 
 function csvOfTable(table) {          // full precision where a cell has it, else what is shown
-  const cells = row => [...row.cells].map(cell => cell.dataset.value ?? cell.innerText.replace(/\s+/g, " ").trim());
-  const rows = [...table.rows].filter(row => !row.hidden).map(cells);
-  return rows.map((row, k) => k ? row : row.map(head => head.replace(/, %/, "")));      // values are fractions
+  const cells = row => [...row.cells].map(cell => cell.dataset.csv ?? cell.dataset.value ?? cell.innerText.replace(/\s+/g, " ").trim());
+  return [...table.rows].filter(row => !row.hidden).map(cells);
 }
 
 function csvOfClients() {             // every client of the table, not only the rows that are shown

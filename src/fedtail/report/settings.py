@@ -26,12 +26,12 @@ def method_settings(runs: Sequence[RunFolder]) -> list[dict[str, str]]:
     for run in runs:
         if isinstance(run.about.get("experiment"), dict):
             by_name.setdefault(run.name, []).append(run)
-    found = [(name, _toml_text({**own[0].about["experiment"], "seeds": sorted({run.seed for run in own})}))
+    found = [(name, toml_text({**own[0].about["experiment"], "seeds": sorted({run.seed for run in own})}))
              for name, own in by_name.items()]
     return [{"name": name, "toml": text} for name, text in found if text]
 
 
-def _toml_text(table: dict[str, Any]) -> str:
+def toml_text(table: dict[str, Any]) -> str:
     """A table as the text of a TOML file; "" where it holds what TOML has no words for, as a damaged `run.json` may."""
     try:
         return tomli_w.dumps(table)

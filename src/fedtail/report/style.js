@@ -94,7 +94,7 @@ function layout(xaxis, yaxis, more = {}) {
     xaxis, yaxis, autosize: true, dragmode: false, hovermode: "closest", showlegend: true,
     margin: { l: 46, r: 18, t: 8, b: 42 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--text") },
-    legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: 11.5 }, itemclick: false, itemdoubleclick: false },
+    legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: 11.5 }, itemclick: false, itemdoubleclick: false },
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--text"), size: 12 }, align: "left" },
     ...more,
   };

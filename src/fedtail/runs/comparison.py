@@ -50,7 +50,7 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     return [{"method": method, "metric": metric, "better": metric_direction(found[0][0], metric),
              "personal": found[0][1].personal, "unit": metric_unit(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found), "diverged": diverged_seeds(found),
-             "defined": _defined_by_seed(found, metric), "noise": noise_over_seeds(found, metric),
+             "defined": defined_by_seed(found, metric), "noise": noise_over_seeds(found, metric),
              **{name: _mean_and_std_over_seeds(_statistic_values(found, metric, name)) for name in STATISTICS}}
             for method, found in models_by_method(runs).items()]
 
@@ -210,7 +210,7 @@ def models_by_method(runs: Iterable[RunFolder]) -> dict[str, list[Compared]]:
     return methods
 
 
-def _defined_by_seed(found: Sequence[Compared], metric: str) -> dict[int, int] | None:
+def defined_by_seed(found: Sequence[Compared], metric: str) -> dict[int, int] | None:
     """For how many clients a metric is defined, by seed; None where it is for all of them."""
     each = {run.seed: model.statistics(run.result).get(run.tested_split, {}).get(metric, {}).get("defined")
             for run, model in found}

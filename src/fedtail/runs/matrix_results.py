@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
-from fedtail.runs.comparison import final_statistics, metric_unit
+from fedtail.runs.comparison import defined_by_seed, final_statistics, metric_direction, metric_unit, shown_metrics
 from fedtail.runs.diverged import divergence_reason, unchanged_reason
-from fedtail.runs.evaluated_models import EVALUATED, EvaluatedModel
+from fedtail.runs.evaluated_models import EVALUATED
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
-from fedtail.runs.matrix_costs import SHOWN, CellResult, over_seeds, value_costs
+from fedtail.runs.matrix_costs import EVALUATED_MODELS, KEPT, CellResult, RunsByValues, over_seeds, value_costs
 from fedtail.runs.run_folder import RunFolder
 
 FORMAT, VERSION = "fedtail matrix", 1
-SHARED, PERSONAL = EvaluatedModel(0), EvaluatedModel(0, personal=True)      # a combination is one method, with one shared model
-MODELS = ("shared", "personal")
+SHARED, PERSONAL = EVALUATED_MODELS.values()
+MODELS = tuple(EVALUATED_MODELS)
+OF_METRIC = ("shared", "personal", "defined")      # what a combination has for every metric
 TABLE = "matrix.csv"
 NO_PRIVACY: dict[str, Any] = {"epsilon": None, "delta": None, "privacy_unit": None}
 
@@ -28,29 +29,54 @@ def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders
     """The content of `matrix.json`: the axes, a dict for every combination, and what each value costs.
 
     `found` has the runs by position of the cell; `folders` gives a cell's folder, relative to that of the matrix. At least one
-    run is finished. Error rates are in percent.
+    run is finished. `better`, `unit`, `cells` and `costs` are about the error; `metrics` has them for every metric of the file by
+    name, the error first and the loss last. Error rates are in percent. `settings` are those of the file.
     """
-    cells = [cell_result(cell, found.get(place, []), str(folders(cell))) for place, cell in enumerate(matrix.cells)]
     done = next((one.run for runs in found.values() for one in runs if one.run is not None), None)
-    about = {} if done is None else {"unit": metric_unit(done), "split": done.tested_split, "rounds": done.about["rounds"],
-                                     "clients": done.about["splits"][done.tested_split], "data": done.about["data"]}
     runs = {tuple(matrix.cells[place].values.values()): [one.run for one in several if one.run is not None]
             for place, several in found.items()}
+    names = list(dict.fromkeys((*(shown_metrics([done]) if done else ["error"]), "loss")))
+    cells = [[cell_result(cell, found.get(place, []), str(folders(cell)), name) for place, cell in enumerate(matrix.cells)]
+             for name in names]
+    metrics = {name: _about_metric(matrix, own, runs, done, name) for name, own in zip(names, cells, strict=True)}
+    about = {} if done is None else {"split": done.tested_split, "rounds": done.about["rounds"], "data": done.about["data"],
+                                     "clients": done.about["splits"][done.tested_split]}
     samplers = {repr(one.experiment.algorithm.members[0].sample) for one in matrix.cells if one.experiment and not one.refused}
     return {"format": FORMAT, "version": VERSION, "name": matrix.name, "seeds": list(seeds), **about,
             "same_cohorts": len(samplers) == 1, "axes": {axis: list(values) for axis, values in matrix.axes.items()},
-            "cells": cells, "costs": value_costs(matrix.axes, cells, runs)}
+            **metrics["error"], "cells": cells[0], "metrics": metrics,
+            "settings": {**matrix.source.tables, "seeds": list(seeds)}}
 
 
-def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellResult:
-    """One combination as a dict: `values` by axis, `state`, `text`, `folder`, and statistics of the error over benign clients.
+def _about_metric(matrix: Matrix, cells: Sequence[CellResult], runs: RunsByValues, done: RunFolder | None,
+                  metric: str) -> dict[str, Any]:
+    """What `matrix.json` has below `metrics` about one metric, of which `cells` have the statistics.
+
+    `better` is "lower" or "higher", `unit` that of all numbers; `cells` has, in the order of the combinations, their statistics
+    and for how many clients they are `defined`; `costs` is what each value costs.
+    """
+    return {"better": metric_direction(done, metric) if done else "lower", "unit": metric_unit(done, metric) if done else "",
+            "cells": [{name: cell[name] for name in OF_METRIC} for cell in cells],
+            "costs": value_costs(matrix.axes, cells, runs, metric)}
+
+
+def result_of_metric(result: dict[str, Any], metric: str) -> dict[str, Any]:
+    """A copy of `result`, the content of `matrix.json`, whose `better`, `unit`, `cells` and `costs` are about `metric`."""
+    own = result["metrics"][metric]
+    cells = [{**cell, **numbers} for cell, numbers in zip(result["cells"], own["cells"], strict=True)]
+    return {**result, **own, "cells": cells, "metric": metric}
+
+
+def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str, metric: str = "error") -> CellResult:
+    """One combination as a dict: `values` by axis, `state`, `text`, `folder`, and statistics of a metric over benign clients.
 
     `state` is "done", or "refused", "failed" or "diverged", with the reason in `text`; a diverged combination has no numbers.
-    `shared` and `personal` have, for the mean, worst10 and std over clients, the `mean` and `std` over seeds; `personal` is None
-    without personal models, or where they were not evaluated. `epsilon` and `delta` are of the privacy guarantee, and
-    `privacy_unit` whom it protects, "client" or "example"; None without one.
+    `shared` and `personal` have, by statistic over clients (`KEPT`), the `mean` and `std` over seeds; `personal` is None without
+    personal models, or where they were not evaluated. `defined` is for how many clients the metric is defined under the shared
+    model, by seed, None where for all. `epsilon` and `delta` are of the privacy guarantee, and `privacy_unit` whom it protects,
+    "client" or "example"; None without one.
     """
-    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, **NO_PRIVACY}
+    empty = {"values": cell.values, "folder": folder, "shared": None, "personal": None, "defined": None, **NO_PRIVACY}
     if cell.refused:
         return {**empty, "state": "refused", "text": cell.refused}
     failures = [f"seed {one.seed}: {one.failure}" for one in runs if one.failure]
@@ -60,10 +86,10 @@ def cell_result(cell: MatrixCell, runs: Sequence[CellRun], folder: str) -> CellR
     if diverged:
         return {**empty, "state": "diverged", "text": " ".join(diverged)}
     done = [one.run for one in runs if one.run is not None]
-    shared = [final_statistics(run, SHARED, "error") for run in done]
-    own = [final_statistics(run, PERSONAL, "error") for run in done if has_evaluated_personal(run)]
+    shared = [final_statistics(run, SHARED, metric) for run in done]
+    own = [final_statistics(run, PERSONAL, metric) for run in done if has_evaluated_personal(run)]
     return {**empty, "state": "done", "text": "", "shared": over_seeds(shared), "personal": over_seeds(own) if own else None,
-            **_privacy_entries(runs)}
+            "defined": defined_by_seed([(run, SHARED) for run in done], metric), **_privacy_entries(runs)}
 
 
 def divergence_text(one: CellRun) -> str:
@@ -92,19 +118,25 @@ def write_matrix_files(folder: Path, result: dict[str, Any]) -> None:
 def csv_text(result: dict[str, Any]) -> str:
     """The combinations of a matrix as CSV, with a header: columns for each axis, state, statistics, epsilon, its unit, and text.
 
-    Columns of statistics are "mean", "mean_std" (over seeds) and so on, those of personal models "personal_mean". Numbers that
-    are missing are empty.
+    Columns of statistics are "mean", "mean_std" (over seeds) and so on, those of personal models "personal_mean", and those of
+    other metrics than the error have its name before them, "roc_auc_mean". Numbers that are missing are empty.
     """
     axes, written = list(result["axes"]), io.StringIO()
-    names = [(model, name, part) for model in MODELS for name in SHOWN for part in ("mean", "std")]
-    heads = [("" if model == "shared" else f"{model}_") + name + ("" if part == "mean" else "_std")
-             for model, name, part in names]
+    names = [(metric, model, name, part) for metric in result["metrics"] for model in MODELS for name in KEPT
+             for part in ("mean", "std")]
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow([*axes, "state", *heads, "epsilon", "privacy_unit", "text"])
-    for cell in result["cells"]:
-        numbers = [(cell[model] or {}).get(name, {}).get(part) for model, name, part in names]
+    rows.writerow([*axes, "state", *(_column_head(*name) for name in names), "epsilon", "privacy_unit", "text"])
+    for place, cell in enumerate(result["cells"]):
+        numbers = [(result["metrics"][metric]["cells"][place][model] or {}).get(name, {}).get(part)
+                   for metric, model, name, part in names]
         rows.writerow([*cell["values"].values(), cell["state"], *numbers, cell["epsilon"], cell["privacy_unit"], cell["text"]])
     return written.getvalue()
+
+
+def _column_head(metric: str, model: str, name: str, part: str) -> str:
+    """The name of a column of `matrix.csv`: "worst10" of the error, "roc_auc_personal_worst10_std" of another metric."""
+    of_model = ("" if model == "shared" else f"{model}_") + name + ("" if part == "mean" else "_std")
+    return of_model if metric == "error" else f"{metric}_{of_model}"
 
 
 def _privacy_entries(runs: Sequence[CellRun]) -> dict[str, Any]:
