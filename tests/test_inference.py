@@ -170,6 +170,24 @@ def test_the_error_of_seeds_is_what_clients_do_not_explain():
     assert seed_standard_error(np.concatenate([data * 0, replicates])) == 0
 
 
+def test_all_of_the_variance_between_few_seeds_enters_once():
+    """Seeds that test clients of their own: Student's interval over seeds, though clients explain more than all of the variance between them."""
+    random = RANDOM(0)
+    rows = [values - values.mean() + shift for values, shift in zip(random.normal(size=(3, 400)), (0.0, 0.01, -0.01), strict=True)]
+    found = new_client_interval([{(seed, k): value for k, value in enumerate(row)} for seed, row in enumerate(rows)], replicates=1999)
+    means = [row.mean() for row in rows]
+    low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
+    assert found.seed_error == 0                                                         # as the clients explain all of it
+    assert found.high - found.low == pytest.approx(high - low, rel=0.2)
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_intervals_of_two_seeds_cover(redrawn, monkeypatch):
+    monkeypatch.setattr(populations, "POOL", 100_000)
+    found = comparison("normal", 10, 100, ("mean", "worst10"), redrawn, 0.02, 300, 199, seeds=2)
+    assert min(one["coverage"] for one in found.values()) >= LOW                         # 85% to 90% for means where B - e^2 is cut at zero
+
+
 def test_a_paired_difference_is_much_narrower_than_the_methods():
     random = RANDOM(0)
     base = random.beta(2, 8, 200)

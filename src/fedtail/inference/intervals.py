@@ -75,8 +75,8 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
 
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
     by their influence function and widened by Student's quantile for the clients in the tail, and by 15% more for differences
-    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds that
-    resampling clients does not explain enters with Student's distribution. With fewer than 30 clients in a seed the ends allow
+    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between
+    seeds enters with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed the ends allow
     for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for
     a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that
     cannot be used.
@@ -149,13 +149,33 @@ def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: fl
         factor = widened * stdtrit(max(contributing - 1, 1.0), 1 - level) / ndtri(1 - level)
         pivots = _studentised(means[1:] - estimate, found.errors[1:]) if found.errors[0] > 0 else means[1:] - estimate
         deviations = -factor * (found.errors[0] or 1.0) * pivots
-    deviations = deviations[~np.isnan(deviations)]
-    seed_error = seed_standard_error(found.by_seed)
-    if seed_error > 0:
-        grid = stdtrit(found.by_seed.shape[1] - 1, (np.arange(GRID) + 0.5) / GRID)
-        deviations = (deviations[:, None] + seed_error * grid).ravel()
+    deviations = _with_seeds(deviations[~np.isnan(deviations)], found.by_seed, widened > 1)
     low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
-    return float(estimate + low), float(estimate + high), seed_error
+    return float(estimate + low), float(estimate + high), seed_standard_error(found.by_seed)
+
+
+def _with_seeds(deviations: np.ndarray, by_seed: np.ndarray, tied: bool) -> np.ndarray:
+    """Deviations by the choice of clients, (replicates,), together with those by training seeds; unchanged for one seed.
+
+    `by_seed` is as in `seed_variances`. All of the variance B between K seeds enters, B / K with Student's distribution, and
+    with it what the seeds' clients differ by, e^2 / K; so the deviations keep only what is common to all seeds, the part
+    1 - e^2 / (K V) of their variance V. To subtract e^2 from B instead makes intervals of few seeds too narrow: B is known so
+    badly that the difference is often 0. Of two seeds whose values are `tied`, B is often 0 by chance: no more than B
+    is then taken for e^2.
+    """
+    from scipy.special import stdtrit
+
+    seeds = by_seed.shape[1]
+    if seeds < 2:
+        return deviations
+    between, explained = seed_variances(by_seed)
+    explained = min(explained, between) if tied and seeds == 2 else explained
+    variance = float(np.nanvar(by_seed[1:].mean(1), ddof=1))
+    common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
+    kept = common * deviations if common > 0 else np.zeros_like(deviations)
+    if between == 0:
+        return kept
+    return (kept[:, None] + math.sqrt(between / seeds) * stdtrit(seeds - 1, (np.arange(GRID) + 0.5) / GRID)).ravel()
 
 
 def are_tied(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:
@@ -178,18 +198,25 @@ def _studentised(deviations: np.ndarray, errors: np.ndarray) -> np.ndarray:
         return np.where(np.abs(deviations) <= 1e-12, 0.0, np.sign(deviations) * size / errors)
 
 
+def seed_variances(by_seed: np.ndarray) -> tuple[float, float]:
+    """The variance of a statistic between training seeds, and the part of it that the choice of clients alone brings about.
+
+    `by_seed` is the statistic in the data, row 0, and in replicates with resampled clients, (1 + replicates, seeds), at least
+    two seeds.
+    """
+    return (float(np.var(by_seed[0], ddof=1)), float(np.nanmean(np.var(by_seed[1:] - by_seed[0], axis=1, ddof=1))))
+
+
 def seed_standard_error(by_seed: np.ndarray) -> float:
     """The standard error of a mean over training seeds that comes from the seeds, beyond what the choice of clients explains.
 
-    `by_seed` is the statistic in the data, row 0, and in replicates with resampled clients, (1 + replicates, seeds). The
-    variance between seeds, less the variance between seeds that resampling clients alone brings about, at least zero, over the
-    number of seeds. NaN for one seed.
+    `by_seed` is as in `seed_variances`, the difference of which, at least zero, is divided by the number of seeds. NaN for one
+    seed.
     """
-    seeds = by_seed.shape[1]
-    if seeds < 2:
+    if by_seed.shape[1] < 2:
         return math.nan
-    explained = float(np.nanmean(np.var(by_seed[1:] - by_seed[0], axis=1, ddof=1)))
-    return math.sqrt(max(0.0, float(np.var(by_seed[0], ddof=1)) - explained) / seeds)
+    between, explained = seed_variances(by_seed)
+    return math.sqrt(max(0.0, between - explained) / by_seed.shape[1])
 
 
 def _too_few_in_tail(made: Interval, statistic: ClientStatistic) -> bool:
