@@ -285,6 +285,7 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage, "COMPARED", (("normal", 10, "redrawn clients"),))
     monkeypatch.setattr(coverage, "FRESH", ("beta",))
     monkeypatch.setattr(coverage, "NO_EFFECT", (("normal", 10, "redrawn clients"),))
+    monkeypatch.setattr(coverage, "FEW_SEEDS", (("normal", 10, "redrawn clients", 2),))
     monkeypatch.setattr(coverage, "LARGE", (("normal", 10, "same clients"),))
     study = coverage.INTERVAL_COVERAGE
     results = reproduce(study, replace(study.quick, repetitions=8), tmp_path, None, quick=True)
@@ -292,6 +293,17 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     assert results.seeds == (0,)
     assert "Difference of two methods, five seeds: worst10" in text
     assert "Promises about new clients" in text
+    assert "| normal, 10 examples, redrawn clients, 2 seeds, no effect |" in text
+
+
+@pytest.mark.parametrize(("share", "verdict", "named"), [(0.9698, "agrees", False), (0.9765, "agrees", True), (0.9785, "disagrees", True),
+                                                         (0.9295, "agrees", True), (0.9200, "disagrees", True)])
+def test_a_coverage_is_judged_up_to_its_monte_carlo_error_and_no_further(share, verdict, named):
+    """Two standard errors of a coverage of 97% over 2,000 repetitions are 0.76 points."""
+    found = coverage._judged([("one", share), ("two", 0.95)], 0.93, 0.97, 2000)
+    assert found.verdict.value == verdict
+    assert "up to 0.76 points of Monte Carlo error (two standard errors over 2000 repetitions)" in found.reason
+    assert (f"one: {share:.2%}" in found.reason) == named
 
 
 def test_what_the_guide_says_of_coverage_is_what_the_study_found():

@@ -75,11 +75,11 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
 
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
     by their influence function and widened by Student's quantile for the clients in the tail, and by 15% more for differences
-    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between
-    seeds enters with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed the ends allow
-    for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for
-    a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that
-    cannot be used.
+    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters with
+    Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed the
+    ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
+    interval for a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError
+    for input that cannot be used.
 
     >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
     >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
