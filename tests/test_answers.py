@@ -24,7 +24,7 @@ from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, estimand_words, method_answer
-from fedtail.runs.client_noise import noise_of_columns, noise_sentence
+from fedtail.runs.client_noise import noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
 from fedtail.runs.models_of_run import load_models
@@ -322,6 +322,29 @@ def test_few_clients_whose_worst_may_be_noise_are_not_said_to_be_alike():
     assert found["spread"] is None
     assert noise_sentence(found) == ("too few clients to tell this tail from noise: clients of these sizes that are all alike may have as bad "
                                      "a one.")
+
+
+def noise_entry(is_noise: bool, low: float, high: float) -> dict:
+    return {"floors": {"worst10": {"is_noise": is_noise}}, "spread": {"share": (low + high) / 2, "share_low": low, "share_high": high}}
+
+
+@pytest.mark.parametrize(("entry", "outcome", "told"), [
+    (noise_entry(False, 0.2, 0.4), "real", "30% of the variance over clients is real (20% to 40%)."),
+    (noise_entry(False, 0.0, 0.4), "real", "this tail is larger than noise makes it, though how much clients differ is not known well: 20% of "),
+    (noise_entry(True, 0.0, 0.4), "noise", "this tail is all noise, as far as these clients show: "),
+    (noise_entry(True, 0.1, 0.4), "noise", "this tail is no larger than noise alone makes it: "),
+    (noise_entry(True, 0.0, 0.5), "cannot be told", "this tail cannot be told from noise: clients of these sizes that are all alike may have as bad a one; 25%"),
+    ({**noise_entry(True, 0, 0), "spread": None}, "cannot be told", "too few clients to tell this tail from noise: ")])
+def test_a_tail_is_real_noise_or_cannot_be_told_and_the_sentence_says_the_same(entry, outcome, told):
+    assert noise_outcome(entry) == outcome
+    assert noise_sentence(entry).startswith(told)
+
+
+@pytest.mark.parametrize(("column", "rates"), [("error", True), ("loss", False)])
+def test_one_example_a_client_tells_nothing_about_noise(column, rates):
+    rows = {column: RANDOM(0).integers(0, 2, 200).astype(float), f"{column}_variance": np.full(200, math.nan), "size": np.ones(200, int)}
+    assert noise_of_columns(rows, column, rates, "lower") == {
+        "reason": "clients have one example each, and what they differ by cannot be told from noise"}
 
 
 def test_the_noise_of_a_number_for_a_whole_client_is_not_known():

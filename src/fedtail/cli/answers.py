@@ -27,11 +27,11 @@ def show_noise(rows: list[dict[str, Any]]) -> None:
 
     Rows of which that is not known are left out.
     """
-    from fedtail.runs.client_noise import noise_sentence
+    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 
     for row in rows:
         if "floors" in row["noise"]:
-            all_noise = row["noise"]["floors"]["worst10"]["is_noise"]
+            all_noise = noise_outcome(row["noise"]) == NOISE
             typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
 
 

@@ -9,7 +9,7 @@ from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
 from fedtail.runs.answer_words import digits_for, rounded_text
 from fedtail.runs.answers import TAIL, method_answer
-from fedtail.runs.client_noise import noise_sentence
+from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
@@ -39,7 +39,7 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
 
 def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each method on how much of its tail is noise, and whether all of it is; none where it is not known."""
-    return [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
+    return [{"label": m.label, "text": noise_sentence(one), "all_noise": noise_outcome(one, TAIL) == NOISE}
             for m, one in zip(methods, found, strict=True) if "floors" in one]
 
 
