@@ -27,6 +27,7 @@ from fedtail.runs.answers import answer_from_values, estimand_words, method_answ
 from fedtail.runs.client_noise import noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
+from fedtail.runs.metric_bounds import RATES, UNKNOWN
 from fedtail.runs.models_of_run import load_models
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import promise_entry, promise_sentences
@@ -447,7 +448,7 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
     same = {"train": splits["train"], "test": splits["train"]}
     assert not set(client_identities(drawn, same)["test"]) & set(client_identities(drawn, same)["train"])
     assert client_identities(plan, same)["test"] == client_identities(plan, same)["train"]
-    refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, True, "lower")
+    refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, RATES, "lower")
     assert set(refused) == {"reason"}
 
 
@@ -458,22 +459,64 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
 def test_a_split_by_clients_is_advised_where_it_makes_a_promise(clients, advice):
     """29 is the least n with 0.9 ** n <= 0.05: all of them below the 90th percentile is then a rare event."""
     who = {"train": list(range(clients)), "test": list(range(clients))}
-    reason = held_out_promise([0.1] * clients, "test", who, {"train": "trained the model"}, True, "lower")["reason"]
+    reason = held_out_promise([0.1] * clients, "test", who, {"train": "trained the model"}, RATES, "lower")["reason"]
     assert reason.endswith(advice)
 
 
 def test_a_client_without_a_value_may_be_the_worst():
-    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, True, "lower")
+    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, RATES, "lower")
     assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
 
 
 def test_promises_where_higher_is_better_are_lower_bounds():
     values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
-    found = promise_entry(values, (), False, "higher")
+    found = promise_entry(values, (), UNKNOWN, "higher")
     direct = promise({key: -value for key, value in values.items()}, (), "p90")
     assert found["p10"]["bound"] == pytest.approx(-direct.bound)
     assert found["p10"]["bound"] < found["p10"]["observed"]
     assert "the 10th percentile of the accuracy over new clients is at least" in promise_sentences(found, "accuracy", "higher", False)[0]
+
+
+@pytest.mark.parametrize(("bounds", "better", "exists"), [((0, 1), "higher", True), ((0, 1), "lower", True), ((0, math.inf), "lower", False),
+                                                          ((-math.inf, 1), "higher", False)])
+def test_the_worst_tenth_is_promised_for_every_bounded_metric_and_no_other(bounds, better, exists):
+    values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
+    found = promise_entry(values, (), bounds, better)["worst10"]
+    assert (found["bound"] is not None) == exists
+    if exists:                                                           # the mirror of one minus the values
+        sign = 1 if better == "lower" else -1
+        mirrored = promise({key: value if sign > 0 else 1 - value for key, value in values.items()}, (), "worst10", bounds=(0, 1))
+        assert found["bound"] == pytest.approx(mirrored.bound if sign > 0 else 1 - mirrored.bound)
+        assert sign * found["bound"] > sign * found["observed"]
+
+
+def test_ready_made_metrics_say_their_bounds_and_runs_record_them(tmp_path):
+    known = {name: make().bounds for name, make in fedtail.metrics.ready_made().items()}
+    assert known.pop("mean_absolute_error") == (0, math.inf)
+    assert known.pop("r2") == (-math.inf, 1)
+    assert set(known.values()) == {(0, 1)}
+    wanted = experiment("delta_fl", *CLIENTS, "data.split={ train = 0.2, validation = 0.1, test = 0.7 }", 'task.metrics=["balanced_accuracy"]')
+    found = run(wanted, 0, tmp_path / "r", Onlooker())
+    assert found.about["bounds"] == {"balanced_accuracy": [0.0, 1.0]}
+    values = dict(enumerate(found.client_columns("test")["balanced_accuracy"].tolist()))
+    entry = found.result["promises"][0]["balanced_accuracy"]["worst10"]
+    direct = promise({key: 1 - value for key, value in values.items()}, (), "worst10", bounds=(0, 1))
+    assert direct.exists
+    assert entry["bound"] == pytest.approx(1 - direct.bound)
+    panel = next(one for one in page_data([found])["answers"]["panels"] if one["metric"] == "balanced_accuracy")
+    assert panel["promises"]["models"][0]["bounds"]["worst10"] == [f"{entry['bound']:.4g}"]
+
+
+def test_bounds_that_are_no_range_are_refused():
+    with pytest.raises(ValueError, match=r"bounds must be the least and the largest value possible, got \(1, 0\). Write \(0, 1\) for shares"):
+        fedtail.Metric("mine", lambda outputs, targets: 0.0, bounds=(1, 0))
+
+
+def test_a_bounded_metric_of_few_clients_has_no_interval_instead_of_its_bounds():
+    base = dict(enumerate(RANDOM(0).beta(6, 2, 20)))
+    found = answer_from_values("mine", [base], [{key: value - 0.05 for key, value in base.items()}], "f1", "higher", (0, 1), False)
+    assert (found["worst10"]["low"], found["worst10"]["high"]) == (None, None)
+    assert -1 < found["mean"]["low"] < 0.05 < found["mean"]["high"] < 1          # without bounds there would be none
 
 
 # the page
@@ -484,7 +527,7 @@ def test_the_page_opens_with_the_answer_and_promises_for_all_models_at_once(comp
     for one in runs:
         place = one.path / "result.json"
         result = json.loads(place.read_text())
-        entry = promise_entry(dict(enumerate(one.clients["error"].tolist())), (), True, "lower")
+        entry = promise_entry(dict(enumerate(one.clients["error"].tolist())), (), RATES, "lower")
         place.write_text(json.dumps({**result, "promises": [{"error": entry}]}))
     runs = [RunFolder.open(one.path) for one in runs]
     data = page_data(runs)
@@ -553,7 +596,7 @@ def test_intervals_floors_and_promises_cost_less_than_a_tenth_of_training_the_de
         for one in errors:
             noise_of_columns({"error": one.numpy(), "size": data.test.size.numpy()}, "error", True, "lower")
         for one in values:
-            promise_entry(one, (), True, "lower")
+            promise_entry(one, (), RATES, "lower")
 
     def least_seconds(work) -> float:
         found = []

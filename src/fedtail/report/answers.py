@@ -11,6 +11,7 @@ from fedtail.runs.answer_words import digits_for, rounded_text
 from fedtail.runs.answers import TAIL, method_answer
 from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
+from fedtail.runs.metric_bounds import metric_bounds
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
@@ -143,7 +144,7 @@ def _promised(method: Method, run: RunFolder, metric: str, confidence: float) ->
     """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
     [values] = values_by_client([(run, method.model)], metric)
     better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
-    entry = promise_entry(values, (), percent, better, confidence)
+    entry = promise_entry(values, (), metric_bounds(run.about, metric), better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
     return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}
 

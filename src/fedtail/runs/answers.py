@@ -15,6 +15,7 @@ from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import DO_NOT
 from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
 from fedtail.runs.diverged import diverged_seeds
+from fedtail.runs.metric_bounds import RATES, Bounds, metric_bounds, turned_bounds
 from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
@@ -22,7 +23,6 @@ TAIL = "worst10"
 SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has an interval for
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 5                             # for the part of intervals that comes from seeds
-RATES = (0.0, 1.0)                           # bounds of error rates
 BySeed = Mapping[int, Compared]              # runs of one method
 NO_ANSWER = "none"
 
@@ -65,7 +65,8 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
         return {**about, **_no_answer(name, f"the model has diverged ({len(lost)} of {len(seeds)} seeds).", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
         return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
-    return {**about, **answer_from_values(name, mine, theirs, metric, better, rates, tail, price),
+    bounds = metric_bounds(run.about, metric)
+    return {**about, **answer_from_values(name, mine, theirs, metric, better, bounds, rates, tail, price),
             "estimand": estimand_words(len(seeds), run)}
 
 
@@ -87,19 +88,20 @@ def estimand_words(seeds: int, run: RunFolder) -> str:
 
 
 def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByClient], metric: str = "error",
-                       better: str = "lower", rates: bool = True, tail: str = TAIL, price: float = 1.0) -> dict[str, Any]:
+                       better: str = "lower", bounds: Bounds = RATES, percent: bool = True, tail: str = TAIL,
+                       price: float = 1.0) -> dict[str, Any]:
     """The entries of an answer that come from the values of clients: verdict, sentence, and a difference for each statistic.
 
     `mine` and `theirs` have the values of `metric` by client key, for each seed, those of the method called `name` and of its
-    baseline; `rates` says that they are error rates, which are shown in percent.
+    baseline; `bounds` are the least and largest value possible, and `percent` says that values are rates to be shown in percent.
     """
     mine, theirs = ([_worse_is_larger(one, better) for one in side] for side in (mine, theirs))
-    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=RATES if rates else None, confidence=CONFIDENCE)
+    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=turned_bounds(bounds, better), confidence=CONFIDENCE)
              for one in dict.fromkeys((*SHOWN, tail))}
     decided: Verdict = verdict(found[tail], found["mean"], price)
-    cells = {one: _cell(interval, better, rates) for one, interval in found.items()}
+    cells = {one: _cell(interval, better, percent, bounds) for one, interval in found.items()}
     said, mean = verdict_words(decided), found["mean"]
-    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if rates else "", mean.clients_per_seed)
+    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
     changes = f"{changes}.{_wider_tail_hint(found[tail])}"
     return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
             "sentence": f"{name}: {said}; {changes}", "confidence": CONFIDENCE, "clients": mean.clients,
@@ -107,13 +109,16 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
             **{cell["statistic"]: cell for cell in cells.values()}}
 
 
-def _cell(found: Interval, better: str, percent: bool) -> Cell:
-    """An interval of a difference as a dict, in the metric's own direction and shown unit; ends that are not finite are None."""
+def _cell(found: Interval, better: str, percent: bool, bounds: Bounds) -> Cell:
+    """An interval of a difference as a dict, in the metric's own direction and shown unit.
+
+    Ends that are not finite, or no narrower than the metric's `bounds`, are None.
+    """
     scale = 100.0 if percent else 1.0
     low, high = (found.low, found.high) if better == "lower" else (-found.high, -found.low)
     way = scale if better == "lower" else -scale
     ends = {end: scale * value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
-    no_interval = bool(found.note) and abs(found.high - found.low) >= 2 - 1e-9 and percent
+    no_interval = bool(found.note) and found.high - found.low >= 2 * (bounds[1] - bounds[0]) * (1 - 1e-9)
     errors = {"client_error": scale * found.client_error, "seed_error": scale * found.seed_error}
     return {"statistic": shown_statistic(found.statistic, better), "estimate": way * found.estimate,
             **(dict.fromkeys(ends) if no_interval else ends),
