@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
+from fedtail.cli.answers import _interval_note
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise
@@ -23,7 +24,7 @@ from fedtail.models import SoftmaxRegression
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
-from fedtail.runs.answers import answer_from_values, estimand_words, method_answer
+from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
 from fedtail.runs.client_noise import noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
@@ -143,7 +144,7 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     base = dict(enumerate(random.beta(2, 6, 30)))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
     assert (found["answer"], found["clients_needed"]) == ("cannot tell", 50)
-    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); the worst 10% of new clients "
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take at least 50 test clients for any interval); the worst 10% of new clients "
                                         "gain 5.00 (no interval)")
     assert found["sentence"].endswith("points of error, and the mean gains 5.00 (5.00 to 5.00). 30 clients can be asked "
                                       "about their worst 17%: --tail worst17.")
@@ -154,7 +155,7 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
 def test_of_few_clients_nothing_is_said_about_a_part_of_one():
     base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
-    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); 6 test clients do not show the "
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take at least 50 test clients for any interval); 6 test clients do not show the "
                                         "tail of new ones, and the mean gains 5")
     assert "worst 10%" not in found["sentence"]
 
@@ -182,9 +183,36 @@ def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
     assert digits_for({"estimate": 1.1, "low": low, "high": high}) == digits
 
 
-def test_a_verdict_that_more_clients_would_not_change_says_so():
-    said = verdict_words(fedtail.inference.Verdict("cannot tell", "", None))
-    assert said == "this data cannot tell (more clients would not tell: try more training seeds)"
+def test_a_verdict_that_more_clients_would_not_change_says_what_is_still_possible():
+    decided = fedtail.inference.Verdict("cannot tell", "", None, most=0.0123)
+    assert verdict_words(decided, True, True) == ("this data cannot tell (the tail differs by at most 1.2 points, and more clients would not tell: "
+                                                  "try more training seeds)")
+    assert verdict_words(decided) == "this data cannot tell (the tail differs by at most 0.012, and more clients would not tell)"
+
+
+def test_equal_methods_are_said_to_have_no_difference():
+    base = dict(enumerate(RANDOM(1).beta(2, 6, 200)))
+    assert answer_from_values("mine", [base], [base])["verdict"] == "do not (no difference)"
+    few = dict(list(base.items())[:20])
+    assert answer_from_values("mine", [few], [few])["verdict"] == (
+        "this data cannot tell (no difference was seen, and it would take at least 50 test clients for any interval)")
+
+
+def test_several_methods_are_judged_at_once_everywhere(compared, tmp_path):
+    """Bonferroni: with two methods each interval has 97.5%, in the files, on the page and in the words."""
+    base, mine = compared
+    both = {"base": list(base.values()), "one": list(mine.values()), "two": list(mine.values())}
+    found = comparison_answers(both, ["error"])
+    alone = method_answer("mine", mine, base)
+    assert [(one["confidence"], one["compared"]) for one in found] == [(0.975, 2)] * 2
+    assert found[0]["worst10"]["high"] - found[0]["worst10"]["low"] > 1.05 * (alone["worst10"]["high"] - alone["worst10"]["low"])
+    assert _interval_note(found[0], "one").startswith("In brackets: 97.5% intervals, so that those of all 2 methods hold at once with 95%, for new clients")
+    other = [made_up(tmp_path, "other", seed, clients_of(seed)[2], clients_of(seed)[0]) for seed in SEEDS]
+    runs = [run for side in (base, mine) for run, _ in side.values()] + other
+    [panel] = [one for one in page_data(runs)["answers"]["panels"] if one["metric"] == "error"]
+    assert panel["intervals"] == "97.5% intervals, so that those of all 2 methods hold at once with 95%,"
+    assert panel["rows"][0]["changes"] == found[0]["changes"]
+    assert "97.5% intervals" in write_page(runs, tmp_path).read_text()
 
 
 # the split of a comparison
@@ -592,7 +620,7 @@ def test_intervals_floors_and_promises_cost_less_than_a_tenth_of_training_the_de
 
     def judge():
         for one in values[1:]:
-            answer_from_values("mine", [one], [values[0]])
+            answer_from_values("mine", [one], [values[0]], compared=2)
         for one in errors:
             noise_of_columns({"error": one.numpy(), "size": data.test.size.numpy()}, "error", True, "lower")
         for one in values:

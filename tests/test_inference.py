@@ -15,7 +15,7 @@ from scipy import stats
 from fedtail.errors import FieldError
 from fedtail.inference import Interval, NoiseFloor, new_client_interval, noise_floor, real_spread, verdict
 from fedtail.inference.client_values import client_table, difference_table
-from fedtail.inference.intervals import seed_standard_error
+from fedtail.inference.intervals import quantile_of_sums, seed_standard_error
 from fedtail.inference.real_spread import _variance_components
 from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resampled_counts
 from fedtail.inference.statistics import statistic_named
@@ -360,7 +360,13 @@ def test_what_cannot_be_told_says_how_many_clients_would():
     dear = verdict(interval(-0.03, -0.05, -0.01), interval(0.02, -0.02, 0.06, "mean"))   # is the mean's price below 0.03?
     assert (dear.answer, dear.clients) == ("cannot tell", 1600)
     few = verdict(interval(-0.03, -1.0, 1.0, clients=20, clients_per_seed=20, note="few"), interval(0, -0.2, 0.2, "mean", clients_per_seed=20, note="few"))
-    assert (few.answer, few.clients) == ("cannot tell", 50)
+    assert (few.answer, few.clients, few.at_least) == ("cannot tell", 50, True)
+    assert few.reason.endswith("it would take at least 50 test clients for any interval")
+    wide = verdict(interval(-0.03, -1.0, 1.0, clients_per_seed=40, note="few"), interval(0.02, -0.02, 0.06, "mean", clients_per_seed=40))
+    assert (wide.clients, wide.at_least) == (640, False)                                 # the mean needs more
+    assert found.at_least is False
+    assert half.most == 0.05
+    assert "the tail differs by at most 0.05, and no number of clients" in half.reason
 
 
 def test_verdicts_need_differences():
@@ -469,3 +475,20 @@ def test_the_spread_of_other_losses_needs_their_variance():
 
 def test_inference_needs_no_torch():
     assert imported_after("import fedtail.inference", "torch", "numpy") == ["numpy"]
+
+
+@pytest.mark.parametrize("infinite", [0, 5, 40])
+@pytest.mark.parametrize("level", [0.0025, 0.025, 0.5, 0.975])
+def test_quantiles_of_sums_are_those_of_all_sums(level, infinite):
+    ranked = np.sort(np.concatenate([RANDOM(0).normal(size=300), np.full(infinite, math.inf), np.full(infinite, -math.inf)]))
+    shifts = 0.5 * stats.t.ppf((np.arange(199) + 0.5) / 199, 2)
+    wanted = np.quantile((ranked[:, None] + shifts).ravel(), level, method="inverted_cdf")
+    assert quantile_of_sums(ranked, shifts, level) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_an_interval_of_higher_confidence_reads_its_quantiles():
+    """Student's distribution over two seeds has its quantile at 0.125% far out, and so has the interval of twenty methods."""
+    clients = RANDOM(0).normal(0, 1e-6, 100)
+    found = new_client_interval([clients, clients + 0.1], confidence=1 - 0.05 / 20)
+    low, high = stats.t.interval(1 - 0.05 / 20, 1, 0.05, 0.05)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=0.15)            # a grid of five points beyond

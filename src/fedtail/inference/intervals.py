@@ -18,7 +18,9 @@ REPLICATES = 999
 FEW_CLIENTS = 30            # below, clients unlike all that were seen could change the statistic much
 FEW_IN_TAIL = 5             # below, the clients that determine a tail say too little about others
 TIED = 1.15                 # factor on the clients' part of a difference of tails in which most values are equal to others
-GRID = 199                  # points of Student's distribution, for the part of the seeds
+GRID = 199                  # points of Student's distribution for the part of the seeds, with 2.5% beyond each end
+BEYOND = 25                 # replicates beyond each end of an interval
+MOST_REPLICATES = 9999
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Interval:
 
 def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, baseline: Sequence[Any] | None = None,
                         bounds: tuple[float, float] | None = None, confidence: float = 0.95,
-                        replicates: int = REPLICATES, seed: int = 0) -> Interval:
+                        replicates: int | None = None, seed: int = 0) -> Interval:
     """An interval for a statistic over new clients of the same population, from the values of the clients that were tested.
 
     `values` has an entry for each training seed: a mapping from client key to value, such as its test error, or an array where
@@ -87,6 +89,7 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     (0.3, True)
     """
     what, limits = statistic_named(statistic), _checked_bounds(bounds)
+    replicates = replicates_for(confidence) if replicates is None else replicates
     _check_numbers(confidence, replicates)
     tables = _signed_tables(values, baseline)
     if baseline is not None:
@@ -97,6 +100,15 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
         made = _without_upper_end(made, tables, what, counts)
     made = _allow_for_unseen(made, what, *limits)
     return replace(made, low=float(np.clip(made.low, *limits)), high=float(np.clip(made.high, *limits)))
+
+
+def replicates_for(confidence: float) -> int:
+    """How many replicates it takes to read the quantiles of an interval: 25 beyond each end, at least 999 and at most 9999.
+
+    >>> [replicates_for(confidence) for confidence in (0.9, 0.95, 0.975)]
+    [999, 999, 1999]
+    """
+    return max(REPLICATES, min(MOST_REPLICATES, round(BEYOND / ((1 - confidence) / 2)) - 1))
 
 
 def _signed_tables(values: Sequence[Any], baseline: Sequence[Any] | None) -> list[SignedTable]:
@@ -149,33 +161,61 @@ def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: fl
         factor = widened * stdtrit(max(contributing - 1, 1.0), 1 - level) / ndtri(1 - level)
         pivots = _studentised(means[1:] - estimate, found.errors[1:]) if found.errors[0] > 0 else means[1:] - estimate
         deviations = -factor * (found.errors[0] or 1.0) * pivots
-    deviations = _with_seeds(deviations[~np.isnan(deviations)], found.by_seed, widened > 1)
-    low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
+    low, high = _quantiles_with_seeds(deviations[~np.isnan(deviations)], found.by_seed, level, widened > 1)
     return float(estimate + low), float(estimate + high), seed_standard_error(found.by_seed)
 
 
-def _with_seeds(deviations: np.ndarray, by_seed: np.ndarray, tied: bool) -> np.ndarray:
-    """Deviations by the choice of clients, (replicates,), together with those by training seeds; unchanged for one seed.
+def _quantiles_with_seeds(deviations: np.ndarray, by_seed: np.ndarray, level: float, tied: bool) -> tuple[float, float]:
+    """The quantiles at `level` and 1 - `level` of deviations by the choice of clients and of training seeds together.
 
-    `by_seed` is as in `seed_variances`. All of the variance B between K seeds enters, B / K with Student's distribution, and
-    with it what the seeds' clients differ by, e^2 / K; so the deviations keep only what is common to all seeds, the part
-    1 - e^2 / (K V) of their variance V. To subtract e^2 from B instead makes intervals of few seeds too narrow: B is known so
-    badly that the difference is often 0. Of two seeds whose values are `tied`, B is often 0 by chance: no more than B
-    is then taken for e^2.
+    `deviations` are those by clients, (replicates,), and `by_seed` is as in `seed_variances`. All of the variance B between K
+    seeds enters, B / K with Student's distribution, and with it what the seeds' clients differ by, e^2 / K; so the deviations
+    keep only what is common to all seeds, the part 1 - e^2 / (K V) of their variance V. To subtract e^2 from B instead makes
+    intervals of few seeds too narrow: B is known so badly that the difference is often 0. Of two seeds whose values are `tied`,
+    B is often 0 by chance: no more than B is then taken for e^2.
     """
     from scipy.special import stdtrit
 
-    seeds = by_seed.shape[1]
-    if seeds < 2:
-        return deviations
-    between, explained = seed_variances(by_seed)
-    explained = min(explained, between) if tied and seeds == 2 else explained
-    variance = float(np.nanvar(by_seed[1:].mean(1), ddof=1))
-    common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
-    kept = common * deviations if common > 0 else np.zeros_like(deviations)
-    if between == 0:
-        return kept
-    return (kept[:, None] + math.sqrt(between / seeds) * stdtrit(seeds - 1, (np.arange(GRID) + 0.5) / GRID)).ravel()
+    seeds, spread = by_seed.shape[1], 0.0
+    if seeds > 1:
+        between, explained = seed_variances(by_seed)
+        explained = min(explained, between) if tied and seeds == 2 else explained
+        variance = float(np.nanvar(by_seed[1:].mean(1), ddof=1))
+        common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
+        deviations = common * deviations if common > 0 else np.zeros_like(deviations)
+        spread = math.sqrt(between / seeds)
+    if spread == 0:
+        low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
+        return float(low), float(high)
+    grid = max(GRID, math.ceil(GRID * 0.025 / level))
+    shifts = spread * stdtrit(seeds - 1, (np.arange(grid) + 0.5) / grid)
+    ranked = np.sort(deviations)
+    return quantile_of_sums(ranked, shifts, level), quantile_of_sums(ranked, shifts, 1 - level)
+
+
+def quantile_of_sums(ranked: np.ndarray, shifts: np.ndarray, level: float) -> float:
+    """The smallest number that a share `level` of all sums of one of `ranked`, ascending, and one of `shifts` does not exceed.
+
+    Found by bisection and counting, without a list of all sums. Infinite where that many of `ranked` are.
+    """
+    wanted = math.ceil(level * len(ranked) * len(shifts) - 1e-9)
+    finite = ranked[np.isfinite(ranked)]
+    low, high = float(finite.min(initial=0) + shifts.min()), float(finite.max(initial=0) + shifts.max())
+    width = max(high - low, abs(low), abs(high))
+    low, high = low - 1e-9 * width, high + 1e-9 * width
+
+    def count(value: float) -> int:
+        """How many sums are at most `value`."""
+        return int(np.searchsorted(ranked, value - shifts, side="right").sum())
+
+    if count(low) >= wanted:
+        return -math.inf
+    if count(high) < wanted:
+        return math.inf
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if count(middle) >= wanted else (middle, high)
+    return high
 
 
 def are_tied(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:
