@@ -85,8 +85,8 @@ def test_a_method_is_judged_by_paired_clients_nested_in_seeds(compared):
     assert re.fullmatch(r"mine: take it; the worst 10% of new clients gain [\d.]+ \([\d.]+ to [\d.]+\) points of error, and the mean "
                         r"(gains|pays) [\d.]+ \(-?[\d.]+ to -?[\d.]+\)\.", found["sentence"])
     assert found["estimand"] == ("new clients of the same population; observed value of clients of this size; mean over 3 training seeds; fewer than 5 "
-                                 "seeds, so that intervals may be too narrow")
-    assert "narrow" not in estimand_words(5, mine[0][0])
+                                 "seeds, so that intervals are wide")
+    assert "wide" not in estimand_words(5, mine[0][0])
 
 
 def test_clients_are_paired_by_key_whatever_their_order(compared):

@@ -318,6 +318,11 @@ def test_what_the_guide_says_of_coverage_is_what_the_study_found():
             f"{told('two methods', coverage.MAIN, (100,))}, with 20 clients {told('one method', coverage.MAIN, (20,))}") in page
     assert (f"on which nothing was chosen: one method {told('one method', coverage.FRESH, (100, 1000))}, differences "
             f"{told('two methods', coverage.FRESH, (100,))}.") in page
+    few = [f["coverage"] for _, _, f in coverage._few_seeds(found)]
+    assert f"Over two and three seeds they hold in {min(few):.1%} to {max(few):.1%} of cases" in page
+    shares = [f["coverage"] for kind in ("two methods", "no seed effect", "large") for _, n, s, f in coverage._found(found, kind, (*coverage.MAIN, *coverage.FRESH))
+              if n > 20 and s in coverage.STATISTICS]
+    assert f"The lowest, {min(shares):.1%}, is the worst 10% of a heavy-tailed population" in page
 
 
 # verdicts
@@ -480,7 +485,7 @@ def test_inference_needs_no_torch():
 @pytest.mark.parametrize("infinite", [0, 5, 40])
 @pytest.mark.parametrize("level", [0.0025, 0.025, 0.5, 0.975])
 def test_quantiles_of_sums_are_those_of_all_sums(level, infinite):
-    ranked = np.sort(np.concatenate([RANDOM(0).normal(size=300), np.full(infinite, math.inf), np.full(infinite, -math.inf)]))
+    ranked = np.sort(np.concatenate([RANDOM(0).normal(size=300), [-1e15, 1e15], np.full(infinite, math.inf), np.full(infinite, -math.inf)]))
     shifts = 0.5 * stats.t.ppf((np.arange(199) + 0.5) / 199, 2)
     wanted = np.quantile((ranked[:, None] + shifts).ravel(), level, method="inverted_cdf")
     assert quantile_of_sums(ranked, shifts, level) == pytest.approx(wanted, abs=1e-9)

@@ -212,8 +212,8 @@ def quantile_of_sums(ranked: np.ndarray, shifts: np.ndarray, level: float) -> fl
         return -math.inf
     if count(high) < wanted:
         return math.inf
-    for _ in range(50):
-        middle = (low + high) / 2
+    enough = 1e-12 * float(np.ptp(shifts))
+    while high - low > enough and low < (middle := low / 2 + high / 2) < high:      # the ends may be larger by many orders
         low, high = (low, middle) if count(middle) >= wanted else (middle, high)
     return high
 

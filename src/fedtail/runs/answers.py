@@ -82,7 +82,7 @@ def why_no_answer(run: RunFolder) -> str:
 
 def estimand_words(seeds: int, run: RunFolder) -> str:
     """What the intervals of a comparison with so many seeds are about, in words: which clients, which value, which models."""
-    few = "" if seeds >= ENOUGH_SEEDS else f"; fewer than {ENOUGH_SEEDS} seeds, so that intervals may be too narrow"
+    few = "" if seeds >= ENOUGH_SEEDS else f"; fewer than {ENOUGH_SEEDS} seeds, so that intervals are wide"
     models = "for the models that were trained with one seed" if seeds == 1 else f"mean over {seeds} training seeds{few}"
     who = "new clients of the same population"
     if tests_training_clients(run):
