@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
+from fedtail.cli.answers import _interval_note
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise
@@ -23,10 +24,11 @@ from fedtail.models import SoftmaxRegression
 from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
-from fedtail.runs.answers import answer_from_values, estimand_words, method_answer
-from fedtail.runs.client_noise import noise_of_columns, noise_sentence
+from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
+from fedtail.runs.client_noise import noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
+from fedtail.runs.metric_bounds import RATES, UNKNOWN
 from fedtail.runs.models_of_run import load_models
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import promise_entry, promise_sentences
@@ -83,8 +85,8 @@ def test_a_method_is_judged_by_paired_clients_nested_in_seeds(compared):
     assert re.fullmatch(r"mine: take it; the worst 10% of new clients gain [\d.]+ \([\d.]+ to [\d.]+\) points of error, and the mean "
                         r"(gains|pays) [\d.]+ \(-?[\d.]+ to -?[\d.]+\)\.", found["sentence"])
     assert found["estimand"] == ("new clients of the same population; observed value of clients of this size; mean over 3 training seeds; fewer than 5 "
-                                 "seeds, so that intervals may be too narrow")
-    assert "narrow" not in estimand_words(5, mine[0][0])
+                                 "seeds, so that intervals are wide")
+    assert "wide" not in estimand_words(5, mine[0][0])
 
 
 def test_clients_are_paired_by_key_whatever_their_order(compared):
@@ -142,7 +144,7 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     base = dict(enumerate(random.beta(2, 6, 30)))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
     assert (found["answer"], found["clients_needed"]) == ("cannot tell", 50)
-    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); the worst 10% of new clients "
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take at least 50 test clients for any interval); the worst 10% of new clients "
                                         "gain 5.00 (no interval)")
     assert found["sentence"].endswith("points of error, and the mean gains 5.00 (5.00 to 5.00). 30 clients can be asked "
                                       "about their worst 17%: --tail worst17.")
@@ -153,7 +155,7 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
 def test_of_few_clients_nothing_is_said_about_a_part_of_one():
     base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
-    assert found["sentence"].startswith("mine: this data cannot tell (it would take about 50 test clients); 6 test clients do not show the "
+    assert found["sentence"].startswith("mine: this data cannot tell (it would take at least 50 test clients for any interval); 6 test clients do not show the "
                                         "tail of new ones, and the mean gains 5")
     assert "worst 10%" not in found["sentence"]
 
@@ -181,9 +183,36 @@ def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
     assert digits_for({"estimate": 1.1, "low": low, "high": high}) == digits
 
 
-def test_a_verdict_that_more_clients_would_not_change_says_so():
-    said = verdict_words(fedtail.inference.Verdict("cannot tell", "", None))
-    assert said == "this data cannot tell (more clients would not tell: try more training seeds)"
+def test_a_verdict_that_more_clients_would_not_change_says_what_is_still_possible():
+    decided = fedtail.inference.Verdict("cannot tell", "", None, most=0.0123)
+    assert verdict_words(decided, True, True) == ("this data cannot tell (the tail differs by at most 1.2 points, and more clients would not tell: "
+                                                  "try more training seeds)")
+    assert verdict_words(decided) == "this data cannot tell (the tail differs by at most 0.012, and more clients would not tell)"
+
+
+def test_equal_methods_are_said_to_have_no_difference():
+    base = dict(enumerate(RANDOM(1).beta(2, 6, 200)))
+    assert answer_from_values("mine", [base], [base])["verdict"] == "do not (no difference)"
+    few = dict(list(base.items())[:20])
+    assert answer_from_values("mine", [few], [few])["verdict"] == (
+        "this data cannot tell (no difference was seen, and it would take at least 50 test clients for any interval)")
+
+
+def test_several_methods_are_judged_at_once_everywhere(compared, tmp_path):
+    """Bonferroni: with two methods each interval has 97.5%, in the files, on the page and in the words."""
+    base, mine = compared
+    both = {"base": list(base.values()), "one": list(mine.values()), "two": list(mine.values())}
+    found = comparison_answers(both, ["error"])
+    alone = method_answer("mine", mine, base)
+    assert [(one["confidence"], one["compared"]) for one in found] == [(0.975, 2)] * 2
+    assert found[0]["worst10"]["high"] - found[0]["worst10"]["low"] > 1.05 * (alone["worst10"]["high"] - alone["worst10"]["low"])
+    assert _interval_note(found[0], "one").startswith("In brackets: 97.5% intervals, so that those of all 2 methods hold at once with 95%, for new clients")
+    other = [made_up(tmp_path, "other", seed, clients_of(seed)[2], clients_of(seed)[0]) for seed in SEEDS]
+    runs = [run for side in (base, mine) for run, _ in side.values()] + other
+    [panel] = [one for one in page_data(runs)["answers"]["panels"] if one["metric"] == "error"]
+    assert panel["intervals"] == "97.5% intervals, so that those of all 2 methods hold at once with 95%,"
+    assert panel["rows"][0]["changes"] == found[0]["changes"]
+    assert "97.5% intervals" in write_page(runs, tmp_path).read_text()
 
 
 # the split of a comparison
@@ -324,6 +353,29 @@ def test_few_clients_whose_worst_may_be_noise_are_not_said_to_be_alike():
                                      "a one.")
 
 
+def noise_entry(is_noise: bool, low: float, high: float) -> dict:
+    return {"floors": {"worst10": {"is_noise": is_noise}}, "spread": {"share": (low + high) / 2, "share_low": low, "share_high": high}}
+
+
+@pytest.mark.parametrize(("entry", "outcome", "told"), [
+    (noise_entry(False, 0.2, 0.4), "real", "30% of the variance over clients is real (20% to 40%)."),
+    (noise_entry(False, 0.0, 0.4), "real", "this tail is larger than noise makes it, though how much clients differ is not known well: 20% of "),
+    (noise_entry(True, 0.0, 0.4), "noise", "this tail is all noise, as far as these clients show: "),
+    (noise_entry(True, 0.1, 0.4), "noise", "this tail is no larger than noise alone makes it: "),
+    (noise_entry(True, 0.0, 0.5), "cannot be told", "this tail cannot be told from noise: clients of these sizes that are all alike may have as bad a one; 25%"),
+    ({**noise_entry(True, 0, 0), "spread": None}, "cannot be told", "too few clients to tell this tail from noise: ")])
+def test_a_tail_is_real_noise_or_cannot_be_told_and_the_sentence_says_the_same(entry, outcome, told):
+    assert noise_outcome(entry) == outcome
+    assert noise_sentence(entry).startswith(told)
+
+
+@pytest.mark.parametrize(("column", "rates"), [("error", True), ("loss", False)])
+def test_one_example_a_client_tells_nothing_about_noise(column, rates):
+    rows = {column: RANDOM(0).integers(0, 2, 200).astype(float), f"{column}_variance": np.full(200, math.nan), "size": np.ones(200, int)}
+    assert noise_of_columns(rows, column, rates, "lower") == {
+        "reason": "clients have one example each, and what they differ by cannot be told from noise"}
+
+
 def test_the_noise_of_a_number_for_a_whole_client_is_not_known():
     rows = {"auc": np.linspace(0.5, 1, 20), "size": np.full(20, 30)}
     assert noise_sentence(noise_of_columns(rows, "auc", False, "higher")) == (
@@ -424,7 +476,7 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
     same = {"train": splits["train"], "test": splits["train"]}
     assert not set(client_identities(drawn, same)["test"]) & set(client_identities(drawn, same)["train"])
     assert client_identities(plan, same)["test"] == client_identities(plan, same)["train"]
-    refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, True, "lower")
+    refused = held_out_promise([0.1] * 30, "test", client_identities(plan, same), {"train": "trained the model"}, RATES, "lower")
     assert set(refused) == {"reason"}
 
 
@@ -435,22 +487,64 @@ def test_identities_are_keys_unless_the_splits_are_drawn_client_by_client():
 def test_a_split_by_clients_is_advised_where_it_makes_a_promise(clients, advice):
     """29 is the least n with 0.9 ** n <= 0.05: all of them below the 90th percentile is then a rare event."""
     who = {"train": list(range(clients)), "test": list(range(clients))}
-    reason = held_out_promise([0.1] * clients, "test", who, {"train": "trained the model"}, True, "lower")["reason"]
+    reason = held_out_promise([0.1] * clients, "test", who, {"train": "trained the model"}, RATES, "lower")["reason"]
     assert reason.endswith(advice)
 
 
 def test_a_client_without_a_value_may_be_the_worst():
-    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, True, "lower")
+    found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, RATES, "lower")
     assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
 
 
 def test_promises_where_higher_is_better_are_lower_bounds():
     values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
-    found = promise_entry(values, (), False, "higher")
+    found = promise_entry(values, (), UNKNOWN, "higher")
     direct = promise({key: -value for key, value in values.items()}, (), "p90")
     assert found["p10"]["bound"] == pytest.approx(-direct.bound)
     assert found["p10"]["bound"] < found["p10"]["observed"]
     assert "the 10th percentile of the accuracy over new clients is at least" in promise_sentences(found, "accuracy", "higher", False)[0]
+
+
+@pytest.mark.parametrize(("bounds", "better", "exists"), [((0, 1), "higher", True), ((0, 1), "lower", True), ((0, math.inf), "lower", False),
+                                                          ((-math.inf, 1), "higher", False)])
+def test_the_worst_tenth_is_promised_for_every_bounded_metric_and_no_other(bounds, better, exists):
+    values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
+    found = promise_entry(values, (), bounds, better)["worst10"]
+    assert (found["bound"] is not None) == exists
+    if exists:                                                           # the mirror of one minus the values
+        sign = 1 if better == "lower" else -1
+        mirrored = promise({key: value if sign > 0 else 1 - value for key, value in values.items()}, (), "worst10", bounds=(0, 1))
+        assert found["bound"] == pytest.approx(mirrored.bound if sign > 0 else 1 - mirrored.bound)
+        assert sign * found["bound"] > sign * found["observed"]
+
+
+def test_ready_made_metrics_say_their_bounds_and_runs_record_them(tmp_path):
+    known = {name: make().bounds for name, make in fedtail.metrics.ready_made().items()}
+    assert known.pop("mean_absolute_error") == (0, math.inf)
+    assert known.pop("r2") == (-math.inf, 1)
+    assert set(known.values()) == {(0, 1)}
+    wanted = experiment("delta_fl", *CLIENTS, "data.split={ train = 0.2, validation = 0.1, test = 0.7 }", 'task.metrics=["balanced_accuracy"]')
+    found = run(wanted, 0, tmp_path / "r", Onlooker())
+    assert found.about["bounds"] == {"balanced_accuracy": [0.0, 1.0]}
+    values = dict(enumerate(found.client_columns("test")["balanced_accuracy"].tolist()))
+    entry = found.result["promises"][0]["balanced_accuracy"]["worst10"]
+    direct = promise({key: 1 - value for key, value in values.items()}, (), "worst10", bounds=(0, 1))
+    assert direct.exists
+    assert entry["bound"] == pytest.approx(1 - direct.bound)
+    panel = next(one for one in page_data([found])["answers"]["panels"] if one["metric"] == "balanced_accuracy")
+    assert panel["promises"]["models"][0]["bounds"]["worst10"] == [f"{entry['bound']:.4g}"]
+
+
+def test_bounds_that_are_no_range_are_refused():
+    with pytest.raises(ValueError, match=r"bounds must be the least and the largest value possible, got \(1, 0\). Write \(0, 1\) for shares"):
+        fedtail.Metric("mine", lambda outputs, targets: 0.0, bounds=(1, 0))
+
+
+def test_a_bounded_metric_of_few_clients_has_no_interval_instead_of_its_bounds():
+    base = dict(enumerate(RANDOM(0).beta(6, 2, 20)))
+    found = answer_from_values("mine", [base], [{key: value - 0.05 for key, value in base.items()}], "f1", "higher", (0, 1), False)
+    assert (found["worst10"]["low"], found["worst10"]["high"]) == (None, None)
+    assert -1 < found["mean"]["low"] < 0.05 < found["mean"]["high"] < 1          # without bounds there would be none
 
 
 # the page
@@ -461,7 +555,7 @@ def test_the_page_opens_with_the_answer_and_promises_for_all_models_at_once(comp
     for one in runs:
         place = one.path / "result.json"
         result = json.loads(place.read_text())
-        entry = promise_entry(dict(enumerate(one.clients["error"].tolist())), (), True, "lower")
+        entry = promise_entry(dict(enumerate(one.clients["error"].tolist())), (), RATES, "lower")
         place.write_text(json.dumps({**result, "promises": [{"error": entry}]}))
     runs = [RunFolder.open(one.path) for one in runs]
     data = page_data(runs)
@@ -526,11 +620,11 @@ def test_intervals_floors_and_promises_cost_less_than_a_tenth_of_training_the_de
 
     def judge():
         for one in values[1:]:
-            answer_from_values("mine", [one], [values[0]])
+            answer_from_values("mine", [one], [values[0]], compared=2)
         for one in errors:
             noise_of_columns({"error": one.numpy(), "size": data.test.size.numpy()}, "error", True, "lower")
         for one in values:
-            promise_entry(one, (), True, "lower")
+            promise_entry(one, (), RATES, "lower")
 
     def least_seconds(work) -> float:
         found = []

@@ -15,7 +15,7 @@ from scipy import stats
 from fedtail.errors import FieldError
 from fedtail.inference import Interval, NoiseFloor, new_client_interval, noise_floor, real_spread, verdict
 from fedtail.inference.client_values import client_table, difference_table
-from fedtail.inference.intervals import seed_standard_error
+from fedtail.inference.intervals import quantile_of_sums, seed_standard_error
 from fedtail.inference.real_spread import _variance_components
 from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resampled_counts
 from fedtail.inference.statistics import statistic_named
@@ -170,6 +170,24 @@ def test_the_error_of_seeds_is_what_clients_do_not_explain():
     assert seed_standard_error(np.concatenate([data * 0, replicates])) == 0
 
 
+def test_all_of_the_variance_between_few_seeds_enters_once():
+    """Seeds that test clients of their own: Student's interval over seeds, though clients explain more than all of the variance between them."""
+    random = RANDOM(0)
+    rows = [values - values.mean() + shift for values, shift in zip(random.normal(size=(3, 400)), (0.0, 0.01, -0.01), strict=True)]
+    found = new_client_interval([{(seed, k): value for k, value in enumerate(row)} for seed, row in enumerate(rows)], replicates=1999)
+    means = [row.mean() for row in rows]
+    low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
+    assert found.seed_error == 0                                                         # as the clients explain all of it
+    assert found.high - found.low == pytest.approx(high - low, rel=0.2)
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_intervals_of_two_seeds_cover(redrawn, monkeypatch):
+    monkeypatch.setattr(populations, "POOL", 100_000)
+    found = comparison("normal", 10, 100, ("mean", "worst10"), redrawn, 0.02, 300, 199, seeds=2)
+    assert min(one["coverage"] for one in found.values()) >= LOW                         # 85% to 90% for means where B - e^2 is cut at zero
+
+
 def test_a_paired_difference_is_much_narrower_than_the_methods():
     random = RANDOM(0)
     base = random.beta(2, 8, 200)
@@ -267,6 +285,7 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage, "COMPARED", (("normal", 10, "redrawn clients"),))
     monkeypatch.setattr(coverage, "FRESH", ("beta",))
     monkeypatch.setattr(coverage, "NO_EFFECT", (("normal", 10, "redrawn clients"),))
+    monkeypatch.setattr(coverage, "FEW_SEEDS", (("normal", 10, "redrawn clients", 2),))
     monkeypatch.setattr(coverage, "LARGE", (("normal", 10, "same clients"),))
     study = coverage.INTERVAL_COVERAGE
     results = reproduce(study, replace(study.quick, repetitions=8), tmp_path, None, quick=True)
@@ -274,6 +293,17 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     assert results.seeds == (0,)
     assert "Difference of two methods, five seeds: worst10" in text
     assert "Promises about new clients" in text
+    assert "| normal, 10 examples, redrawn clients, 2 seeds, no effect |" in text
+
+
+@pytest.mark.parametrize(("share", "verdict", "named"), [(0.9698, "agrees", False), (0.9765, "agrees", True), (0.9785, "disagrees", True),
+                                                         (0.9295, "agrees", True), (0.9200, "disagrees", True)])
+def test_a_coverage_is_judged_up_to_its_monte_carlo_error_and_no_further(share, verdict, named):
+    """Two standard errors of a coverage of 97% over 2,000 repetitions are 0.76 points."""
+    found = coverage._judged([("one", share), ("two", 0.95)], 0.93, 0.97, 2000)
+    assert found.verdict.value == verdict
+    assert "up to 0.76 points of Monte Carlo error (two standard errors over 2000 repetitions)" in found.reason
+    assert (f"one: {share:.2%}" in found.reason) == named
 
 
 def test_what_the_guide_says_of_coverage_is_what_the_study_found():
@@ -288,6 +318,11 @@ def test_what_the_guide_says_of_coverage_is_what_the_study_found():
             f"{told('two methods', coverage.MAIN, (100,))}, with 20 clients {told('one method', coverage.MAIN, (20,))}") in page
     assert (f"on which nothing was chosen: one method {told('one method', coverage.FRESH, (100, 1000))}, differences "
             f"{told('two methods', coverage.FRESH, (100,))}.") in page
+    few = [f["coverage"] for _, _, f in coverage._few_seeds(found)]
+    assert f"Over two and three seeds they hold in {min(few):.1%} to {max(few):.1%} of cases" in page
+    shares = [f["coverage"] for kind in ("two methods", "no seed effect", "large") for _, n, s, f in coverage._found(found, kind, (*coverage.MAIN, *coverage.FRESH))
+              if n > 20 and s in coverage.STATISTICS]
+    assert f"The lowest, {min(shares):.1%}, is the worst 10% of a heavy-tailed population" in page
 
 
 # verdicts
@@ -330,7 +365,13 @@ def test_what_cannot_be_told_says_how_many_clients_would():
     dear = verdict(interval(-0.03, -0.05, -0.01), interval(0.02, -0.02, 0.06, "mean"))   # is the mean's price below 0.03?
     assert (dear.answer, dear.clients) == ("cannot tell", 1600)
     few = verdict(interval(-0.03, -1.0, 1.0, clients=20, clients_per_seed=20, note="few"), interval(0, -0.2, 0.2, "mean", clients_per_seed=20, note="few"))
-    assert (few.answer, few.clients) == ("cannot tell", 50)
+    assert (few.answer, few.clients, few.at_least) == ("cannot tell", 50, True)
+    assert few.reason.endswith("it would take at least 50 test clients for any interval")
+    wide = verdict(interval(-0.03, -1.0, 1.0, clients_per_seed=40, note="few"), interval(0.02, -0.02, 0.06, "mean", clients_per_seed=40))
+    assert (wide.clients, wide.at_least) == (640, False)                                 # the mean needs more
+    assert found.at_least is False
+    assert half.most == 0.05
+    assert "the tail differs by at most 0.05, and no number of clients" in half.reason
 
 
 def test_verdicts_need_differences():
@@ -439,3 +480,20 @@ def test_the_spread_of_other_losses_needs_their_variance():
 
 def test_inference_needs_no_torch():
     assert imported_after("import fedtail.inference", "torch", "numpy") == ["numpy"]
+
+
+@pytest.mark.parametrize("infinite", [0, 5, 40])
+@pytest.mark.parametrize("level", [0.0025, 0.025, 0.5, 0.975])
+def test_quantiles_of_sums_are_those_of_all_sums(level, infinite):
+    ranked = np.sort(np.concatenate([RANDOM(0).normal(size=300), [-1e15, 1e15], np.full(infinite, math.inf), np.full(infinite, -math.inf)]))
+    shifts = 0.5 * stats.t.ppf((np.arange(199) + 0.5) / 199, 2)
+    wanted = np.quantile((ranked[:, None] + shifts).ravel(), level, method="inverted_cdf")
+    assert quantile_of_sums(ranked, shifts, level) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_an_interval_of_higher_confidence_reads_its_quantiles():
+    """Student's distribution over two seeds has its quantile at 0.125% far out, and so has the interval of twenty methods."""
+    clients = RANDOM(0).normal(0, 1e-6, 100)
+    found = new_client_interval([clients, clients + 0.1], confidence=1 - 0.05 / 20)
+    low, high = stats.t.interval(1 - 0.05 / 20, 1, 0.05, 0.05)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=0.15)            # a grid of five points beyond

@@ -20,6 +20,7 @@ from fedtail.task import Metric
 
 __all__ = ["average_precision", "balanced_accuracy", "concordance", "f1", "mean_absolute_error", "r2", "ready_made",
            "risk_concordance", "roc_auc"]
+SHARE = (0.0, 1.0)   # bounds
 PAIRS = 2**22        # of examples that are compared at once
 
 
@@ -30,12 +31,12 @@ def roc_auc() -> Metric:
     >>> roc_auc().function(torch.tensor([0.1, 2.0, -1.0]), torch.tensor([1, 1, 0])), roc_auc().better
     (1.0, 'higher')
     """
-    return Metric("roc_auc", _client_roc_auc, better="higher", per="client")
+    return Metric("roc_auc", _client_roc_auc, better="higher", per="client", bounds=SHARE)
 
 
 def average_precision() -> Metric:
     """The average precision of each client, the area under its precision-recall curve; not defined without a positive example."""
-    return Metric("average_precision", _client_average_precision, better="higher", per="client")
+    return Metric("average_precision", _client_average_precision, better="higher", per="client", bounds=SHARE)
 
 
 def f1() -> Metric:
@@ -44,17 +45,17 @@ def f1() -> Metric:
     With two classes it is not defined for a client without an example of class 1, so that whom it is defined for does not depend
     on the model.
     """
-    return Metric("f1", _client_f1, better="higher", per="client")
+    return Metric("f1", _client_f1, better="higher", per="client", bounds=SHARE)
 
 
 def balanced_accuracy() -> Metric:
     """The balanced accuracy of each client: the mean of the recalls of the classes that it has."""
-    return Metric("balanced_accuracy", _client_balanced_accuracy, better="higher", per="client")
+    return Metric("balanced_accuracy", _client_balanced_accuracy, better="higher", per="client", bounds=SHARE)
 
 
 def mean_absolute_error() -> Metric:
     """The mean absolute error of each client, for numbers as targets; over several numbers per example, their mean."""
-    return Metric("mean_absolute_error", _client_mean_absolute_error, better="lower", per="client")
+    return Metric("mean_absolute_error", _client_mean_absolute_error, better="lower", per="client", bounds=(0.0, math.inf))
 
 
 def r2() -> Metric:
@@ -62,7 +63,7 @@ def r2() -> Metric:
 
     It is not defined for a client with fewer than two examples or with targets that are all equal.
     """
-    return Metric("r2", _client_r2, better="higher", per="client")
+    return Metric("r2", _client_r2, better="higher", per="client", bounds=(-math.inf, 1.0))
 
 
 def concordance() -> Metric:
@@ -77,7 +78,7 @@ def concordance() -> Metric:
     >>> concordance().function(torch.tensor([1.0, 2.0, 1.5]), torch.tensor([[1.0, 1], [2.0, 0], [3.0, 1]])).__round__(3)
     1.0
     """
-    return Metric("concordance", _client_concordance, better="higher", per="client")
+    return Metric("concordance", _client_concordance, better="higher", per="client", bounds=SHARE)
 
 
 def risk_concordance() -> Metric:
@@ -85,7 +86,7 @@ def risk_concordance() -> Metric:
 
     All else is as for `concordance`.
     """
-    return Metric("risk_concordance", _client_risk_concordance, better="higher", per="client")
+    return Metric("risk_concordance", _client_risk_concordance, better="higher", per="client", bounds=SHARE)
 
 
 def ready_made() -> dict[str, Callable[[], Metric]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,20 +57,25 @@ class Metric:
     `per="example"`: the function returns one number per example, a client's value is their mean. `per="client"`: it is
     called with one client's outputs and targets and returns one number (an AUC, say), or NaN where the metric is not defined for
     this client (one with a single class): it is then left out of this metric, and counted. `better` says which end is the bad
-    one. `fedtail.metrics` has ready-made ones.
+    one, and `bounds` the least and the largest value possible, (0, 1) for shares and infinite where there is none: a promise
+    about the worst of new clients needs both. `fedtail.metrics` has ready-made ones.
     """
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor | float]
     better: Literal["lower", "higher"] = "lower"
     per: Literal["example", "client"] = "example"
+    bounds: tuple[float, float] = (-math.inf, math.inf)
 
     def __post_init__(self) -> None:
-        """Raise a ValueError where `better` is not "lower" or "higher", or `per` not "example" or "client"."""
+        """Raise a ValueError where `better` is not "lower" or "higher", `per` not "example" or "client", or `bounds` no range."""
         if self.better not in ("lower", "higher"):
             raise ValueError(f"better must be 'lower' or 'higher', got {self.better!r}.")
         if self.per not in ("example", "client"):
             raise ValueError(f"per must be 'example' or 'client', got {self.per!r}.")
+        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds must be the least and the largest value possible, got {self.bounds!r}. Write (0, 1) for "
+                             "shares, or leave them out where there is none.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,11 @@ def show_noise(rows: list[dict[str, Any]]) -> None:
 
     Rows of which that is not known are left out.
     """
-    from fedtail.runs.client_noise import noise_sentence
+    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 
     for row in rows:
         if "floors" in row["noise"]:
-            all_noise = row["noise"]["floors"]["worst10"]["is_noise"]
+            all_noise = noise_outcome(row["noise"]) == NOISE
             typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
 
 
@@ -52,7 +52,9 @@ def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
 
 def _interval_note(one: dict[str, Any], split: str) -> str:
     """What the intervals of an answer are about, in a sentence."""
+    from fedtail.runs.answer_words import confidence_words
+
     seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
     left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
-    return (f"In brackets: {one['confidence']:.0%} intervals for {one['estimand']} ({one['clients_per_seed']} test clients a "
-            f"seed, {one['clients']} in all{seeds}{left}).")
+    return (f"In brackets: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
+            f"({one['clients_per_seed']} test clients a seed, {one['clients']} in all{seeds}{left}).")

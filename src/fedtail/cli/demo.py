@@ -27,9 +27,12 @@ def demo(
         print_json({"rows": rows, "answers": answers})
         return
     show_errors(rows, rounds)
+    from fedtail.runs.answer_words import confidence_words
+
     for one in answers:
         typer.secho(one["sentence"], bold=True)
-    typer.echo("In brackets: 95% intervals for new clients and these models; observed error of clients of 100 examples.")
+    told = confidence_words(answers[0]["confidence"], answers[0]["compared"])
+    typer.echo(f"In brackets: {told} for new clients and these models; observed error of clients of 100 examples.")
 
 
 def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -61,7 +64,7 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> tuple[list[dict[s
             for theta, error in zip(TAIL_FRACTIONS, found, strict=True)]
     by_client: list[ByClient] = [dict(enumerate(error.values.tolist())) for error in found]
     others = zip(rows[1:], by_client[1:], strict=True)
-    return rows, [answer_from_values(model_name(row), [mine], by_client[:1]) for row, mine in others]
+    return rows, [answer_from_values(model_name(row), [mine], by_client[:1], compared=len(tails)) for row, mine in others]
 
 
 def model_name(row: dict[str, Any]) -> str:

@@ -18,7 +18,9 @@ REPLICATES = 999
 FEW_CLIENTS = 30            # below, clients unlike all that were seen could change the statistic much
 FEW_IN_TAIL = 5             # below, the clients that determine a tail say too little about others
 TIED = 1.15                 # factor on the clients' part of a difference of tails in which most values are equal to others
-GRID = 199                  # points of Student's distribution, for the part of the seeds
+GRID = 199                  # points of Student's distribution for the part of the seeds, with 2.5% beyond each end
+BEYOND = 25                 # replicates beyond each end of an interval
+MOST_REPLICATES = 9999
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Interval:
 
 def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, baseline: Sequence[Any] | None = None,
                         bounds: tuple[float, float] | None = None, confidence: float = 0.95,
-                        replicates: int = REPLICATES, seed: int = 0) -> Interval:
+                        replicates: int | None = None, seed: int = 0) -> Interval:
     """An interval for a statistic over new clients of the same population, from the values of the clients that were tested.
 
     `values` has an entry for each training seed: a mapping from client key to value, such as its test error, or an array where
@@ -75,11 +77,11 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
 
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
     by their influence function and widened by Student's quantile for the clients in the tail, and by 15% more for differences
-    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds that
-    resampling clients does not explain enters with Student's distribution. With fewer than 30 clients in a seed the ends allow
-    for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for
-    a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that
-    cannot be used.
+    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters with
+    Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed the
+    ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
+    interval for a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError
+    for input that cannot be used.
 
     >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
     >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
@@ -87,6 +89,7 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     (0.3, True)
     """
     what, limits = statistic_named(statistic), _checked_bounds(bounds)
+    replicates = replicates_for(confidence) if replicates is None else replicates
     _check_numbers(confidence, replicates)
     tables = _signed_tables(values, baseline)
     if baseline is not None:
@@ -97,6 +100,15 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
         made = _without_upper_end(made, tables, what, counts)
     made = _allow_for_unseen(made, what, *limits)
     return replace(made, low=float(np.clip(made.low, *limits)), high=float(np.clip(made.high, *limits)))
+
+
+def replicates_for(confidence: float) -> int:
+    """How many replicates it takes to read the quantiles of an interval: 25 beyond each end, at least 999 and at most 9999.
+
+    >>> [replicates_for(confidence) for confidence in (0.9, 0.95, 0.975)]
+    [999, 999, 1999]
+    """
+    return max(REPLICATES, min(MOST_REPLICATES, round(BEYOND / ((1 - confidence) / 2)) - 1))
 
 
 def _signed_tables(values: Sequence[Any], baseline: Sequence[Any] | None) -> list[SignedTable]:
@@ -149,13 +161,61 @@ def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: fl
         factor = widened * stdtrit(max(contributing - 1, 1.0), 1 - level) / ndtri(1 - level)
         pivots = _studentised(means[1:] - estimate, found.errors[1:]) if found.errors[0] > 0 else means[1:] - estimate
         deviations = -factor * (found.errors[0] or 1.0) * pivots
-    deviations = deviations[~np.isnan(deviations)]
-    seed_error = seed_standard_error(found.by_seed)
-    if seed_error > 0:
-        grid = stdtrit(found.by_seed.shape[1] - 1, (np.arange(GRID) + 0.5) / GRID)
-        deviations = (deviations[:, None] + seed_error * grid).ravel()
-    low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
-    return float(estimate + low), float(estimate + high), seed_error
+    low, high = _quantiles_with_seeds(deviations[~np.isnan(deviations)], found.by_seed, level, widened > 1)
+    return float(estimate + low), float(estimate + high), seed_standard_error(found.by_seed)
+
+
+def _quantiles_with_seeds(deviations: np.ndarray, by_seed: np.ndarray, level: float, tied: bool) -> tuple[float, float]:
+    """The quantiles at `level` and 1 - `level` of deviations by the choice of clients and of training seeds together.
+
+    `deviations` are those by clients, (replicates,), and `by_seed` is as in `seed_variances`. All of the variance B between K
+    seeds enters, B / K with Student's distribution, and with it what the seeds' clients differ by, e^2 / K; so the deviations
+    keep only what is common to all seeds, the part 1 - e^2 / (K V) of their variance V. To subtract e^2 from B instead makes
+    intervals of few seeds too narrow: B is known so badly that the difference is often 0. Of two seeds whose values are `tied`,
+    B is often 0 by chance: no more than B is then taken for e^2.
+    """
+    from scipy.special import stdtrit
+
+    seeds, spread = by_seed.shape[1], 0.0
+    if seeds > 1:
+        between, explained = seed_variances(by_seed)
+        explained = min(explained, between) if tied and seeds == 2 else explained
+        variance = float(np.nanvar(by_seed[1:].mean(1), ddof=1))
+        common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
+        deviations = common * deviations if common > 0 else np.zeros_like(deviations)
+        spread = math.sqrt(between / seeds)
+    if spread == 0:
+        low, high = np.quantile(deviations, (level, 1 - level), method="inverted_cdf")
+        return float(low), float(high)
+    grid = max(GRID, math.ceil(GRID * 0.025 / level))
+    shifts = spread * stdtrit(seeds - 1, (np.arange(grid) + 0.5) / grid)
+    ranked = np.sort(deviations)
+    return quantile_of_sums(ranked, shifts, level), quantile_of_sums(ranked, shifts, 1 - level)
+
+
+def quantile_of_sums(ranked: np.ndarray, shifts: np.ndarray, level: float) -> float:
+    """The smallest number that a share `level` of all sums of one of `ranked`, ascending, and one of `shifts` does not exceed.
+
+    Found by bisection and counting, without a list of all sums. Infinite where that many of `ranked` are.
+    """
+    wanted = math.ceil(level * len(ranked) * len(shifts) - 1e-9)
+    finite = ranked[np.isfinite(ranked)]
+    low, high = float(finite.min(initial=0) + shifts.min()), float(finite.max(initial=0) + shifts.max())
+    width = max(high - low, abs(low), abs(high))
+    low, high = low - 1e-9 * width, high + 1e-9 * width
+
+    def count(value: float) -> int:
+        """How many sums are at most `value`."""
+        return int(np.searchsorted(ranked, value - shifts, side="right").sum())
+
+    if count(low) >= wanted:
+        return -math.inf
+    if count(high) < wanted:
+        return math.inf
+    enough = 1e-12 * float(np.ptp(shifts))
+    while high - low > enough and low < (middle := low / 2 + high / 2) < high:      # the ends may be larger by many orders
+        low, high = (low, middle) if count(middle) >= wanted else (middle, high)
+    return high
 
 
 def are_tied(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:
@@ -178,18 +238,25 @@ def _studentised(deviations: np.ndarray, errors: np.ndarray) -> np.ndarray:
         return np.where(np.abs(deviations) <= 1e-12, 0.0, np.sign(deviations) * size / errors)
 
 
+def seed_variances(by_seed: np.ndarray) -> tuple[float, float]:
+    """The variance of a statistic between training seeds, and the part of it that the choice of clients alone brings about.
+
+    `by_seed` is the statistic in the data, row 0, and in replicates with resampled clients, (1 + replicates, seeds), at least
+    two seeds.
+    """
+    return (float(np.var(by_seed[0], ddof=1)), float(np.nanmean(np.var(by_seed[1:] - by_seed[0], axis=1, ddof=1))))
+
+
 def seed_standard_error(by_seed: np.ndarray) -> float:
     """The standard error of a mean over training seeds that comes from the seeds, beyond what the choice of clients explains.
 
-    `by_seed` is the statistic in the data, row 0, and in replicates with resampled clients, (1 + replicates, seeds). The
-    variance between seeds, less the variance between seeds that resampling clients alone brings about, at least zero, over the
-    number of seeds. NaN for one seed.
+    `by_seed` is as in `seed_variances`, the difference of which, at least zero, is divided by the number of seeds. NaN for one
+    seed.
     """
-    seeds = by_seed.shape[1]
-    if seeds < 2:
+    if by_seed.shape[1] < 2:
         return math.nan
-    explained = float(np.nanmean(np.var(by_seed[1:] - by_seed[0], axis=1, ddof=1)))
-    return math.sqrt(max(0.0, float(np.var(by_seed[0], ddof=1)) - explained) / seeds)
+    between, explained = seed_variances(by_seed)
+    return math.sqrt(max(0.0, between - explained) / by_seed.shape[1])
 
 
 def _too_few_in_tail(made: Interval, statistic: ClientStatistic) -> bool:

@@ -18,13 +18,18 @@ class Verdict:
     """What intervals of the tail and of the mean say about a method against its baseline.
 
     `answer` is "take it", "do not" or "cannot tell"; `reason` says why, in words. `clients` is about how many test clients in
-    each seed it would take to tell, for "cannot tell"; None where no number of clients would, because training seeds differ more
-    than the methods do or the methods do not differ at all.
+    each seed it would take to tell, for "cannot tell", or at least as many, where there is no interval before (`at_least`); None
+    where no number of clients would, because training seeds differ more than the methods do or the estimate is too close to what
+    it is compared with. Then `most` is the largest difference in the tail that is still possible. `no_difference` is whether the
+    clients show none at all, neither in the tail nor in the mean.
     """
 
     answer: str
     reason: str
     clients: int | None = None
+    at_least: bool = False
+    most: float | None = None
+    no_difference: bool = False
 
     def __str__(self) -> str:
         """The answer and its reason in one sentence."""
@@ -50,15 +55,23 @@ def verdict(tail: Interval, mean: Interval, price: float = 1.0) -> Verdict:
     changes = f"tail ({tail.statistic}) {_signed(tail)}, mean {_signed(mean)}"
     if tail.high < 0 and mean.high <= allowed:
         return Verdict(TAKE_IT, f"{changes}; the tail gains, and the mean pays at most {price:g} for each unit of it")
+    alike = _is_nothing(tail) and _is_nothing(mean)
     if tail.low > 0 or tail.low == tail.high == 0:
-        return Verdict(DO_NOT, f"{changes}; the tail does not gain")
+        why = "no difference between the methods" if alike else "the tail does not gain"
+        return Verdict(DO_NOT, f"{changes}; {why}", no_difference=alike)
     if mean.low > price * max(-tail.low, 0.0):
         return Verdict(DO_NOT, f"{changes}; the mean pays more than {price:g} for each unit that the tail may gain")
     needed = _needed(tail, mean, gain, allowed)
-    more = f"it would take about {needed} test clients"
-    if needed is None:
-        more = "no number of clients would tell: try more training seeds"
-    return Verdict(CANNOT_TELL, f"{changes}; {more}", needed)
+    at_least = needed is not None and needed == max((_least_clients(one) for one in (tail, mean) if one.note), default=0)
+    if needed is not None:
+        before = "no difference was seen; " if alike else ""
+        more = f"it would take at least {needed} test clients for any interval" if at_least else \
+            f"it would take about {needed} test clients"
+        return Verdict(CANNOT_TELL, f"{changes}; {before}{more}", needed, at_least, no_difference=alike)
+    most = max(abs(tail.low), abs(tail.high))
+    seeds = ": try more training seeds" if tail.seed_error > 0 or mean.seed_error > 0 else ""
+    return Verdict(CANNOT_TELL, f"{changes}; the tail differs by at most {most:.3g}, and no number of clients would tell{seeds}",
+                   most=most)
 
 
 def _needed(tail: Interval, mean: Interval, gain: float, allowed: float) -> int | None:
@@ -70,14 +83,18 @@ def _needed(tail: Interval, mean: Interval, gain: float, allowed: float) -> int 
     return None if any(end is None for end in ends) else max(end for end in ends if end is not None)
 
 
+def _is_nothing(interval: Interval) -> bool:
+    """Whether no client differs: the estimate and both standard errors are 0, that of the seeds where there is one."""
+    return interval.estimate == interval.client_error == 0 and not interval.seed_error > 0
+
+
 def _clients_for(interval: Interval, distance: float, half_width: float) -> int | None:
     """How many clients make `half_width` as small as `distance`, no fewer than there are or than an interval needs.
 
     With the clients' share c of the squared half-width h^2 at n clients, n c h^2 / (d^2 - (1 - c) h^2). None where it is not
-    positive or above a million. Where the half-width is not finite, what an interval needs.
+    positive or above a million. Where there is no interval yet, or one that allows for unseen clients, what an interval needs.
     """
-    statistic = statistic_named(interval.statistic)
-    least = max(interval.clients_per_seed, math.ceil(FEW_IN_TAIL / statistic.share - 1e-9), FEW_CLIENTS)
+    least = _least_clients(interval)
     if interval.note or not math.isfinite(half_width):
         return least
     seeds = 0.0 if math.isnan(interval.seed_error) else interval.seed_error**2
@@ -88,6 +105,11 @@ def _clients_for(interval: Interval, distance: float, half_width: float) -> int 
         return None
     needed = math.ceil(interval.clients_per_seed * part * half_width**2 / left)
     return max(least, _rounded_up(needed)) if needed <= MOST_CLIENTS else None
+
+
+def _least_clients(interval: Interval) -> int:
+    """How many clients an interval of this statistic needs, no fewer than there are."""
+    return max(interval.clients_per_seed, math.ceil(FEW_IN_TAIL / statistic_named(interval.statistic).share - 1e-9), FEW_CLIENTS)
 
 
 def _rounded_up(number: int) -> int:

@@ -7,10 +7,11 @@ from typing import Any
 
 from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
-from fedtail.runs.answer_words import digits_for, rounded_text
+from fedtail.runs.answer_words import confidence_words, digits_for, rounded_text
 from fedtail.runs.answers import TAIL, method_answer
-from fedtail.runs.client_noise import noise_sentence
+from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
+from fedtail.runs.metric_bounds import metric_bounds
 from fedtail.runs.noise_over_seeds import noise_over_seeds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
@@ -39,7 +40,7 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
 
 def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each method on how much of its tail is noise, and whether all of it is; none where it is not known."""
-    return [{"label": m.label, "text": noise_sentence(one), "all_noise": one["floors"][TAIL]["is_noise"]}
+    return [{"label": m.label, "text": noise_sentence(one), "all_noise": noise_outcome(one, TAIL) == NOISE}
             for m, one in zip(methods, found, strict=True) if "floors" in one]
 
 
@@ -61,8 +62,9 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
     verdict, its sentence, and `bars`, the tail and the mean with the places of their intervals on one axis, in percent.
     """
     sides = [{run.seed: (run, model) for run, model in _pairs(m)} for m in methods]
-    rows = [{"method": k, **method_answer(m.label, sides[k], sides[baseline], metric)}
-            for k, m in enumerate(methods) if k != baseline and set(sides[k]) & set(sides[baseline])]
+    others = [k for k in range(len(methods)) if k != baseline and set(sides[k]) & set(sides[baseline])]
+    rows = [{"method": k, **method_answer(methods[k].label, sides[k], sides[baseline], metric, compared=len(others))}
+            for k in others]
     known = [row for row in rows if row["estimand"]]
     axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
     shown = [{"method": row["method"], "kind": KINDS.get(row["answer"], "none"), "verdict": row["verdict"],
@@ -72,6 +74,7 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
     first: dict[str, Any] = known[0] if known else {}
     return {"metric": metric, "better": metric_direction(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
             "rows": shown, "zero": 100 * -axis[0] / (axis[1] - axis[0]), "estimand": first.get("estimand", ""),
+            "intervals": confidence_words(first["confidence"], first["compared"]) if first else "",
             "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0),
             "seeds": len(first.get("seeds", ())), "left_out": first.get("left_out", 0)}
 
@@ -143,7 +146,7 @@ def _promised(method: Method, run: RunFolder, metric: str, confidence: float) ->
     """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
     [values] = values_by_client([(run, method.model)], metric)
     better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
-    entry = promise_entry(values, (), percent, better, confidence)
+    entry = promise_entry(values, (), metric_bounds(run.about, metric), better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
     return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}
 

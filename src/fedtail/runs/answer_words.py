@@ -14,14 +14,32 @@ Cell = dict[str, Any]                        # a difference with its interval
 FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
 
 
-def verdict_words(decided: Verdict) -> str:
-    """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)"."""
+def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False) -> str:
+    """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)".
+
+    `percent` says that differences are shown in points of percent, and `seeds_differ` that training seeds add to the uncertainty.
+    """
     if decided.answer != CANNOT_TELL:
-        return decided.answer
-    needed = "more clients would not tell: try more training seeds"
+        return f"{decided.answer} (no difference)" if decided.no_difference else decided.answer
     if decided.clients is not None:
-        needed = f"it would take about {decided.clients} test clients"
-    return f"this data cannot tell ({needed})"
+        seen = "no difference was seen, and " if decided.no_difference else ""
+        needed = f"at least {decided.clients} test clients for any interval" if decided.at_least else \
+            f"about {decided.clients} test clients"
+        return f"this data cannot tell ({seen}it would take {needed})"
+    most = (100 if percent else 1) * (decided.most or 0.0)
+    limit = f"the tail differs by at most {most:.2g}{' points' if percent else ''}, and " if math.isfinite(most) else ""
+    return f"this data cannot tell ({limit}more clients would not tell{': try more training seeds' if seeds_differ else ''})"
+
+
+def confidence_words(confidence: float, compared: int) -> str:
+    """What intervals are called in a sentence: "95% intervals", with what makes those of several methods hold at once.
+
+    >>> confidence_words(0.975, 2)
+    '97.5% intervals, so that those of all 2 methods hold at once with 95%,'
+    """
+    joint = 1 - compared * (1 - confidence)
+    several = f", so that those of all {compared} methods hold at once with {100 * joint:.3g}%," if compared > 1 else ""
+    return f"{100 * confidence:.4g}% intervals{several}"
 
 
 def change_words(tail: Cell, mean: Cell, metric: str, better: str, unit: str, clients: int) -> str:

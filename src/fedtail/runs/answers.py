@@ -15,6 +15,7 @@ from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import DO_NOT
 from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
 from fedtail.runs.diverged import diverged_seeds
+from fedtail.runs.metric_bounds import RATES, Bounds, metric_bounds, turned_bounds
 from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
@@ -22,7 +23,6 @@ TAIL = "worst10"
 SHOWN = ("mean", "p90", TAIL)                # statistics that every answer has an interval for
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 5                             # for the part of intervals that comes from seeds
-RATES = (0.0, 1.0)                           # bounds of error rates
 BySeed = Mapping[int, Compared]              # runs of one method
 NO_ANSWER = "none"
 
@@ -31,24 +31,27 @@ def comparison_answers(methods: Mapping[str, Sequence[Compared]], metrics: Itera
                        price: float = 1.0) -> list[dict[str, Any]]:
     """An answer for each metric and each method but the first, the baseline; `methods` has its (run, model) pairs by name.
 
-    See `method_answer`. Methods without a seed in common with the baseline are left out.
+    See `method_answer`. Methods without a seed in common with the baseline are left out. The intervals of all others hold at
+    once.
     """
     sides = {name: {run.seed: (run, model) for run, model in found} for name, found in methods.items()}
     baseline = next(iter(sides), "")
-    return [{"method": name, "baseline": baseline, **method_answer(name, own, sides[baseline], metric, tail, price)}
-            for metric in metrics for name, own in list(sides.items())[1:] if set(own) & set(sides[baseline])]
+    others = {name: own for name, own in list(sides.items())[1:] if set(own) & set(sides[baseline])}
+    return [{"method": name, "baseline": baseline, **method_answer(name, own, sides[baseline], metric, tail, price, len(others))}
+            for metric in metrics for name, own in others.items()]
 
 
 def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error", tail: str = TAIL,
-                  price: float = 1.0) -> dict[str, Any]:
+                  price: float = 1.0, compared: int = 1) -> dict[str, Any]:
     """Whether to take the method called `name` rather than the baseline, by intervals for new clients, as a dict.
 
-    `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`, `unit`,
-    `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
+    `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`,
+    `unit`, `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
     `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the
     difference, method minus baseline, with `low` and `high`; percentiles are those of clients who do badly, p10 where higher is
-    better. Error rates are in percent. Clients without a value are left out and counted (`left_out`). A method that has
-    diverged for a seed is not to be taken.
+    better. Error rates are in percent. `compared` is how many methods are judged beside each other: each interval has
+    confidence 1 - 0.05 / `compared`, so that all hold at once with 95%. Clients without a value are left out and counted
+    (`left_out`). A method that has diverged for a seed is not to be taken.
     """
     seeds = [seed for seed in own if seed in baseline]
     run = own[seeds[0]][0]
@@ -65,7 +68,8 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
         return {**about, **_no_answer(name, f"the model has diverged ({len(lost)} of {len(seeds)} seeds).", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
         return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
-    return {**about, **answer_from_values(name, mine, theirs, metric, better, rates, tail, price),
+    bounds = metric_bounds(run.about, metric)
+    return {**about, **answer_from_values(name, mine, theirs, metric, better, bounds, rates, tail, price, compared),
             "estimand": estimand_words(len(seeds), run)}
 
 
@@ -78,7 +82,7 @@ def why_no_answer(run: RunFolder) -> str:
 
 def estimand_words(seeds: int, run: RunFolder) -> str:
     """What the intervals of a comparison with so many seeds are about, in words: which clients, which value, which models."""
-    few = "" if seeds >= ENOUGH_SEEDS else f"; fewer than {ENOUGH_SEEDS} seeds, so that intervals may be too narrow"
+    few = "" if seeds >= ENOUGH_SEEDS else f"; fewer than {ENOUGH_SEEDS} seeds, so that intervals are wide"
     models = "for the models that were trained with one seed" if seeds == 1 else f"mean over {seeds} training seeds{few}"
     who = "new clients of the same population"
     if tests_training_clients(run):
@@ -87,33 +91,40 @@ def estimand_words(seeds: int, run: RunFolder) -> str:
 
 
 def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByClient], metric: str = "error",
-                       better: str = "lower", rates: bool = True, tail: str = TAIL, price: float = 1.0) -> dict[str, Any]:
+                       better: str = "lower", bounds: Bounds = RATES, percent: bool = True, tail: str = TAIL,
+                       price: float = 1.0, compared: int = 1) -> dict[str, Any]:
     """The entries of an answer that come from the values of clients: verdict, sentence, and a difference for each statistic.
 
     `mine` and `theirs` have the values of `metric` by client key, for each seed, those of the method called `name` and of its
-    baseline; `rates` says that they are error rates, which are shown in percent.
+    baseline; `bounds` are the least and largest value possible, and `percent` says that values are rates to be shown in
+    percent. Of `compared` methods each has an interval of confidence 1 - 0.05 / `compared`, so that all hold at once.
     """
     mine, theirs = ([_worse_is_larger(one, better) for one in side] for side in (mine, theirs))
-    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=RATES if rates else None, confidence=CONFIDENCE)
+    confidence = 1 - (1 - CONFIDENCE) / compared
+    found = {one: new_client_interval(mine, one, baseline=theirs, bounds=turned_bounds(bounds, better), confidence=confidence)
              for one in dict.fromkeys((*SHOWN, tail))}
     decided: Verdict = verdict(found[tail], found["mean"], price)
-    cells = {one: _cell(interval, better, rates) for one, interval in found.items()}
-    said, mean = verdict_words(decided), found["mean"]
-    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if rates else "", mean.clients_per_seed)
+    cells = {one: _cell(interval, better, percent, bounds) for one, interval in found.items()}
+    mean, seeds_differ = found["mean"], any(one.seed_error > 0 for one in (found[tail], found["mean"]))
+    said = verdict_words(decided, percent, seeds_differ)
+    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
     changes = f"{changes}.{_wider_tail_hint(found[tail])}"
     return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
-            "sentence": f"{name}: {said}; {changes}", "confidence": CONFIDENCE, "clients": mean.clients,
+            "sentence": f"{name}: {said}; {changes}", "confidence": confidence, "compared": compared, "clients": mean.clients,
             "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out,
             **{cell["statistic"]: cell for cell in cells.values()}}
 
 
-def _cell(found: Interval, better: str, percent: bool) -> Cell:
-    """An interval of a difference as a dict, in the metric's own direction and shown unit; ends that are not finite are None."""
+def _cell(found: Interval, better: str, percent: bool, bounds: Bounds) -> Cell:
+    """An interval of a difference as a dict, in the metric's own direction and shown unit.
+
+    Ends that are not finite, or no narrower than the metric's `bounds`, are None.
+    """
     scale = 100.0 if percent else 1.0
     low, high = (found.low, found.high) if better == "lower" else (-found.high, -found.low)
     way = scale if better == "lower" else -scale
     ends = {end: scale * value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
-    no_interval = bool(found.note) and abs(found.high - found.low) >= 2 - 1e-9 and percent
+    no_interval = bool(found.note) and found.high - found.low >= 2 * (bounds[1] - bounds[0]) * (1 - 1e-9)
     errors = {"client_error": scale * found.client_error, "seed_error": scale * found.seed_error}
     return {"statistic": shown_statistic(found.statistic, better), "estimate": way * found.estimate,
             **(dict.fromkeys(ends) if no_interval else ends),
@@ -133,7 +144,7 @@ def _no_answer(name: str, text: str, answer: str = NO_ANSWER) -> dict[str, Any]:
     """The entries of an answer without intervals about the method called `name`, with the reason `text`."""
     before = "" if answer == NO_ANSWER else f"{answer}; "
     return {"answer": answer, "clients_needed": None, "verdict": answer, "sentence": f"{name}: {before}{text}", "changes": text,
-            "estimand": "", "confidence": CONFIDENCE, "clients": 0, "clients_per_seed": 0, "left_out": 0,
+            "estimand": "", "confidence": CONFIDENCE, "compared": 1, "clients": 0, "clients_per_seed": 0, "left_out": 0,
             **dict.fromkeys(SHOWN)}
 
 

@@ -18,6 +18,9 @@ from fedtail.runs.run_folder import RunFolder
 
 TAILS = ("p90", "worst10", "worst5")         # of values of which larger are worse
 DRAWS, MOST_DRAWS = 1000, 20_000_000         # simulated populations; values of clients in all of them
+REAL, NOISE, UNKNOWN = "real", "noise", "cannot be told"
+MOSTLY_REAL = 0.5                            # of the variance over clients: a tail is noise where no more than this may be real
+ONE_EXAMPLE = "clients have one example each, and what they differ by cannot be told from noise"
 PER_CLIENT = "it is one number for a client, not a mean over its examples"
 
 
@@ -60,6 +63,8 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
     sizes = np.asarray(rows["size"])[known] if len(values) else np.zeros(0)
     if len(values) < 2:
         return {"reason": "fewer than two clients have a value"}
+    if sizes.max() < 2:
+        return {"reason": ONE_EXAMPLE}
     binomial = rates and _are_counts(values, sizes)
     if not binomial and not np.isfinite(variances).any():
         return {"reason": PER_CLIENT}
@@ -72,8 +77,19 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
     return {"floors": turned, "spread": _spread(values, sizes, None if binomial else variances)}
 
 
+def noise_outcome(found: Mapping[str, Any], tail: str = "worst10") -> str:
+    """Whether a tail is "real", "noise" or "cannot be told", from an entry of `noise_of_columns` with floors.
+
+    It is real where it is larger than 95% of those of clients who are all alike. It is noise where it is not and less than half
+    of the variance over clients may be real, by the upper end of its interval. Else nothing is shown either way.
+    """
+    if not found["floors"][tail]["is_noise"]:
+        return REAL
+    return NOISE if found["spread"] and found["spread"]["share_high"] < MOSTLY_REAL else UNKNOWN
+
+
 def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
-    """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`; a tail that is all noise is said to be.
+    """A sentence on how much of a tail is noise, from an entry of `noise_of_columns`, that goes by `noise_outcome`.
 
     Of fewer than ten clients, whose real spread is not estimated, it is said that they are too few to tell.
     """
@@ -82,10 +98,15 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     one = found["spread"]
     ends = f"{one['share_low']:.0%} to {one['share_high']:.0%}" if one else ""
     share = f"{one['share']:.0%} of the variance over clients is real ({ends})" if one else ""
-    if not found["floors"][tail]["is_noise"]:
+    outcome = noise_outcome(found, tail)
+    if outcome == REAL:
+        if one and one["share_low"] <= 0:    # a test of the tail sees what the variance does not show
+            return f"this tail is larger than noise makes it, though how much clients differ is not known well: {share}."
         return f"{share}." if share else "clients differ by more than noise."
     if not one:                              # a test of few clients that finds nothing says little
         return "too few clients to tell this tail from noise: clients of these sizes that are all alike may have as bad a one."
+    if outcome == UNKNOWN:
+        return f"this tail cannot be told from noise: clients of these sizes that are all alike may have as bad a one; {share}."
     all_noise = "this tail is all noise, as far as these clients show" if one["share_low"] <= 0 else \
         "this tail is no larger than noise alone makes it"
     return f"{all_noise}: clients of these sizes that are all alike would have as bad a one; {share}."

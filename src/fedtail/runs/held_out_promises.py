@@ -10,6 +10,7 @@ from fedtail.data import Population
 from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan
 from fedtail.reading import short_text
+from fedtail.runs.metric_bounds import Bounds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry
 
 Identities = dict[str, list[Hashable]]       # of the clients of each split
@@ -32,7 +33,7 @@ def client_identities(data: DataPlan, splits: Mapping[str, Population]) -> Ident
     return {split: [(split, key) if split == other else key for key in one.key.tolist()] for split, one in splits.items()}
 
 
-def held_out_promise(values: Iterable[float], tested: str, identities: Identities, used: Mapping[str, str], rates: bool,
+def held_out_promise(values: Iterable[float], tested: str, identities: Identities, used: Mapping[str, str], bounds: Bounds,
                      better: str) -> dict[str, Any]:
     """What can be promised about new clients by `values`, those of the clients of the split `tested`, for `result.json`.
 
@@ -45,7 +46,7 @@ def held_out_promise(values: Iterable[float], tested: str, identities: Identitie
         return no_promise(f"there is no value for {missing} of {len(values)} tested clients, and one of them may be the worst.")
     makers = [key for split in used for key in identities[split]]
     try:
-        return promise_entry(dict(zip(mine, values, strict=True)), makers, rates, better)
+        return promise_entry(dict(zip(mine, values, strict=True)), makers, bounds, better)
     except FieldError as refused:
         return no_promise(_reason(str(refused), set(mine), identities, used))
 

@@ -11,28 +11,29 @@ import numpy as np
 from fedtail.inference import Promise, promise
 from fedtail.inference.statistics import statistic_named
 from fedtail.runs.answer_words import shown_statistic
+from fedtail.runs.metric_bounds import Bounds, are_bounded, turned_bounds
 
 PROMISED = ("p90", "worst10")
 CONFIDENCE = 0.95
 UNBOUNDED = "a promise about a worst share needs a metric with known bounds, as error rates have"
-RATES = (0.0, 1.0)
 
 
-def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], rates: bool, better: str,
+def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], bounds: Bounds, better: str,
                   confidence: float = CONFIDENCE) -> dict[str, Any]:
     """Bounds on the 90th percentile and on the worst tenth over all future clients, as a dict for `result.json`.
 
-    `values` are those of held-out clients by identity; `used` the identities of all that had a part in making the model. The
-    entries are `clients`, `confidence` and, for each statistic, `observed`, `bound` (None where there is none), `clients_needed`
-    for one and `note`. Where higher is better, bounds are lower ones and the percentile is the 10th. Raises FieldError where a
-    client is in both or has no finite value.
+    `values` are those of held-out clients by identity; `used` the identities of all that had a part in making the model;
+    `bounds` the least and largest value possible, without which nothing is promised about the worst tenth. The entries are
+    `clients`, `confidence` and, for each statistic, `observed`, `bound` (None where there is none), `clients_needed` for one
+    and `note`. Where higher is better, bounds are lower ones and the percentile is the 10th. Raises FieldError where a client
+    is in both, has no finite value, or one outside finite bounds.
     """
     sign, used = (1.0 if better == "lower" else -1.0), list(used)
     turned = {key: sign * value for key, value in values.items()}
-    found = {name: promise(turned, used, name, bounds=RATES if rates else None, confidence=confidence)
-             for name in PROMISED if rates or not name.startswith("worst")}
+    found = {name: promise(turned, used, name, bounds=turned_bounds(bounds, better), confidence=confidence)
+             for name in PROMISED if are_bounded(bounds) or not name.startswith("worst")}
     entry = {shown_statistic(name, better): _bound_entry(one, sign) for name, one in found.items()}
-    if not rates:
+    if not are_bounded(bounds):
         worst = statistic_named("worst10").of(np.array(list(turned.values())))
         entry["worst10"] = {"observed": sign * worst, "bound": None, "clients_needed": None, "note": UNBOUNDED}
     return {"clients": len(values), "confidence": confidence, **entry}

@@ -25,6 +25,7 @@ from fedtail.runs.files import JsonLinesFile, RunRefused, bytes_digest, write_at
 from fedtail.runs.keep_best import KeepBest
 from fedtail.runs.logs import logged_numbers, open_logs
 from fedtail.runs.measurements import SplitEvaluations, metrics_line, not_finite_counts
+from fedtail.runs.metric_bounds import bounds_entry
 from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
@@ -269,6 +270,7 @@ class Recorder:
             "rounds": self.experiment.rounds, "members": self.experiment.members,
             "family": None if family is None else {"field": family.field, "values": family.values},
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
+            "bounds": {m.name: bounds_entry(m.bounds) for m in task.all_metrics if m.name not in ("loss", "error")},
             **self.records.run_entries, "versions": package_versions(), "experiment": table})
         self._write_experiment(table)
 

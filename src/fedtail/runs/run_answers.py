@@ -15,6 +15,7 @@ from fedtail.runs.evaluated_models import personal_column
 from fedtail.runs.held_out_promises import Identities, client_identities, held_out_promise, no_promise
 from fedtail.runs.keep_best import selection_split
 from fedtail.runs.measurements import ClientColumns
+from fedtail.runs.metric_bounds import RATES, UNKNOWN, Bounds
 from fedtail.training import Trained
 
 Rows = dict[tuple[str, int], ClientColumns]      # by (split, position of the model)
@@ -61,7 +62,9 @@ class RunAnswers:
         """
         tables = [self._benign_rows(rows[self.tested, member]) for member in range(len(trained.modules))]
         metrics = {metric.name: metric.better for metric in trained.task.all_metrics}
+        bounds = {metric.name: metric.bounds for metric in trained.task.all_metrics}
         rates = gives_rates(trained.task, self.splits[self.tested])
+        bounds["error"] = RATES if rates else UNKNOWN
 
         def noise(personal: bool) -> list[dict[str, Any]]:
             """For each model, the noise of each metric; {} for a model without personal ones, where those are wanted."""
@@ -72,17 +75,17 @@ class RunAnswers:
         own = [self._is_personal(trained, member) for member in range(len(tables))]
         who = client_identities(self.experiment.data, self.splits)
         return {"noise": noise(False), **({"personal_noise": noise(True)} if any(own) else {}),
-                "promises": [{name: self._promise(table[name], who, rates and name == "error", better)
+                "promises": [{name: self._promise(table[name], who, bounds[name], better)
                               for name, better in metrics.items()} for table in tables]}
 
-    def _promise(self, values: np.ndarray, who: Identities, rates: bool, better: str) -> dict[str, Any]:
+    def _promise(self, values: np.ndarray, who: Identities, bounds: Bounds, better: str) -> dict[str, Any]:
         """What the values of the tested clients under one model promise about new clients, or why they do not.
 
         `who` says which client each is.
         """
         if self.attacked:
             return no_promise(ATTACKED)
-        return held_out_promise(values.tolist(), self.tested, who, self.used_splits, rates, better)
+        return held_out_promise(values.tolist(), self.tested, who, self.used_splits, bounds, better)
 
     def _is_personal(self, trained: Trained, member: int) -> bool:
         """Whether personal models beside the model at position `member` were evaluated on the tested split."""

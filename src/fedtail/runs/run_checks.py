@@ -85,6 +85,12 @@ def first_misfit_phrase(value: Mapping[str, Any], needed: Mapping[str, Fits], mo
     return ""
 
 
+def is_range(value: Any) -> bool:
+    """Whether it is a list of the least and the largest value possible, each a number, or None where there is none."""
+    ends = value if isinstance(value, list) else []
+    return len(ends) == 2 and all(is_number_or_null(end) for end in ends) and (None in ends or ends[0] < ends[1])
+
+
 CLIENTS_BY_SPLIT = table_check(whole_number_check(0, MOST_CLIENTS))
 PERSONAL = (NONE, EVALUATED, NOT_EVALUATED)
 STATISTICS = table_check(is_number_or_null)
@@ -95,7 +101,7 @@ ABOUT_MORE = {
     "family": any_check(is_null, record_check({
         "field": is_text,
         "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
-    "metrics": list_check(is_text), "better": table_check(is_text), "rates": is_boolean,
+    "metrics": list_check(is_text), "better": table_check(is_text), "bounds": table_check(is_range), "rates": is_boolean,
     "classes": list_check(is_text), "columns": list_check(is_text),
     "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),

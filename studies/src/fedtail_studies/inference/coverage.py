@@ -66,6 +66,14 @@ def measure_large(cell: Cell, name: str, examples: int, design: str) -> Numbers:
                                       plan.replicates) for k in cell.steps(len(sizes))}
 
 
+def measure_few_seeds(cell: Cell, name: str, examples: int, design: str, seeds: int) -> Numbers:
+    """Coverage for the difference of two methods on 100 clients with few training seeds, by their effect on all clients."""
+    plan: Plan = cell.plan
+    effects = (("no effect", 0.0), ("effect", SEED_EFFECT))
+    return {effects[k][0]: comparison(name, examples, 100, STATISTICS, DESIGNS[design], effects[k][1], plan.repetitions,
+                                      plan.replicates, seeds) for k in cell.steps(len(effects))}
+
+
 def measure_spread(cell: Cell) -> Numbers:
     """Coverage of the standard deviation of error rates, by population, examples and number of clients."""
     plan: Plan = cell.plan
@@ -93,6 +101,8 @@ def measure_promises(cell: Cell) -> Numbers:
 
 COMPARED = tuple((name, examples, design) for design in DESIGNS for name in MAIN for examples in EXAMPLES)
 NO_EFFECT = tuple((name, 10, design) for design in DESIGNS for name in MAIN)
+FEW_SEEDS = tuple((name, examples, design, seeds) for seeds in (2, 3) for design in DESIGNS
+                  for name, examples in ((NORMAL.name, 10), (HEAVY.name, 10), (HEAVY.name, 200), (GROUPS.name, 10)))
 LARGE = ((NORMAL.name, 10, "same clients"), (HEAVY.name, 200, "redrawn clients"), (GROUPS.name, 200, "same clients"))
 
 
@@ -107,7 +117,10 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
              ("no seed effect", measure_without_seed_effect, NO_EFFECT), ("large", measure_large, LARGE))
     two = {f"{kind}, {name}, {examples}, {design}": partial(measure, name=name, examples=examples, design=design)
            for kind, measure, cases in kinds for name, examples, design in cases}
-    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two}
+    few = {f"few seeds, {name}, {examples}, {design}, {seeds} seeds":
+           partial(measure_few_seeds, name=name, examples=examples, design=design, seeds=seeds)
+           for name, examples, design, seeds in FEW_SEEDS}
+    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two, **few}
 
 
 def _found(results: Results, kind: str, names: tuple[str, ...]) -> Iterator[tuple[str, int, str, Numbers]]:
@@ -118,6 +131,27 @@ def _found(results: Results, kind: str, names: tuple[str, ...]) -> Iterator[tupl
             label = ", ".join([parts[1], f"{parts[2]} examples", *parts[3:]])
             for clients, by_statistic in results.numbers(cell, results.seeds[0]).items():
                 yield from ((label, int(clients), statistic, found) for statistic, found in by_statistic.items())
+
+
+def _few_seeds(results: Results) -> Iterator[tuple[str, str, Numbers]]:
+    """Every measured case of two or three seeds: its label, statistic and numbers."""
+    for cell in results.cells[results.seeds[0]]:
+        kind, *parts = cell.split(", ")
+        if kind == "few seeds":
+            for effect, by_statistic in results.numbers(cell, results.seeds[0]).items():
+                label = f"{parts[0]}, {parts[1]} examples, {parts[2]}, {parts[3]}, {effect}"
+                yield from ((label, statistic, found) for statistic, found in by_statistic.items())
+
+
+def _few_seeds_tables(results: Results) -> list[Table]:
+    """A table for each statistic: coverage, misses on either side and width with two and three seeds and 100 clients."""
+    columns = ("coverage, %", "above, %", "below, %", "median width")
+    rows: dict[str, list[Row]] = {}
+    for label, statistic, found in _few_seeds(results):
+        shown = {f"{name}, %": [100 * found[name]] for name in ("coverage", "above", "below")}
+        rows.setdefault(statistic, []).append(Row(label, {**shown, "median width": [found["width"]]}))
+    return [Table(f"Difference of two methods, two and three seeds, 100 clients: {statistic}", columns, tuple(lines), digits=3,
+                  head="population") for statistic, lines in rows.items()]
 
 
 def _coverage_tables(results: Results, kind: str, names: tuple[str, ...], title: str) -> list[Table]:
@@ -164,25 +198,39 @@ def tables(results: Results) -> list[Table]:
             *_coverage_tables(results, "two methods", MAIN, "Difference of two methods, five seeds"),
             *_coverage_tables(results, "large", MAIN, "Difference of two methods, five seeds, 1000 clients"),
             *_coverage_tables(results, "no seed effect", MAIN, "Difference of two methods, seeds without an effect"),
+            *_few_seeds_tables(results),
             *_coverage_tables(results, "one method", HARD, "Harder populations, one method, one seed"),
             *_coverage_tables(results, "one method", FRESH, "Fresh populations, one method, one seed"),
             *_coverage_tables(results, "two methods", FRESH, "Fresh populations, difference of two methods, five seeds"),
             _spread_table(results), _promise_table(results)]
 
 
+def _few_seeds_hold(results: Results) -> Finding:
+    """Whether the coverage of means and worst shares with two and three seeds is at least 93%."""
+    cases = [(f"{label}, {statistic}", found["coverage"]) for label, statistic, found in _few_seeds(results)]
+    return _judged(cases, 0.93, 1.0, results.plan["repetitions"])
+
+
 def _within(results: Results, kind: str, names: tuple[str, ...], clients: tuple[int, ...], low: float, high: float) -> Finding:
-    """Whether the coverage of means and worst shares is between `low` and `high`, up to two standard errors."""
-    cases = [(label, n, statistic, found["coverage"], found["repetitions"]) for label, n, statistic, found
+    """Whether the coverage of means and worst shares with so many clients is between `low` and `high`."""
+    cases = [(f"{label}, {n} clients, {statistic}", found["coverage"]) for label, n, statistic, found
              in _found(results, kind, names) if n in clients and statistic in STATISTICS]
-    reach = {r: 2 * math.sqrt(0.05 * 0.95 / r) for *_, r in cases}
-    outside = [case for case in cases if not low - reach[case[4]] <= case[3] <= high + reach[case[4]]]
-    lowest, highest = min(c[3] for c in cases), max(c[3] for c in cases)
-    told = (f"{len(cases)} cases from {lowest:.1%} to {highest:.1%}, to be in {low:.0%} to {high:.0%} up to "
-            f"{max(reach.values()):.1%}")
-    if not outside:
-        return Finding(Verdict.AGREES, told)
-    named = "; ".join(f"{c[0]}, {c[1]} clients, {c[2]}: {c[3]:.1%}" for c in outside)
-    return Finding(Verdict.DISAGREES, f"{told}; outside: {named}")
+    return _judged(cases, low, high, results.plan["repetitions"])
+
+
+def _judged(cases: list[tuple[str, float]], low: float, high: float, repetitions: int) -> Finding:
+    """Whether all coverages are between `low` and `high`, up to two standard errors of a coverage of 97%, the smaller ones.
+
+    Cases beyond `low` or `high` are named, also those that the error of so many `repetitions` explains.
+    """
+    reach = 2 * math.sqrt(0.97 * 0.03 / repetitions)
+    beyond = [(name, share) for name, share in cases if not low <= share <= high]
+    outside = [share for _, share in beyond if not low - reach <= share <= high + reach]
+    lowest, highest = min(share for _, share in cases), max(share for _, share in cases)
+    told = (f"{len(cases)} cases from {lowest:.1%} to {highest:.1%}, to be in {low:.0%} to {high:.0%}, up to {100 * reach:.2f} "
+            f"points of Monte Carlo error (two standard errors over {repetitions} repetitions)")
+    named = "".join(f"; beyond that {name}: {share:.2%}" for name, share in beyond)
+    return Finding(Verdict.DISAGREES if outside else Verdict.AGREES, told + named)
 
 
 def _spread_holds(results: Results) -> Finding:
@@ -231,14 +279,19 @@ def notes(results: Results) -> list[str]:
         "Differences have clients' own effects of methods and seeds, the same test examples for all models, and an effect "
         f"of each training seed with standard deviation {SEED_EFFECT}. Redrawn clients are drawn for each seed from twice as "
         "many.",
+        "Two and three seeds: the variance between seeds has one or two degrees of freedom, and intervals are wide. Where seeds "
+        "have little effect, they hold more often than 97%: they are judged by the lower limit only.",
         "A rare group is 5% of the clients with an error near 0.7 instead of 0.15: the tail is decided by how many of them are "
         f"seen. It was the population of two groups at first. With 100 clients its intervals hold in up to {rare:.1%} of cases, "
         "too wide by the rule of 93 to 97%: it is judged among the harder ones, by the lower limit only.",
         "The constants of the method were chosen on the main and the harder populations, with other draws, among some forty "
         "variants: the studentised bootstrap on plain, logarithmic and variance-stabilised scales, five shrinkages of its "
         "standard errors, eight tails for them (SMOOTH), six rules for Student's factor, and five factors for ties (TIED). So "
-        "their coverages are not those of a method fixed beforehand. The fresh populations were added after everything was "
-        "fixed."]
+        "their coverages are not those of a method fixed beforehand. The fresh populations were added after these were "
+        "fixed.",
+        "How seeds enter was changed later, after all results with the earlier rule had been seen: three variants for few seeds "
+        "were measured on the main populations, partly with the draws counted here, and the exception for two seeds with tied "
+        "values was chosen by them. Coverages over two and three seeds are those of a method fitted to these populations."]
 
 
 INTERVAL_COVERAGE = Study(
@@ -258,6 +311,8 @@ INTERVAL_COVERAGE = Study(
               lambda results: _within(results, "large", MAIN, (1000,), 0.93, 0.97)),
         Claim("Differences of two methods over five seeds that have no effect on all clients: 93 to 97% at 100 clients.",
               "[ours, fedtail.inference]", lambda results: _within(results, "no seed effect", MAIN, (100,), 0.93, 0.97)),
+        Claim("Differences of two methods over two and three seeds: at least 93% at 100 clients.", "[ours, fedtail.inference]",
+              _few_seeds_hold),
         Claim("Populations on which nothing was chosen, one method: 93 to 97% at 100 and 1000 clients.",
               "[ours, fedtail.inference]", lambda results: _within(results, "one method", FRESH, (100, 1000), 0.93, 0.97)),
         Claim("Populations on which nothing was chosen, differences: 93 to 97% at 100 clients.",

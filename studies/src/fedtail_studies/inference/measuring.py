@@ -13,7 +13,6 @@ from fedtail_studies.inference.populations import POPULATIONS, draw_comparison, 
 from fedtail_studies.study import Numbers
 
 SHARED = 8                  # consecutive repetitions that share the draws of the bootstrap, which saves half of the time
-SEEDS = 5
 
 
 def one_method(name: str, examples: int, clients: int, statistic: str, repetitions: int, replicates: int) -> Numbers:
@@ -30,13 +29,16 @@ def one_method(name: str, examples: int, clients: int, statistic: str, repetitio
 
 
 def comparison(name: str, examples: int, clients: int, statistics: Sequence[str], redrawn: bool, seed_effect: float,
-               repetitions: int, replicates: int) -> Numbers:
-    """How often intervals of the differences between two methods hold those of the population and all seeds, by statistic."""
+               repetitions: int, replicates: int, seeds: int = 5) -> Numbers:
+    """How often intervals of the differences between two methods hold those of the population and all seeds, by statistic.
+
+    `seeds` is the number of training seeds that both methods are tested with.
+    """
     population = POPULATIONS[name]
     ends: dict[str, list[tuple[float, float]]] = {statistic: [] for statistic in statistics}
     for repetition in range(repetitions):
         random = np.random.default_rng([repetition, clients, examples, int(redrawn)])
-        values, baseline = draw_comparison(name, examples, clients, SEEDS, redrawn, seed_effect, random)
+        values, baseline = draw_comparison(name, examples, clients, seeds, redrawn, seed_effect, random)
         for statistic in statistics:
             found = new_client_interval(values, statistic, baseline=baseline, bounds=population.bounds, replicates=replicates,
                                         seed=repetition // SHARED)
