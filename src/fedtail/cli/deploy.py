@@ -30,7 +30,7 @@ class Transports(StrEnum):
     nvflare = "nvflare"
 
 
-CARRIED = typer.Option(Transports.flower, help="flower: SuperLink and SuperNodes; nvflare: resident nodes, rounds in milliseconds.")
+CARRIED = typer.Option(Transports.flower, help="flower: SuperLink and SuperNodes; nvflare: resident nodes, fast rounds.")
 
 
 @deploy.command(short_help="Write the folder of a deployment, with its keys.", cls=PlainCommand)

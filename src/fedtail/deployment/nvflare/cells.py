@@ -17,6 +17,7 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey, MessagePropKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
 from fedtail.deployment.escaping import one_line
 from fedtail.deployment.nvflare.pinned_tls import FOLDER, SCHEME, SERVER, PinnedDriver
@@ -43,7 +44,6 @@ class ByteCell:
         communicator.driver_mgr.drivers[SCHEME] = PinnedDriver
         self.name, self.receive, self.log = name, receive, lambda text: log(one_line(text))
         self.topics = (REPLY,) if name == SERVER else (INFO, LETTER)
-        CoreCell.ALL_CELLS.pop(name, None)                           # of an earlier cell in this process, which was closed
         self.cell = CoreCell(name, f"{SCHEME}://{address}", secure=True, credentials={FOLDER: str(folder)})
         self.cell.add_incoming_filter("*", "*", self.refuse_unless_ours)
         self.cell.register_request_cb(CHANNEL, "*", self._receive)
@@ -56,7 +56,9 @@ class ByteCell:
         """End all connections and threads of the cell, without a goodbye of NVFlare's, which the other side would refuse."""
         self.cell.agents.clear()
         self.cell.stop()
-        CoreCell.ALL_CELLS.pop(self.name, None)
+        CoreCell.ALL_CELLS.pop(self.name, None)                      # so that another of this name may follow in this process
+        if not CoreCell.ALL_CELLS:
+            StatsPoolManager.pools.clear()
 
     def peers(self) -> set[str]:
         """The authenticated names of the peers that are connected now."""
