@@ -32,7 +32,8 @@ numbers, is what takes the time.
 """
 CELLS = """\
 An exchange is a message to every node of the round and their replies. Nodes stay in memory; the first round also reads their data
-and agrees on keys. Times are of the server: `run` is from the first round to the last, files of the run included.
+and agrees on keys. Times are of the server: `run` is from the first round to the last, files of the run included,
+by a log in whole seconds. Other work ran on the same two cores: single runs differ by a factor of two or three.
 """
 CELL_HEAD = ["method", "schedule", "exchanges", "median ms an exchange", "longest s", "first round s", "run s", "ms a round"]
 HEAD = ["method", "schedule", "exchanges a round", "seconds an exchange", "longest", "seconds a round", "first round"]
@@ -110,12 +111,14 @@ def main() -> None:
     parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
     given, before, where = parser.parse_args(), os.getloadavg()[0], machine()
     flower = given.transport == "flower"
+    carried = f"Flower {version('flwr')}" if flower else f"NVFlare {version('nvflare')}"
     table = (rows if flower else cell_rows)(given.nodes, given.rounds, given.schedules.split(","))
     about = (f"`python {' '.join(sys.argv)}` at {commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {given.nodes} nodes on one "
-             f"machine, {where['processor']}, {where['cores']} cores, {'Flower ' + version('flwr') if flower else 'NVFlare ' + version('nvflare')}; load {before:.1f} before.")
+             f"machine, {where['processor']}, {where['cores']} cores, {carried}; load {before:.1f} before.")
     columns = HEAD if flower else CELL_HEAD
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-    page = "\n".join([f"# Rounds over {'Flower' if flower else 'NVFlare'}", "", NOTES if flower else CELLS, head, *table, "", about])
+    title, notes = ("# Rounds over Flower", NOTES) if flower else ("# Rounds over NVFlare", CELLS)
+    page = "\n".join([title, "", notes, head, *table, "", about])
     (HERE / "results" / ("deployment.md" if flower else "deployment_nvflare.md")).write_text(page + "\n")
 
 
