@@ -337,7 +337,7 @@ def test_runs_equal_the_simulators_and_leave_nothing_in_the_home_folder(tmp_path
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize(("fault", "rounds"), [("late", 20), ("garbage", 250)])
+@pytest.mark.parametrize(("fault", "rounds"), [("late", 10), ("garbage", 120)])
 def test_a_node_that_is_killed_comes_back_and_one_that_is_late_or_lies_is_left_out(tmp_path, fault, rounds):
     from fedtail.deployment.flower.example import node_names, write_example
     from fedtail.deployment.nvflare.loopback import CellLoopback

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedtail.channel.base import Channel, Encoder
 from fedtail.channel.plain import EXACT_BITS
 from fedtail.deprecated import with_old_names
 
+log = logging.getLogger("fedtail.node")
 FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
 RESOLVED = 2          # times what rounding may add up to: more than half of such a sum is certainly not rounding
 NEGLIGIBLE = 2.0**-24      # an error in a parameter: float32 does not hold it beside one
@@ -153,3 +155,27 @@ class FixedPoint:
     def resolution(self, bound: float) -> float:
         """The size of one step of the encoding, 1 / scale, for entries up to `bound`: decoded sums are multiples of it."""
         return 1 / float(self.scale(torch.tensor([bound])))
+
+
+class ClippingFixedPoint(FixedPoint):
+    """The same encoding, in which an entry beyond its bound becomes the bound, and a line in the log says so.
+
+    It is for a node: where an error told the server that a row is beyond its bound, bounds would measure rows.
+    """
+
+    def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
+        """The rows as integers, in the form of `FixedPoint.encode`, after every entry is clipped to its bound; never raises."""
+        bound = bound.to(rows.device, torch.float64)
+        over = int((rows.double().abs() > bound).any(1).sum())
+        if over:
+            log.warning("%d rows were beyond their bound and were clipped to it. Raise update_bound or loss_bound of the "
+                        "experiment, or lower its learning rate.", over)
+            rows = torch.maximum(torch.minimum(rows.double(), bound), -bound)
+        return super().encode(rows, bound, divisor)
+
+
+def clipping(encoding: Any) -> Any:
+    """The encoding that clips where `encoding`, if it is a `FixedPoint`, raises; any other encoding as it is."""
+    if not isinstance(encoding, FixedPoint):
+        return encoding
+    return ClippingFixedPoint(encoding.clients, encoding.mass, encoding.modulus_bits)

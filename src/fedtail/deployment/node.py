@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from torch import Tensor
 from fedtail import aggregation, local, personal, privacy, quantiles, risk, speeds
 from fedtail.base_part import Part, classes_sent_with
 from fedtail.channel.base import clients_add_noise
-from fedtail.channel.integer import FixedPoint
+from fedtail.channel.integer import FixedPoint, clipping
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
+from fedtail.deployment.agreement import Agreement, check_encoding, first_agreeing
 from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
 from fedtail.engine.local_fleet import LocalFleet
@@ -104,17 +105,18 @@ class Node:
     reads, what clients remember is stored, for each training in a folder of its own, so that it is found again after a restart.
     The last `trainings` of them are kept, and older ones deleted when another begins. Without a folder, large memory is lost with
     the process. `test` holds examples of the same clients, matched by their keys, that models are evaluated on and never trained
-    on.
+    on. With `agreements` a round's questions, and its cohort, must be those of one of them; everything else is refused.
     """
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
-                 trainings: int = 3):
+                 trainings: int = 3, agreements: Sequence[Agreement] = ()):
         """Check the task against `population`, this node's clients; no round is open.
 
         `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
         number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
-        examples to evaluate on. Raises FieldError where `trainings` is less than 1.
+        examples to evaluate on; `agreements` says what may be asked, everything where it is empty. Raises FieldError where
+        `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -122,6 +124,7 @@ class Node:
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
+        self.agreements = tuple(agreements)
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._received = b""                                   # the round whose models were written last, as it was broadcast
         self._forget_round()
@@ -130,6 +133,7 @@ class Node:
         """Clear the open round: its broadcast, and the answers that were given in it."""
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
+        self._cohort: Cohort | None = None
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
 
@@ -163,6 +167,8 @@ class Node:
         is loaded first. A round that is still open is closed: as finished if it is of the same training, the new round is later,
         and the server does not list it as lost.
         """
+        if self.agreements:
+            first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, self.fleet.population.mass))
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:
             self._switch_training(received.training)
@@ -170,7 +176,7 @@ class Node:
             self.fleet.close_round(self.round < broadcast.round and self.round not in received.lost)
         self._forget_round()
         self.fleet.open_round(received.cohort, broadcast)
-        self._opened, self._broadcast = message, broadcast
+        self._opened, self._broadcast, self._cohort = message, broadcast, received.cohort
 
     def _switch_training(self, training: bytes) -> None:
         """Make `training` the current one: clients recall what its folder on this node holds, or nothing where there is none.
@@ -227,14 +233,18 @@ class Node:
     def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The encoded sums, (width,), or gathered rows, (clients, width), of a serialised `Ask`: one tensor for each question.
 
-        They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
-        Refused where the message is malformed or about another round.
+        They are stored, each under its own digest: a question that comes again in a round gets the same answer, also under
+        another number or beside other questions, because fresh noise could be averaged away. Raises Refused where the message is
+        malformed or about another round.
         """
-        asked, name = self._read_ask(ask), hashlib.sha256(ask).digest()
-        if name not in self._given:
-            self._given[name] = tuple(self.fleet.collect(asked.questions, asked.encoding))
-            self._private |= {name} if any(one.mechanism.private for one in asked.questions) else set()
-        return self._given[name]
+        asked = self._read_ask(ask)
+        names = [question_digest(one, asked) for one in asked.questions]
+        new = {name: one for name, one in zip(names, asked.questions, strict=True) if name not in self._given}
+        encoding = clipping(asked.encoding) if self.agreements else asked.encoding      # an error would tell of a row beyond it
+        for name, sums in zip(new, self.fleet.collect(tuple(new.values()), encoding), strict=True):
+            self._given[name] = (sums,)
+            self._private |= {name} if new[name].mechanism.private else set()
+        return tuple(self._given[name][0] for name in names)
 
     def _read_ask(self, ask: bytes) -> Ask:
         """The `Ask` that the bytes `ask` hold.
@@ -246,6 +256,10 @@ class Node:
             raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
         if asked.round != self.round:
             raise Refused(f"round {asked.round} is asked about, but round {self.round} is open (-1: none).")
+        if self.agreements:
+            assert self._cohort is not None
+            check_encoding(asked.encoding, self._cohort)
+            first_agreeing(self.agreements, lambda one: one.check_questions(asked.questions, asked.encoding.clients))
         return asked
 
     def _unpack_message(self, message: bytes) -> Any:
@@ -322,6 +336,11 @@ class Node:
             self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
+
+
+def question_digest(question: Any, asked: Ask) -> bytes:
+    """SHA-256 (32 bytes) of a question of `asked` without its number, with the encoding and the attempt of `asked`."""
+    return hashlib.sha256(pack((replace(question, number=0), asked.encoding, asked.attempt))).digest()
 
 
 def may_retry_sum(questions: Iterable[Any]) -> bool:

@@ -149,9 +149,10 @@ class NodeSettings:
     def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
-        `seed` is for making the model. Code that is not fedtail's is imported only from what `trust` lists. The clients' memory
-        is kept in the folder `memory` beside the settings.
+        It answers the questions of that file and no others. `seed` is for making the model. Code that is not fedtail's is
+        imported only from what `trust` lists. The clients' memory is kept in the folder `memory` beside the settings.
         """
+        from fedtail.deployment.agreement import Agreement
         from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import user_parts
@@ -161,7 +162,8 @@ class NodeSettings:
         own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
         population, test = self.read_splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
-                    test=test, trainings=self.trainings)
+                    test=test, trainings=self.trainings,
+                    agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments])
 
 
 def _match_clients_by_name(test: Population, clients: Population) -> Population:
