@@ -1,8 +1,10 @@
-"""`fedtail deploy`: the same experiment on nodes that keep their data, over Flower."""
+"""`fedtail deploy`: the same experiment on nodes that keep their data, over Flower or NVFlare."""
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 deploy.add_typer(node, name="node")
-MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
+MISSING = {"flower": "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'",
+           "nvflare": "this transport needs NVFlare. Install it with: pip install 'fedtail[nvflare]'"}
+
+
+class Transports(StrEnum):
+    """What carries the messages of a deployment."""
+
+    flower = "flower"
+    nvflare = "nvflare"
+
+
+CARRIED = typer.Option(Transports.flower, help="flower: SuperLink and SuperNodes; nvflare: resident nodes, fast rounds.")
 
 
 @deploy.command(short_help="Write the folder of a deployment, with its keys.", cls=PlainCommand)
@@ -29,22 +42,58 @@ def init(
     host: str = typer.Option("127.0.0.1", help="The server's name or address, as nodes reach it."),
     port: int = typer.Option(8000, min=1, max=65535, help="Its port."),
     minimum: int = typer.Option(3, min=2, help="Nodes among which a row is masked, at least; each node refuses fewer."),
+    transport: Transports = CARRIED,
 ) -> None:
-    """Write a folder with an app for `flwr run`, certificates for TLS, and for each node its settings and its key.
+    """Write a folder with certificates for TLS, for each node its settings and its key, and for Flower an app for `flwr run`.
 
     Copy nodes/NAME to each node, name its data in node.toml, and follow the commands that are printed. Nothing that the
     experiment names is imported here; code that is not fedtail's, each node allows in its node.toml (trust), and the server in
-    app/pyproject.toml.
+    app/pyproject.toml or, with NVFlare, server/run.toml.
     """
     from fedtail.deployment.deployed_experiment import deployed_experiments
     from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
+    from fedtail.deployment.nvflare.folder import cell_commands, write_cell_folder
     from fedtail.experiment import AS_WRITTEN
 
     held_out = any(evaluates_test_examples(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
-    made = write_deployment_folder(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
-                                   test_share=0.2 if held_out else 0.0)
-    typer.echo(startup_commands(made, names, host, port))
+    over_flower = transport is Transports.flower
+    write = write_deployment_folder if over_flower else write_cell_folder
+    made = write(folder, experiment, names, host, port, minimum=min(minimum, len(names)), test_share=0.2 if held_out else 0.0)
+    typer.echo(startup_commands(made, names, host, port) if over_flower else cell_commands(made, host, port))
+
+
+@deploy.command(short_help="Over NVFlare: run a node, which connects to the server.", cls=PlainCommand)
+@print_errors_as_sentences
+def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml and server.toml.")) -> None:
+    """Run a node of a deployment over NVFlare until Ctrl-C or SIGTERM: it connects to the server and listens nowhere.
+
+    It stays in memory between messages, and connects again where the connection ends or the server is restarted.
+    """
+    _require("nvflare")
+    from fedtail.deployment.nvflare.process import join
+
+    join(folder)
+
+
+@deploy.command(short_help="Over NVFlare: run the experiment on the nodes that connect.", cls=PlainCommand)
+@print_errors_as_sentences
+def serve(
+    folder: Path = typer.Argument(..., help="The server's folder, with run.toml."),
+    method: str | None = typer.Option(None, help="Which [[method]], where the experiment has several."),
+    out: Path | None = typer.Option(None, help="The run's folder."),
+    seed: int | None = typer.Option(None, help="The seed of the run."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the last round of a run that was ended."),
+) -> None:
+    """Listen for the nodes of a deployment over NVFlare, run its experiment on them, and return when it is finished.
+
+    What is not said here is in run.toml.
+    """
+    _require("nvflare")
+    from fedtail.deployment.nvflare.process import serve
+
+    given = {"method": method, "out": out and str(out.resolve()), "seed": seed, "resume": resume or None}
+    serve(folder, **{name: value for name, value in given.items() if value is not None})
 
 
 @deploy.command(short_help="Make the identity of a node, with which it signs.", cls=PlainCommand)
@@ -79,21 +128,25 @@ def local(
     rounds: int = typer.Option(3, min=1, help="Rounds of each method."),
     folder: Path | None = typer.Option(None, help="A new folder to keep everything in; by default a temporary one."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
+    transport: Transports = CARRIED,
 ) -> None:
-    """Start a SuperLink and nodes here, with TLS and node authentication, and run FedAvg and Delta-FL with secure sums.
+    """Start a server and nodes here, with TLS and node authentication, and run FedAvg and Delta-FL with secure sums.
 
     Then train both in the simulator on the same cohorts, and print how far the models are apart. Takes about five minutes on
-    two cores. Every process is ended, however it goes.
+    two cores over Flower, and half a minute over NVFlare. Every process is ended, however it goes.
     """
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise ImportError(MISSING) from None
+    _require(transport.value)
     with tempfile.TemporaryDirectory(prefix="fedtail-deploy-", ignore_cleanup_errors=True) as temporary:
-        _run_local_deployment(folder or Path(temporary) / "deployment", nodes, rounds, as_json)
+        _run_local_deployment(folder or Path(temporary) / "deployment", nodes, rounds, as_json, transport)
 
 
-def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
+def _require(transport: str) -> None:
+    """Raise ImportError, which says what to install, where the package of a transport is not there; it is not imported."""
+    if importlib.util.find_spec({"flower": "flwr", "nvflare": "nvflare"}[transport]) is None:
+        raise ImportError(MISSING[transport])
+
+
+def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool, transport: Transports) -> None:
     """Run the example deployment of `nodes` nodes for `rounds` rounds of each method, with all its files in `folder`.
 
     Prints how far its models are from the simulator's, as a table or, with `as_json`, as JSON; progress goes to stderr. Raises
@@ -103,13 +156,15 @@ def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) 
 
     from fedtail.cli.terminal import show_table
     from fedtail.deployment.flower.example import run_example
+    from fedtail.deployment.nvflare.loopback import run_cell_example
 
-    found = run_example(folder, nodes, rounds, lambda text: typer.echo(text, err=True))
+    run = run_example if transport is Transports.flower else run_cell_example
+    found = run(folder, nodes, rounds, lambda text: typer.echo(text, err=True))
     if as_json:
         print_json({"rows": [asdict(one) for one in found]})
         return
     cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", _percent_text(one.error), _percent_text(one.worst10),
-              str(one.exchanges), f"{one.seconds:.1f}"] for one in found]
+              str(one.exchanges), f"{one.seconds:.3g}"] for one in found]
     show_table(f"{nodes} nodes and the simulator after {rounds} rounds on the same cohorts",
                ["method", "largest difference", "largest step", "error %", "worst tenth %", "exchanges", "s each"], cells)
     typer.echo("Errors are over the clients of the last cohort, on examples they hold out; the server got a histogram.")

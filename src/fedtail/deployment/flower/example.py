@@ -69,12 +69,14 @@ class Compared:
 
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
-                  share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
+                  share: float = 0.5, evaluates: bool = False,
+                  write: Callable[..., DeploymentFolder] = write_deployment_folder) -> tuple[DeploymentFolder, Population]:
     """Write a deployment on the digits data into a new folder `path`, and return (its paths, a population of all clients).
 
     There are 8 clients at each of `nodes` nodes; each node's data are saved beside its settings. The experiment trains for
     `rounds` rounds; a `share` of the clients is sampled in each, and a row is summed over `minimum` nodes or more. With
-    `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the folder is not empty.
+    `evaluates`, clients hold out examples and evaluate on them; `write` writes the folder of one transport or another. Raises
+    FileExistsError where the folder is not empty.
     """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
@@ -85,8 +87,8 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment_folder(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum,
-                                         keys="data", test_share=HELD_OUT if evaluates else 0.0)
+        folder = write(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum,
+                       keys="data", test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
