@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.deployment.flower.folder import LINK, DeploymentFolder
-from fedtail.deployment.policy_example import write_policy
-from fedtail.deployment.settings import NodeSettings
+from fedtail.deployment.policy_example import write_loopback_policy
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
 }
 
-TRAININGS = 100        # by each method of the experiment, that the policy of a node allows which has none of its own
 
 
 class Loopback:
@@ -97,9 +95,7 @@ class Loopback:
         A node without a policy gets one that allows many trainings.
         """
         place = self.folder.node_folder(name)
-        settings = NodeSettings.read(place / "node.toml")
-        if not (place / settings.policy).exists():
-            write_policy(settings, TRAININGS, repeats=1000)
+        write_loopback_policy(place)
         self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
                                    "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
                                    "--auth-supernode-private-key", str(place / "key"),

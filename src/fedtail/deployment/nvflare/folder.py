@@ -73,7 +73,9 @@ def cell_commands(folder: DeploymentFolder, host: str, port: int) -> str:
     """A text with the shell commands that start the nodes and run the experiment on the server, at `host` and `port`."""
     server = folder.server_folder
     return f"""\
-On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere):
+On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
+Read the policy that the first command writes:
+  fedtail node init node.toml
   fedtail deploy join .
 On the server, which listens on port {port}:
   fedtail deploy serve {server}

@@ -15,6 +15,7 @@ from fedtail.deployment.flower.example import METHODS, Compared, compare_with_si
 from fedtail.deployment.flower.folder import DeploymentFolder
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, read_text_or_empty, send_signal
 from fedtail.deployment.nvflare.folder import write_addresses, write_cell_folder
+from fedtail.deployment.policy_example import write_loopback_policy
 
 
 class CellLoopback:
@@ -41,7 +42,11 @@ class CellLoopback:
                 self.kill(name)
 
     def start_node(self, name: str, **environment: str) -> None:
-        """Start the process of the node `name`, without waiting for it; `environment` is added to its environment variables."""
+        """Start the process of the node `name`, without waiting for it; `environment` is added to its environment variables.
+
+        A node without a policy gets one that allows many trainings.
+        """
+        write_loopback_policy(self.folder.node_folder(name))
         self._start(name, ["join", str(self.folder.node_folder(name))], environment)
 
     def start_server(self, out: Path, **settings: Any) -> None:

@@ -58,9 +58,10 @@ class ResidentNode:
 def serve_node(folder: Path, until: threading.Event | None = None) -> None:
     """Run the node whose folder is `folder` (node.toml, server.toml, its keys) until the event is set, or for ever.
 
-    Raises ValueError where the settings are not valid.
+    Raises ValueError where the settings or the policy are not valid.
     """
     settings = NodeSettings.read(folder / "node.toml")
+    settings.data_budget()
     ResidentNode(settings, read_address(folder / "server.toml")).serve(until or threading.Event())
 
 
