@@ -70,6 +70,7 @@ class RemoteFleet:
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients sampled in this round, by node
+        self._members = torch.zeros(0, 2, dtype=torch.int64)    # as nodes are told, (nodes, 2)
         self._unsent: dict[int, list[bytes]] = {}            # broadcasts that each node has not received yet
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
@@ -95,9 +96,11 @@ class RemoteFleet:
         """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round, self._heard = self.population.clients_per_node(cohort), -1, set()
+        self._members = torch.tensor(list(self._counts.items()), dtype=torch.int64).reshape(-1, 2)
         for node in self._counts:
             before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
-            self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
+            self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost,
+                                                     self._members))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """For each question the encoded sum over the nodes that answered, (width,), or their clients' rows where it gathers them.
@@ -135,7 +138,7 @@ class RemoteFleet:
             """Charge for the retry by `again`, and mark the question as a second attempt; returns its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
-            return context_digest(self._broadcast, self._asking)
+            return context_digest(self._broadcast, self._members, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
             """Raise TooFew unless the nodes `members` hold `threshold` clients, and enough whose rows are not only zeros.
@@ -153,7 +156,7 @@ class RemoteFleet:
 
         try:
             self._open_masked_round(threshold, graph)
-            context = context_digest(self._broadcast, self._asking)
+            context = context_digest(self._broadcast, self._members, self._asking)
             found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
                                            retry_context if may_retry_sum(questions) else None, check_enough)
         except Refused as why:
