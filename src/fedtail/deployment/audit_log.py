@@ -129,6 +129,11 @@ class AuditLog:
             cut = {name: value[:TEXT] if isinstance(value, str) else value for name, value in about.items()}
             return self._file.append({"time": now, "what": what, **cut}, safely)
 
+    @property
+    def head(self) -> Head:
+        """How far the log had come when this object wrote to it last."""
+        return self._file.head
+
     def write_once(self, what: str, **about: Any) -> None:
         """Like `write`, but nothing where the last line says the same at another time: who repeats a message fills no disk."""
         last = last_entry(self.path)

@@ -79,6 +79,16 @@ def code_files(experiment: Experiment) -> list[Path]:
     return sorted({path for one in named for path in (one, *one.parent.rglob("*.py"))})
 
 
+def check_readiness(settings: NodeSettings) -> None:
+    """Raise ValueError unless the node may start: settings, policy, budget, audit log and consent as they must be.
+
+    Refused, which is one, is raised where the operator has not accepted the experiment, or a record was cut or changed.
+    """
+    settings.own_identity()
+    settings.data_budget().spent_text()
+    Consent.of(settings, settings.read_experiments()).check()
+
+
 def read_accepted(settings: NodeSettings) -> dict[str, Any]:
     """What the operator of the node accepted last, as in accepted.json; {} where it is nothing or the file is not valid."""
     path = settings.folder / ACCEPTED
@@ -108,7 +118,8 @@ def accept(settings: NodeSettings, digest: str) -> None:
     log = settings.audit_log()
     if before and before["budget"] != places(settings)["budget"]:
         (settings.folder / WITNESS).unlink(missing_ok=True)
-    head = log.write("accepted", safely=True, digest=now, **places(settings))
+    methods = {one.name: experiment_digest([one]) for one in experiments}
+    head = log.write("accepted", safely=True, digest=now, methods=methods, **places(settings))
     write_json(settings.folder / ACCEPTED, {"digest": now, "table": agreed_table(experiments), **places(settings),
                                             "log": list(head)})
 
@@ -126,8 +137,13 @@ def changes(settings: NodeSettings, experiments: Sequence[Experiment]) -> list[s
 
 
 def places(settings: NodeSettings) -> dict[str, str]:
-    """Which data the node answers about, and where their budget is: the paths, with symbolic links resolved."""
-    return {"data": str((settings.folder / settings.data).resolve()), "budget": str(settings.budget_folder.resolve())}
+    """Which data the node answers about, and where their budget is: paths with symbolic links resolved."""
+    def place(path: Path) -> str:
+        """The path as text, relative where it is in the node's folder, so that the folder can be moved."""
+        whole, home = path.resolve(), settings.folder.resolve()
+        return str(whole.relative_to(home) if whole.is_relative_to(home) else whole)
+
+    return {"data": place(settings.folder / settings.data), "budget": place(settings.budget_folder)}
 
 
 def file_digest(path: Path) -> str:

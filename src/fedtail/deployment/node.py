@@ -238,7 +238,7 @@ class Node:
         assert self._broadcast is not None
         if self.log is not None:
             context = context_digest(self._broadcast, self._members, ask)
-            self._note("answered", round=self.round, context=context.hex(), masked=False)
+            self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=False)
         return sums
 
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
@@ -259,7 +259,7 @@ class Node:
         sums = self._encoded_sums(ask)
         assert self._broadcast is not None
         context = context_digest(self._broadcast, self._members, ask)
-        self._note("answered", round=self.round, context=context.hex(), masked=True)
+        self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=True)
         return np.concatenate([one.numpy() for one in sums]), context
 
     def silent_clients(self, ask: bytes) -> int:

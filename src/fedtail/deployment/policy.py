@@ -13,7 +13,7 @@ EXAMPLE = """\
 smallest_cohort = {smallest_cohort}      # clients of all nodes in a round, at least
 smallest_tail = 1        # of this node's own clients in a sum without noise, at least, unless none of them is in it
 questions = {questions}           # in a round, at most
-repeats = {repeats}              # rounds of a training that may be begun again with other contents as after a crash of a server
+repeats = {repeats}              # rounds of a training that may be held once more, as after a crash of a server
 {budget}
 """
 PRIVATE = """

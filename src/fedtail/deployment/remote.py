@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
+from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_retry_sum
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, decode_silent_count, encode_message, read_reply
@@ -64,6 +65,7 @@ class RemoteFleet:
         self._heard: set[int] = set()                            # nodes whose answers are in a sum of the open round
         self.answers_outside_largest_node = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
+        self.audit: AuditLog | None = None                   # of what is asked and answered
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_secure_messages, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_secure_messages, self._run, schedule == "ahead"))
@@ -138,6 +140,7 @@ class RemoteFleet:
             """Charge for the retry by `again`, and mark the question as a second attempt; returns its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
+            self._note_asked(self._asking, 1)
             return context_digest(self._broadcast, self._members, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
@@ -238,7 +241,16 @@ class RemoteFleet:
         It holds the number of the round, `questions`, and `encoding`, how answers are encoded.
         """
         self._problems, self._exchanges, self._silent = {}, 0, {}
-        return pack(Ask(self._broadcast.round, questions, encoding))
+        ask = pack(Ask(self._broadcast.round, questions, encoding))
+        self._note_asked(ask)
+        return ask
+
+    def _note_asked(self, ask: bytes, attempt: int = 0) -> None:
+        """Write to the audit log, if there is one, the digest of a serialised question that is sent, as nodes do."""
+        if self.audit is not None:
+            context = context_digest(self._broadcast, self._members, ask).hex()
+            self.audit.write("asked", round=self._broadcast.round, context=context, attempt=attempt, nodes=list(self._counts),
+                             cohort=sum(self._counts.values()), training=self._nodes.training.hex())
 
     def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send each node its message of the secure sum, in `contents`, and return the messages in the replies; both by node.
@@ -315,7 +327,11 @@ class RemoteFleet:
         all but the largest of them.
         """
         self._note_refused_messages()
+        nodes = tuple(nodes)
         counts = [self._counts[node] for node in nodes]
+        if self.audit is not None:
+            self.audit.write("answered", safely=True, round=self._broadcast.round, nodes=list(nodes),
+                             problems={str(node): why for node, why in self._problems.items()})
         self.answer_count = answered = sum(counts)
         self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
