@@ -16,24 +16,27 @@ from fedtail.privacy.events import NoSampling, RoundEvent
 
 QUESTIONS = 16        # in a round: more than any method of fedtail asks by its defaults, counts of contributors included
 DELTA = 1e-6
+REPEATS = 3           # rounds of a training with noise that are held once more, where cohort and noise are drawn anew after a crash
 MANY = 100            # trainings by each method that nodes on one's own machine allow
 
 
-def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats: int = 3) -> str:
+def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats: int | None = None) -> str:
     """The text of a policy.toml for the experiment file at `path`: just enough for `trainings` by each of its methods.
 
     Where clients add noise to all sums, it has the epsilon that these cost together without amplification by sampling; otherwise
-    the number of their rounds. `repeats` rounds of a training may be begun again. Code that is not fedtail's is imported only
-    from what `trust` lists.
+    the number of their rounds. `repeats` rounds of a training may be held once more with other contents: None allows it where
+    there is noise, and nowhere else, because two cohorts that differ by a client would show its row; with the same contents a
+    round goes on after a crash of the server anyway. Code that is not fedtail's is imported only from what `trust` lists.
     """
     experiments = deployed_experiments(path, trust=trust)
     cohort = max(2, min(max(one.algorithm.minimum_cohort, getattr(one.channel, "threshold", 2)) for one in experiments))
-    budget = BARE.format(rounds=trainings * sum(map(rounds_asked, experiments)))
+    again, budget = 0, BARE.format(rounds=trainings * sum(map(rounds_asked, experiments)))
     if all(map(has_client_noise, experiments)):
         delta = next((one.privacy.delta for one in experiments if one.privacy.delta is not None), DELTA)
         cost = epsilon_at([(planned_round(one), trainings * rounds_asked(one)) for one in experiments], delta)
-        budget = PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
-    return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, repeats=repeats, budget=budget)
+        again, budget = REPEATS, PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
+    return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, budget=budget,
+                          repeats=again if repeats is None else repeats)
 
 
 def has_client_noise(experiment: Experiment) -> bool:
@@ -58,7 +61,7 @@ def planned_round(experiment: Experiment) -> RoundEvent:
     return RoundEvent(method.releases(experiment.task.make(0).params().numel()), NoSampling(), experiment.algorithm.unit)
 
 
-def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int = 3) -> Path:
+def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int | None = None) -> Path:
     """Write the example policy of a node with these settings, and return its path; the numbers are those of `policy_example`.
 
     Raises FileExistsError where there is one already.
