@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import fedtail
-from fedtail.channel.base import row_bound_for
+from fedtail.channel.base import row_bound_for, server_noise_source
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import PlainChannel
 from fedtail.client_memory import NodeMemory
@@ -52,7 +52,7 @@ rate = 0.5
 population = 30
 [aggregate]
 part = "PrivateMean"
-clip_norm = 1.0
+clip_norm = 10.0
 total = 30.0
 noise = { part = "DiscreteNoise", noise_multiplier = 2.0, planned_clients = 12 }
 """
@@ -111,7 +111,8 @@ class DepartingServer(RemoteFleet):
             total, = self.collect_masked((question,), encoding, 2, lambda: None)
         except fedtail.channel.RoundLost:
             return None
-        return encoding.decode(total, row_bound_for(question, len(total), encoding))
+        sums = encoding.decode(total, row_bound_for(question, len(total), encoding))
+        return question.mechanism.on_server(sums, server_noise_source(self._broadcast, question.number))
 
     @property
     def said(self) -> str:
@@ -151,7 +152,7 @@ def without(*defences: str) -> Iterator[None]:
     """Switch methods off, by "module:Class.method" or "module:function": nothing is refused by them."""
     with contextlib.ExitStack() as stack:
         for one in defences:
-            stack.enter_context(mock.patch(one.replace(":", "."), lambda *_, **__: None))
+            stack.enter_context(mock.patch(one.replace(":", "."), return_value=None))
         yield
 
 
@@ -168,6 +169,10 @@ def noiseless(question):
     return replace(question, aggregate=fedtail.WeightedMean())
 
 
-def average_error(sums: list[Tensor], exact: Tensor) -> float:
-    """How far the mean of noisy sums is from the exact one, by the root of the mean square over entries."""
-    return float((torch.stack(sums).mean(0) - exact[: len(sums[0])]).square().mean().sqrt())
+def averaged_noise(sums: list[Tensor], exact: Tensor) -> float:
+    """The noise in the mean of noisy sums over that in one of them, by the root of the mean square: 1 for equal sums, else n^-1/2.
+
+    Of 12 sums with independent noise in 18 entries it is above 0.5 with a probability below 1e-3, by Fisher's F with 18 and 216.
+    """
+    noise = torch.stack(sums) - exact
+    return float(noise.mean(0).square().mean().sqrt() / noise.square().mean().sqrt())

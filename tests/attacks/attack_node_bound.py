@@ -12,10 +12,11 @@ from dataclasses import replace
 from unittest import mock
 
 import torch
-from departing_server import DepartingServer, nodes, train_question, truth, without
 from outcome import Outcome
 
 import fedtail
+
+from departing_server import DepartingServer, nodes, train_question, truth, without
 
 AGREEMENT = "fedtail.deployment.agreement:Agreement.check_question"
 STEPS, LOW, HIGH = 14, 2.0**-7, 2.0**3

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 from outcome import Outcome
+
+from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 
 READ = 13       # a client of the second node
 

@@ -8,8 +8,9 @@ and over all trainings so many rounds are answered as the policy says. With the 
 from __future__ import annotations
 
 import torch
-from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 from outcome import Outcome
+
+from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 
 BUDGET = "fedtail.deployment.data_budget:DataBudget"
 OFF = tuple(f"{BUDGET}.{name}" for name in ("begin_round", "end_round", "charge"))

@@ -7,8 +7,9 @@ nothing leave without noise that clients add. With both switched off the exact s
 
 from __future__ import annotations
 
-from departing_server import PRIVATE, DepartingServer, alike, noiseless, nodes, train_question, truth, without
 from outcome import Outcome
+
+from departing_server import PRIVATE, DepartingServer, alike, nodes, noiseless, train_question, truth, without
 
 AGREEMENT = "fedtail.deployment.agreement:Agreement.check_question"
 BUDGET = "fedtail.deployment.data_budget:DataBudget._charge_releases"

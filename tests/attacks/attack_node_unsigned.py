@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 from outcome import Outcome
 
 from fedtail.deployment.keys import make_identity
+
+from departing_server import DepartingServer, alike, nodes, train_question, truth, without
 
 
 def reads_sum(schedule: str, *off: str) -> bool:

@@ -16,7 +16,7 @@ from fedtail.privacy.events import NoSampling, RoundEvent
 
 QUESTIONS = 16        # in a round: more than any method of fedtail asks by its defaults, counts of contributors included
 DELTA = 1e-6
-REPEATS = 3           # rounds of a training with noise that are held once more, where cohort and noise are drawn anew after a crash
+REPEATS = 3           # rounds with noise that are held once more: cohort and noise are drawn anew after a crash of the server
 MANY = 100            # trainings by each method that nodes on one's own machine allow
 
 
