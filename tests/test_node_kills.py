@@ -24,7 +24,7 @@ KILLS = str(Path(__file__).parent / "node_kills")
 ENOUGH, ROUND = 300.0, 2
 FILE = """\
 name = "killed"
-rounds = 6
+rounds = 500
 [task.module]
 part = "SoftmaxRegression"
 features = 64
@@ -65,15 +65,20 @@ def test_a_node_that_is_killed_keeps_what_it_spent_and_goes_on(tmp_path, moment)
         at_death = settings.data_budget().spent_rounds()
         assert sum(count for _, count in at_death) == ROUND + 1                 # it was on disk before the answer left
         loopback.start_node("node-1")
-        loopback.wait_for_result(out, ENOUGH)
+        assert wait_until(lambda: max(answered_rounds(settings)) > ROUND, ENOUGH)
     entries, problems = node_log(settings)
     assert problems == []
     assert verify(settings.budget_folder / ROUNDS)[1] == []
     spent, policy = settings.data_budget().spent_rounds(), settings.read_policy()
     charged = [one for one in entries if one["what"] == "charged"]
-    answered = [one["round"] for one in entries if one["what"] == "answered"]
-    held = sum(count for _, count in spent)
+    answered, held = answered_rounds(settings), sum(count for _, count in spent)
     assert held >= len(charged) >= len(set(answered))
+    assert held - len(charged) <= 2                              # killed between the charge and the line about it, twice at most
     assert set(answered) >= {0, 1} | ({ROUND} if moment != "charged" else set())
-    assert epsilon_at(spent, policy.delta) > epsilon_at(at_death, policy.delta) or answered[-1] == ROUND
+    assert epsilon_at(at_death, policy.delta) < epsilon_at(spent, policy.delta) <= policy.epsilon
     assert run_log(out)[1] == []
+
+
+def answered_rounds(settings):
+    """The rounds that a node's log says it answered."""
+    return [one["round"] for one in node_log(settings)[0] if one["what"] == "answered"]
