@@ -63,37 +63,61 @@ def init(
     typer.echo(startup_commands(made, names, host, port) if over_flower else cell_commands(made, host, port))
 
 
-@deploy.command(short_help="Over NVFlare: run a node, which connects to the server.", cls=PlainCommand)
+@deploy.command(short_help="Run a node, which connects to the server.", cls=PlainCommand)
 @print_errors_as_sentences
-def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml and server.toml.")) -> None:
-    """Run a node of a deployment over NVFlare until Ctrl-C or SIGTERM: it connects to the server and listens nowhere.
+def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml.")) -> None:
+    """Run a node of a deployment until Ctrl-C or SIGTERM: it connects to the server and listens nowhere on the network.
 
-    It stays in memory between messages, and connects again where the connection ends or the server is restarted.
+    It stays, and connects again where the connection ends or the server is restarted. It runs the app that is installed here; no
+    code comes from the server.
     """
+    if _is_over_flower(folder):
+        _require("flower")
+        from fedtail.deployment.flower.process import join as join_gate
+
+        join_gate(folder)
+        return
     _require("nvflare")
     from fedtail.deployment.nvflare.process import join
 
     join(folder)
 
 
-@deploy.command(short_help="Over NVFlare: run the experiment on the nodes that connect.", cls=PlainCommand)
+@deploy.command(short_help="Run the server, which nodes connect to.", cls=PlainCommand)
 @print_errors_as_sentences
 def serve(
-    folder: Path = typer.Argument(..., help="The server's folder, with run.toml."),
-    method: str | None = typer.Option(None, help="Which [[method]], where the experiment has several."),
-    out: Path | None = typer.Option(None, help="The run's folder."),
-    seed: int | None = typer.Option(None, help="The seed of the run."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the last round of a run that was ended."),
+    folder: Path = typer.Argument(..., help="The server's folder."),
+    method: str | None = typer.Option(None, help="Over NVFlare: which [[method]], where the experiment has several."),
+    out: Path | None = typer.Option(None, help="Over NVFlare: the run's folder."),
+    seed: int | None = typer.Option(None, help="Over NVFlare: the seed of the run."),
+    resume: bool = typer.Option(False, "--resume", help="Over NVFlare: go on from the last round of a run that was ended."),
 ) -> None:
-    """Listen for the nodes of a deployment over NVFlare, run its experiment on them, and return when it is finished.
+    """Listen for the nodes of a deployment.
 
-    What is not said here is in run.toml.
+    Over NVFlare, run its experiment on them, and return when it is finished; what is not said here is in run.toml. Over Flower,
+    stay until Ctrl-C or SIGTERM: a gate on the network, which admits the nodes, and behind it a SuperLink on 127.0.0.1, to which
+    `flwr run` submits runs from this machine.
     """
+    given = {"method": method, "out": out and str(out.resolve()), "seed": seed, "resume": resume or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    if _is_over_flower(folder):
+        _require("flower")
+        if given:
+            raise ValueError(f"over Flower, serve has no option {', '.join('--' + name for name in given)}. Say it of the run: "
+                             "flwr run ... --run-config '...'.")
+        from fedtail.deployment.flower.process import serve as serve_gate
+
+        serve_gate(folder)
+        return
     _require("nvflare")
     from fedtail.deployment.nvflare.process import serve
 
-    given = {"method": method, "out": out and str(out.resolve()), "seed": seed, "resume": resume or None}
-    serve(folder, **{name: value for name, value in given.items() if value is not None})
+    serve(folder, **given)
+
+
+def _is_over_flower(folder: Path) -> bool:
+    """Whether the folder of a server or a node is of a deployment over Flower, which has the address of a gate in it."""
+    return (folder / "gate.toml").is_file()
 
 
 @deploy.command(short_help="Make the identity of a node, with which it signs.", cls=PlainCommand)
