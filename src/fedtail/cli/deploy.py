@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedtail.cli import options
 from fedtail.cli.node import node
 from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
@@ -130,6 +131,42 @@ def identity(folder: Path = typer.Argument(..., help="The node's own folder, on 
     from fedtail.deployment.keys import make_identity
 
     typer.echo(make_identity(folder))
+
+
+@deploy.command(short_help="Attack one's own deployment, and say what is open.", cls=PlainCommand)
+@print_errors_as_sentences
+def doctor(
+    target: str = typer.Argument(..., metavar="FOLDER|HOST:PORT", help="Of a deployment, its server or a node; or an address."),
+    ca: Path | None = typer.Option(None, "--ca", metavar="FILE", help="For an address: the deployment's public ca.crt."),
+    at: str = typer.Option("", "--at", metavar="HOST:PORT", help="For a folder: the address to attack instead of its own.",
+                           show_default=False),
+    as_json: bool = options.JSON,
+) -> None:
+    """Try what strangers and holders of a node's key could, against one's own deployment, and look at its files.
+
+    Everything goes to that one address, takes seconds, and changes nothing there. The exit code is 1 where anything is open or
+    could not be tested. Run it on the server, on every node, and from a machine that has nothing to do with them.
+    """
+    from dataclasses import asdict
+
+    from fedtail.cli.terminal import show_table
+    from fedtail.deployment.doctor import NOT_TESTED, OPEN, examine_address, examine_folder
+    from fedtail.deployment.doctor.targets import parse_address
+    from fedtail.deployment.escaping import one_line
+
+    if Path(target).is_dir():
+        found = examine_folder(Path(target), parse_address(at) if at else None)
+    else:
+        found = examine_address(*parse_address(target), ca)
+    bad = [one for one in found if one.result in (OPEN, NOT_TESTED)]
+    if as_json:
+        print_json({"open": sum(one.result == OPEN for one in found), "findings": list(map(asdict, found)),
+                    "not_tested": sum(one.result == NOT_TESTED for one in found)})
+    else:
+        show_table(f"What is open at {target}", ["attack", "result", "what was found"],
+                   [[one.check, one.result, one_line(one.text)] for one in found], flush_left=True)
+        typer.echo(f"{len(bad)} of {len(found)} are open or not tested." if bad else f"Nothing is open, of {len(found)} attacks.")
+    raise typer.Exit(1 if bad else 0)
 
 
 def evaluates_test_examples(experiment: Experiment) -> bool:
