@@ -84,7 +84,7 @@ class DeployedRun:
         return bytes.fromhex(path.read_text(encoding="utf-8").strip())
 
     def channel(self, population: Any) -> Channel:
-        """The channel of the experiment file or, where it names none, the default, whose threshold a run keeps when it is resumed."""
+        """The channel of the experiment file or the default, whose threshold a run keeps when it is resumed with other nodes."""
         channel = deployment_channel(self.experiment, population)
         begun = self.folder / "run.json"
         if "channel" in self.experiment.source.tables or not isinstance(channel, SecureChannel) or not begun.is_file():

@@ -1,7 +1,8 @@
 """A server restored from a backup: the rounds that nodes answered and its ledger does not hold are charged before it goes on.
 
 The ledger has every question before it is sent, and every node notes it before it answers (`fedtail.deployment.asked_rounds`). So
-nodes can have been asked no more in a round than the ledger holds, unless a part of it is lost with the machine that wrote it. One node that was asked is enough to know of it; a round that none of the present nodes was in stays unknown.
+nodes can have been asked no more in a round than the ledger holds, unless a part of it is lost with the machine that wrote it.
+One node that was asked is enough to know of it; a round that none of the present nodes was in stays unknown.
 """
 
 from __future__ import annotations

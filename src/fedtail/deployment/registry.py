@@ -207,7 +207,7 @@ class ClientRegistry:
                               torch.cat([self.place, places]), groups)
 
     def without_node(self, node: int) -> ClientRegistry:
-        """A new registry without the clients of node `node`; those of the others keep their order. Its number is not given again."""
+        """A new registry without the clients of node `node`; those of the others keep their order."""
         stay = self.node != node
         return ClientRegistry(self.key[stay], self.mass[stay], self.node[stay], self.place[stay],
                               None if self.group is None else self.group[stay])
