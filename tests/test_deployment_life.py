@@ -14,7 +14,6 @@ pytest.importorskip("nvflare")
 from fedtail.deployment.asked_rounds import FILE as ASKED
 from fedtail.deployment.flower.loopback import read_text_or_empty
 from fedtail.deployment.nvflare.pinned_tls import node_context
-
 from life_cases import Life
 from test_nvflare import Peer
 

@@ -153,7 +153,7 @@ class DeployedRun:
         method, evaluates = self.experiment.algorithm, self.experiment.evaluate.on_nodes
         held: Any = method if evaluates is None else evaluates.round_with_evaluation(method)
         event = planned_round(held, fleet, channel, len(task.params()))
-        charge_forgotten_rounds(ledger, forgotten, lambda _: event)
+        charge_forgotten_rounds(ledger, forgotten, event)
         self.log(forgotten_text(forgotten))
 
     def log(self, text: str) -> None:

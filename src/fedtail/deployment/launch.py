@@ -54,7 +54,7 @@ class Attendance:
         said = ""
         while True:
             self.nodes.update()
-            self.fleet.change_population(self.nodes.registry)
+            self.fleet.change_population(self.nodes.registry, self.nodes.minimum)
             channel = self.run.channel(self.fleet.population)
             why = reason_to_pause(self.run.experiment.algorithm, channel, self.fleet, self.nodes)
             self.write(why)

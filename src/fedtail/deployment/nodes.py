@@ -81,6 +81,11 @@ class Nodes:
         here = self.transport.online_nodes()
         return {number: one for number, one in self.members.items() if self.transport.ids.get(number) in here}
 
+    @property
+    def minimum(self) -> int:
+        """Over how many nodes the strictest member demands a sum to be; 2 without any."""
+        return max((one.info.minimum for one in self.members.values()), default=2)
+
     def asked(self) -> dict[str, tuple[Asked, ...]]:
         """What each node listed of this training's questions when it last said who it is, by name."""
         return {one.info.name: one.info.asked for one in self.members.values()}

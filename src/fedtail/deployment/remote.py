@@ -86,11 +86,15 @@ class RemoteFleet:
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
-    def change_population(self, registry: ClientRegistry) -> None:
+    def change_population(self, registry: ClientRegistry, minimum_nodes: int = 2) -> None:
         """Between rounds: sample from `registry` from the next round on. A cohort that was sampled ahead is sampled anew.
+
+        Masked sums are over `minimum_nodes` nodes or more, which is what the strictest of them demands.
 
         All-or-nothing sums begin a run of their own, in which nodes that joined have keys too.
         """
+        if isinstance(self._masking, DropoutTolerant):
+            self._masking.minimum_nodes = max(2, minimum_nodes)
         if registry is self.population:
             return
         self.population, self._drawn = registry, {}
