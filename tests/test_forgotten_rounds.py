@@ -128,6 +128,7 @@ def test_a_restored_server_charges_what_nodes_were_asked_since(tmp_path, kept):
     assert any("lost with the machine" in one for one in json.loads((tmp_path / "run" / "result.json").read_text())["channel"])
 
 
+@pytest.mark.filterwarnings("ignore::fedtail.training.BudgetSpentWarning")
 def test_what_was_forgotten_is_charged_beyond_the_budget_and_nothing_more_is_released(tmp_path):
     """Epsilon lasts for some rounds: those that the old server held are paid from it, and the rest of the run is refused."""
     make, sites = start(tmp_path, PRIVATE, rounds=60, epsilon=12.0)
