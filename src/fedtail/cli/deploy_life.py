@@ -33,8 +33,8 @@ def add(folder: Path = FOLDER, name: str = NAME) -> None:
     place = open_deployment(folder)
     held_out = any(map(evaluates_test_examples, deployed_experiments(place.path / "experiment.toml", trust=AS_WRITTEN)))
     made = add_node(place, name, 0.2 if held_out else 0.0)
-    typer.echo(f"{name} is admitted. Copy {made} to the node, delete the secrets key and key.pem here, and there name its data in "
-               "node.toml. Then on the node:")
+    typer.echo(f"{name} is admitted. Copy {made} to the node, delete the secrets key and key.pem here, and there name its "
+               "data in node.toml. Then on the node:")
     typer.echo("  fedtail node init node.toml")
     if is_over_flower(place):
         typer.echo(f"  (the flower-supernode command of the other nodes)\nOn the server, now:\n"
@@ -80,15 +80,15 @@ def rotate(
     place = open_deployment(folder)
     if name:
         made = rotate_node(place, name)
-        typer.echo(f"The old keys of {name} are dead. Copy key, key.pub, key.pem and node.crt of {made} to the node, and delete the "
-                   f"secrets key and key.pem here.{_flower_hint(place, made)}")
+        typer.echo(f"The old keys of {name} are dead. Copy key, key.pub, key.pem and node.crt of {made} to the node, and delete "
+                   f"the secrets key and key.pem here.{_flower_hint(place, made)}")
         return
     if not finish:
         prepare_authority(place)
     if finish or at_once:
         finish_authority(place)
-        typer.echo("The server has its new certificate. Copy ca.crt of each nodes/NAME, or of server, to its node: nodes without it "
-                   "do not connect any more.")
+        typer.echo("The server has its new certificate. Copy ca.crt of each nodes/NAME, or of server, to its node: nodes without "
+                   "it do not connect any more.")
         typer.echo("Restart the SuperLink, which reads certificates when it starts." if is_over_flower(place) else
                    "A server that is running shows it from the next connection on.")
     else:

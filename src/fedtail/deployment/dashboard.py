@@ -22,6 +22,7 @@ from fedtail.runs.files import to_json_values
 HERE = Path(__file__).parent
 LOOK = HERE.parent / "report" / "page.css"
 HOSTS = ("127.0.0.1", "localhost")
+ELSEWHERE = b"This page is for a browser on the same machine: open it at 127.0.0.1.\n"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
                                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -76,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a GET request."""
         if not self._is_for_here():
-            self._reply(HTTPStatus.FORBIDDEN, "text/plain", b"This page is for a browser on the same machine: open it at 127.0.0.1.\n")
+            self._reply(HTTPStatus.FORBIDDEN, "text/plain", ELSEWHERE)
             return
         asked = urlsplit(self.path)
         if asked.path == "/state.json":
@@ -93,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
     def _is_for_here(self) -> bool:
         """Whether the request names this machine as its host, and no page of another origin made it."""
         hosts, site = self.headers.get_all("Host") or [], self.headers.get("Sec-Fetch-Site", "none")
-        return len(hosts) == 1 and hosts[0].rpartition(":")[0 if ":" in hosts[0] else 2] in HOSTS and site in ("same-origin", "none")
+        return len(hosts) == 1 and hosts[0].partition(":")[0] in HOSTS and site in ("same-origin", "none")
 
     def _reply(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         """Send an answer with the headers of every answer; its content only for GET."""

@@ -1,4 +1,4 @@
-"""What the files of a deployment say of it now, as plain values: for `fedtail deploy status` and the dashboard. Nothing is changed."""
+"""What the files of a deployment say of it now, as plain values: for `fedtail deploy status` and the dashboard. It only reads."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class DeploymentState:
     def _run(self, name: str, place: Path) -> dict[str, Any]:
         """What the files of one run say."""
         about, presence = self._json(place / "run.json"), self._json(place / "nodes.json")
-        answers, log, result = self._lines(place / "answers.jsonl"), self._text(place / "log.txt"), self._json(place / "result.json")
-        privacy, rounds = self._json(place / "privacy.json"), _rounds(log, answers)
+        answers, log = self._lines(place / "answers.jsonl"), self._text(place / "log.txt")
+        privacy, result, rounds = self._json(place / "privacy.json"), self._json(place / "result.json"), _rounds(log, answers)
         done = min(rounds[-1]["round"] + 1 if rounds else 0, about.get("rounds", 0))
         nodes = [{**one, **_answered(one.get("number"), answers)} for one in presence.get("nodes", [])]
         return {"name": name, "experiment": about.get("name", ""), "rounds": about.get("rounds"), "done": done,
@@ -118,11 +118,10 @@ def _whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
 def _rounds(log: str, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each round that was held: seconds, clients sampled, fewest that answered a question, and exchanges."""
     seconds = {int(found[2]) - 1: float(found[3]) for line in log.splitlines() if (found := ROUND_LINE.fullmatch(line))}
-    rounds: dict[int, dict[str, Any]] = {number: {"round": number, "seconds": taken, "asked": None, "answered": None, "exchanges": 0}
-                                         for number, taken in seconds.items()}
+    nothing: dict[str, Any] = {"seconds": None, "asked": None, "answered": None, "exchanges": 0}
+    rounds = {number: {**nothing, "round": number, "seconds": taken} for number, taken in seconds.items()}
     for one in answers:
-        held = rounds.setdefault(one["round"], {"round": one["round"], "seconds": None, "asked": None, "answered": None,
-                                                "exchanges": 0})
+        held = rounds.setdefault(one["round"], {**nothing, "round": one["round"]})
         held["asked"] = one["asked"]
         held["answered"] = one["answered"] if held["answered"] is None else min(held["answered"], one["answered"])
         held["exchanges"] += one["exchanges"]
@@ -130,7 +129,7 @@ def _rounds(log: str, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _answered(number: int | None, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many of the questions of the last rounds brought no answer of the node with this number that was used, and of how many."""
+    """How many `questions` the last rounds had, and to how many of them the node with this number gave no answer (`missed`)."""
     last = answers[-1]["round"] - RECENT if answers else 0
     recent = [one for one in answers if one["round"] > last]
     return {"missed": sum(str(number) in one["problems"] for one in recent), "questions": len(recent)}
@@ -154,8 +153,8 @@ def _spread(values: Any) -> dict[str, Any]:
     if not values:
         return {"count": 0, "last": []}
     ranked = sorted(values)
-    return {"count": len(values), "median": statistics.median(values), "p90": ranked[min(len(ranked) - 1, int(0.9 * len(ranked)))],
-            "most": ranked[-1], "last": values[-POINTS // 2:]}
+    p90 = ranked[min(len(ranked) - 1, int(0.9 * len(ranked)))]
+    return {"count": len(values), "median": statistics.median(values), "p90": p90, "last": values[-POINTS // 2:]}
 
 
 def _state(place: Path, result: dict[str, Any], presence: dict[str, Any]) -> str:
@@ -185,12 +184,14 @@ def thinned(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def status_lines(state: dict[str, Any]) -> Iterator[str]:
     """The state in lines for a terminal."""
-    yield f"{state['deployment']}: {len(state['admitted'])} nodes are admitted ({', '.join(state['admitted'])}), over {state['transport']}"
+    names = state["admitted"]
+    yield f"{state['deployment']}: {len(names)} nodes are admitted ({', '.join(names)}), over {state['transport']}"
     run = state["run"]
     if run is None:
         yield "no run yet"
     else:
-        yield f"run {run['name']}: {run['state']}, {run['done']} of {run['rounds']} rounds{', ' + run['stopped'] if run['stopped'] else ''}"
+        early = f", {run['stopped']}" if run["stopped"] else ""
+        yield f"run {run['name']}: {run['state']}, {run['done']} of {run['rounds']} rounds{early}"
         if run["paused"]:
             yield f"  paused: {run['paused']}"
         for one in run["nodes"]:

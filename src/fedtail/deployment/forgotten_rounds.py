@@ -93,5 +93,6 @@ def forgotten_text(forgotten: Mapping[int, Forgotten]) -> str:
     """A sentence for the run's log about the rounds that are charged."""
     rounds = sorted(forgotten)
     which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
-    return (f"nodes answered {sum(one.times for one in forgotten.values())} rounds ({which}) that the ledger of this folder does not hold, as after a "
+    times = sum(one.times for one in forgotten.values())
+    return (f"nodes answered {times} rounds ({which}) that the ledger of this folder does not hold, as after a "
             "restore from a backup: they are charged now, as they were released")

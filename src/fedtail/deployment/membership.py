@@ -62,7 +62,7 @@ def add_node(folder: DeploymentFolder, name: str, test_share: float = 0.0) -> Pa
 
 
 def admit(folder: DeploymentFolder, name: str) -> None:
-    """Copy the public key and the certificate of the node `name` to the server, each at once: the node may connect from now on."""
+    """Copy the public key and the certificate of the node `name` to the server, each at once: it may connect from now on."""
     for ours, theirs in (("node.crt", f"{name}.crt"), ("key.pub", f"{name}.pub")):
         beside = folder.node_keys / f".{theirs}.writing"
         shutil.copyfile(folder.node_folder(name) / ours, beside)
