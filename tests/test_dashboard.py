@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,6 +161,7 @@ def test_the_page_shows_hostile_names_as_text_and_fits(browser, deployment, widt
         assert problems == []
         assert all(url.startswith(f"http://127.0.0.1:{port}/") or url == "data:," for url in requests)
         context.close()
+    shutil.rmtree(deployment.path / "runs" / f"later-{width}")
 
 
 def test_nodes_are_added_removed_and_given_new_keys_in_the_folder(tmp_path):

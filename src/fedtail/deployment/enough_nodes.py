@@ -12,11 +12,12 @@ from fedtail.composition import check_composition
 from fedtail.deployment.nodes import Nodes
 
 
-def reason_to_pause(method: Method, channel: Channel, fleet: Any, nodes: Nodes) -> str:
+def reason_to_pause(method: Method, channel: Channel, fleet: Any, nodes: Nodes, changed: bool = True) -> str:
     """Why no round of `method` over `channel` can succeed with the nodes as they are, as a text for the log; "" where one may.
 
     Counted are the nodes that have joined and were not removed, and of them those that are connected: over how many each demands
-    a sum to be, their clients against the smallest cohort, and whatever the parts of the method refuse.
+    a sum to be, their clients against the smallest cohort and, where the nodes have `changed` since the run began, whatever the
+    parts of the method refuse; what they refuse from the beginning ends the run instead.
     """
     members, here = nodes.members, nodes.online()
     if isinstance(channel, SecureChannel):
@@ -32,6 +33,8 @@ def reason_to_pause(method: Method, channel: Channel, fleet: Any, nodes: Nodes) 
     if clients < least:
         return (f"{clients} clients are at the {len(here)} nodes that are connected, and a round needs {least} or more. It goes "
                 "on when others are back or added.")
+    if not changed:
+        return ""
     try:
         with warnings.catch_warnings(action="ignore"):
             check_composition(method, fleet.population, channel, fleet)

@@ -46,7 +46,7 @@ class Attendance:
 
     def __init__(self, run: DeployedRun, nodes: Nodes, fleet: RemoteFleet):
         """Write who is there at the start of `run` into its folder; `nodes` are those of `fleet`."""
-        self.run, self.nodes, self.fleet = run, nodes, fleet
+        self.run, self.nodes, self.fleet, self._first = run, nodes, fleet, nodes.registry
         self.write()
 
     def follow(self) -> None:
@@ -56,7 +56,8 @@ class Attendance:
             self.nodes.update()
             self.fleet.change_population(self.nodes.registry, self.nodes.minimum)
             channel = self.run.channel(self.fleet.population)
-            why = reason_to_pause(self.run.experiment.algorithm, channel, self.fleet, self.nodes)
+            changed = self.nodes.registry is not self._first
+            why = reason_to_pause(self.run.experiment.algorithm, channel, self.fleet, self.nodes, changed)
             self.write(why)
             if not why:
                 break
