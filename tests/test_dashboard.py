@@ -183,7 +183,7 @@ def test_nodes_are_added_removed_and_given_new_keys_in_the_folder(tmp_path):
     assert remove_node(folder, "west") == 2
     assert [one.name for one in folder.node_keys.iterdir() if "west" in one.name] == []
     assert not (made / "key").exists()
-    with pytest.raises(ValueError, match="there is no node 'west'. There are north, south"):
+    with pytest.raises(ValueError, match=r"there is no node 'west'\. There are north, south"):
         remove_node(folder, "west")
     with pytest.raises(ValueError, match="no new certificates are prepared"):
         finish_authority(folder)

@@ -35,7 +35,7 @@ def add(folder: Path = FOLDER, name: str = NAME) -> None:
     made = add_node(place, name, 0.2 if held_out else 0.0)
     typer.echo(f"{name} is admitted. Copy {made} to the node, delete the secrets key and key.pem here, and there name its "
                "data in node.toml. Then on the node:")
-    typer.echo("  fedtail node init node.toml")
+    typer.echo("  fedtail node init node.toml\n  fedtail node accept node.toml")
     if is_over_flower(place):
         typer.echo(f"  (the flower-supernode command of the other nodes)\nOn the server, now:\n"
                    f"  flwr supernode register {made / 'key.pub'} fedtail")

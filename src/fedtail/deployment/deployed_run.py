@@ -22,6 +22,8 @@ from fedtail.channel.base import Channel
 from fedtail.channel.secure import SecureChannel
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.asked_rounds import Asked
+from fedtail.deployment.audit_log import AUDIT, AuditLog
+from fedtail.deployment.consent import experiment_digest
 from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
 from fedtail.deployment.forgotten_rounds import charge_forgotten_rounds, forgotten_rounds, forgotten_text
 from fedtail.deployment.remote import RemoteFleet
@@ -104,6 +106,7 @@ class DeployedRun:
         task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
+        fleet.audit = AuditLog(self.folder / AUDIT)
         evaluation, checked = self.experiment.evaluate.on_nodes, tuple[tuple[Asked, ...], ...]()
 
         def before_round() -> None:
@@ -126,6 +129,8 @@ class DeployedRun:
         with Recorder(self.experiment, self.seed, self.folder, records, Unwatched(), ledger, checkpoints) as recorder:
             for problem in problems:
                 recorder.log(problem)
+            fleet.audit.write("resumed" if checkpoint else "started", method=experiment_digest([self.experiment]),
+                              seed=self.seed, clients=len(fleet.population))
             start = recorder.start_or_resume(task, table, checkpoint)
             if start.memory.nodes is None:
                 start = replace(start, memory=ClientMemory(fleet.population.key, {}, NodeMemory(self.training_name())))
@@ -139,6 +144,7 @@ class DeployedRun:
                 raise KeyboardInterrupt      # its rounds are saved; it is not finished
             fleet.finish()
             recorder.write_results(trained)
+            fleet.audit.write("finished", safely=True, rounds=trained.rounds)
         return trained
 
     def _charge_forgotten_rounds(self, ledger: Ledger, asked: Iterable[tuple[Asked, ...]], fleet: RemoteFleet, channel: Channel,
@@ -216,7 +222,7 @@ class DeploymentRecords:
         received, those before the round: one dict by split for each model. None where it evaluated nothing.
         """
         for report in self.fleet.reports:
-            lines["answers.jsonl"].write(report.as_dict())
+            lines["answers.jsonl"].write({**report.as_dict(), **audit_entry(self.fleet.audit)})
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
                  f"{sum(report.exchanges for report in self.fleet.reports)} exchanges{self._raised_tail_text()}")
         found = progress.before.evaluation if progress.before else None
@@ -245,6 +251,11 @@ class DeploymentRecords:
     def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """For each model a dict with its evaluation, from `found`, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
+
+
+def audit_entry(audit: AuditLog | None) -> dict[str, Any]:
+    """The entry of a line in answers.jsonl, which checkpoints vouch for, that names the last line of the audit log."""
+    return {} if audit is None else {"audit": list(audit.head)}
 
 
 def _histogram_entries(evaluation: Evaluation | None) -> dict[str, Any]:

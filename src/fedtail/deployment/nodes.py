@@ -129,6 +129,8 @@ class Nodes:
             try:
                 if theirs not in replies:
                     raise ValueError("it did not say who it is: no answer came, or its fedtail is older than this server's.")
+                if not replies[theirs]:
+                    raise ValueError("it did not say who it is, and its own log says why.")
                 found.append((read_signed_info(replies[theirs], challenge, self._keys), theirs))
             except Exception as why:
                 self._leave_out(theirs, str(why))

@@ -109,14 +109,18 @@ def packed_node_info(settings: NodeSettings, training: bytes = b"") -> bytes:
 def signed_node_info(settings: NodeSettings, request: bytes) -> bytes:
     """What a node with these settings replies to a server's `request`: its node info, signed with the key beside its settings.
 
-    A server of another wire version is sent what it can read of the refusal, which is logged here in full. Raises ValueError
-    where there is no such key, or the request is malformed.
+    A server of another wire version is sent what it can read of the refusal, which is logged here in full. Raises Refused where
+    the request is malformed, or the operator has not accepted the node's experiment, and ValueError where there is no such key.
     """
+    from fedtail.deployment.consent import Consent
+
     theirs = wire_version_of(request)
     if theirs not in READABLE:
         log.error("not taking part: %s", other_version_text(theirs, "server"))
         return refusal_of_version(theirs)
     asked = read_request(request)
+    Consent.of(settings, settings.read_experiments()).check()
+    settings.audit_log().write("info sent", challenge=asked.challenge.hex())
     return sign_info(packed_node_info(settings, asked.training), asked.challenge, settings.folder / "key")
 
 
