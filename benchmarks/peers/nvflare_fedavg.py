@@ -1,0 +1,40 @@
+"""NVFlare's own FedAvg: its POC deployment on this machine, provisioned with certificates and mutual TLS, its FedAvg controller and
+a script for its Client API on each of three sites. `python nvflare_fedavg.py FOLDER ROUNDS` writes FOLDER/SITE.times.
+
+Sites are processes that stay; a job starts one more on each, which stays for the job.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import node_work
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe.poc_env import PocEnv
+
+PATIENCE = 900.0
+
+
+def main(folder: Path, rounds: int) -> None:
+    sites = sorted(path.stem for path in folder.glob("*.npz"))
+    recipe = FedAvgRecipe(name="fedavg", model=node_work.module(), min_clients=len(sites), num_rounds=rounds,
+                          train_script=str(HERE / "nvflare_fedavg_client.py"), train_args=f"--work {HERE} --data {folder}")
+    environment = PocEnv(clients=sites, num_clients=len(sites))
+    try:
+        run, end = recipe.execute(environment), time.monotonic() + PATIENCE
+        while not (status := str(run.get_status() or "")).startswith("FINISHED"):
+            if time.monotonic() > end:
+                raise SystemExit(f"the job is {status or 'unknown'} after {PATIENCE:g} s")
+            time.sleep(1)
+        print(status)
+    finally:
+        environment.stop(clean_up=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
