@@ -1,8 +1,8 @@
 """NVFlare's own FedAvg and Flower's own, deployed on this machine as their documentation does, for `deployment.py --peer`.
 
 The model has the same 650 numbers, and the same three nodes do the same local work in plain PyTorch (`peers/node_work.py`);
-there is no Delta-FL and no secure aggregation. NVFlare runs in POC mode, which provisions certificates: mutual TLS. Flower has TLS
-and node authentication, as ours.
+there is no Delta-FL and no secure aggregation. NVFlare runs in POC mode, with certificates and mutual TLS. Flower has
+TLS and node authentication, as ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def nvflare_times(path: Path, people: dict[str, Population], rounds: int) -> lis
 
 def flower_times(path: Path, nodes: int, rounds: int) -> list[float]:
     """When each round of Flower's FedAvg began and the last one ended, by the clock of the server."""
-    folder, people = write_example(path / "deployment", nodes, rounds)
+    folder, _ = write_example(path / "deployment", nodes, rounds)
     out = folder.path / "runs" / "peer"
     with Loopback(folder) as loopback:
         loopback.start_superlink()

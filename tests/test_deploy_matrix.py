@@ -7,8 +7,10 @@ clients that stayed, to 1e-6; every release is on the ledger; nothing is left ru
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -91,8 +93,9 @@ SPOILT = [
          faults={k: {"FEDTAIL_FAULT": "killed", "FEDTAIL_AT": "1"} for k in (1, 4, 8)}),
     Case("too few nodes stay", (ALL, 0, 0), faults={k: {"FEDTAIL_FAULT": "killed", "FEDTAIL_AT": "1"} for k in (0, 1, 3)}),
 ]
-STAGES = {"before the first broadcast": ("before:3", 0), "after a broadcast": ("after:7", 1), "between the questions": ("before:9", 1),
-          "in the last unmasking": ("after:10", 2), "after a checkpoint": ("saved:2", 0)}
+STAGES = {"before the first broadcast": ("before:3", 1),       # charged before it is sent
+          "after a broadcast": ("after:7", 1), "between the questions": ("before:9", 2), "before a checkpoint": ("after:10", 2),
+          "after a checkpoint": ("saved:2", 0)}
 SERVERS = [Case(f"the server is killed {name}", (ALL,) * 6, rounds=3, stage=stage, repeated=repeated)
            for name, (stage, repeated) in STAGES.items()]
 CASES = [*KILLED, *SPOILT, *SERVERS]
@@ -268,3 +271,13 @@ def test_clocks_that_break_tls(tmp_path, days, admitted):
                               text=True)
     assert (done.returncode == 0) == admitted, done.stderr
     assert admitted or "certificate is not yet valid" in done.stderr or "certificate has expired" in done.stderr
+
+
+@pytest.mark.deploy_matrix
+def test_messages_of_100_megabytes_pass_both_ways_over_flower(tmp_path):
+    """Over NVFlare test_nvflare.py tries it."""
+    app = shutil.copytree(Path(__file__).parent / "large_flower_app", tmp_path / "app")
+    with Deployment(tmp_path / "deployment", nodes=2, started=1) as deployment:
+        deployment.loopback.submit_run(app, out=str(deployment.out("large")), size=100_000_000)
+        deployment.finish("large")
+    assert json.loads((deployment.out("large") / "result.json").read_text())["equal"]

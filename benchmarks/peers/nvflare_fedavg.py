@@ -1,5 +1,5 @@
-"""NVFlare's own FedAvg: its POC deployment on this machine, provisioned with certificates and mutual TLS, its FedAvg controller and
-a script for its Client API on each of three sites. `python nvflare_fedavg.py FOLDER ROUNDS` writes FOLDER/SITE.times.
+"""NVFlare's own FedAvg: its POC deployment on this machine, provisioned with certificates and mutual TLS, its FedAvg controller,
+and a script for its Client API on each of three sites. `python nvflare_fedavg.py FOLDER ROUNDS` writes FOLDER/SITE.times.
 
 Sites are processes that stay; a job starts one more on each, which stays for the job.
 """
@@ -31,9 +31,10 @@ def main(folder: Path, rounds: int) -> None:
             if time.monotonic() > end:
                 raise SystemExit(f"the job is {status or 'unknown'} after {PATIENCE:g} s")
             time.sleep(1)
-        print(status)
+        if status != "FINISHED:COMPLETED":
+            raise SystemExit(f"the job is {status}; see the logs in {folder / 'poc'}")
     finally:
-        environment.stop(clean_up=True)
+        environment.stop()
 
 
 if __name__ == "__main__":
