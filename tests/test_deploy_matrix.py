@@ -16,7 +16,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,9 +36,9 @@ EQUAL = 1e-6
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 NO_FAKETIME = "" if FAKETIME else "libfaketime is missing: apt-get install faketime"
 PATIENCE = {"flower": 900.0, "nvflare": 90.0}
-TIMEOUT = {"flower": 30.0, "nvflare": 30.0}      # seconds; over NVFlare the first question loads torch, on four nodes at once
-SHORT = {"flower": 30.0, "nvflare": 8.0}
-LATE = {"flower": "45", "nvflare": "10"}
+TIMEOUT = {"flower": 60.0, "nvflare": 30.0}      # seconds; over NVFlare the first question loads torch, on four nodes at once
+SHORT = {"flower": 35.0, "nvflare": 8.0}
+LATE = {"flower": "50", "nvflare": "10"}
 ALL, ONE_LESS = 32, 24        # clients, of four nodes with eight each
 
 
@@ -119,7 +118,7 @@ def check(deployment, case):
     lines = deployment.answers("run")
     assert all(line["problems"] for line in lines if line["answered"] < ALL)
     answered = tuple(line["answered"] for line in lines)
-    assert answered == (case.answered or answered), lines
+    assert answered == case.answered, lines
     apart, moved = models_apart(deployment, "run", zero=case.zero, times=case.times)
     assert apart < EQUAL
     assert (moved > 1e-3) == any(answered[1:])                  # a round that is lost leaves the model as it was
@@ -172,19 +171,13 @@ def run_over(cable, deployment, case, transport, during=None):
     deployment.finish("run", PATIENCE[transport])
 
 
-def cut_once(cable, deployment, case, transport):
-    """The cable is cut between two rounds, and stays cut: the connection is there, and silent."""
-    run_over(cable, deployment, case, transport, cable.cut)
-
-
 def cut_and_mended(cable, deployment, case, transport):
-    """The cable is cut for the time of a few rounds, and the node takes part again."""
-    def during():
-        cable.cut()
-        wait_for_answers(deployment, ONE_LESS, PATIENCE[transport])
-        cable.mend()
-    run_over(cable, deployment, case, transport, during)
-    assert deployment.answers("run")[-1]["answered"] == ALL
+    """The cable is cut after a round and for the rest of the run, without a word to either side; mended, the node comes back."""
+    run_over(cable, deployment, case, transport, cable.cut)
+    cable.mend()
+    deployment.run("again", timeout=case.timeout[transport], nodes=case.nodes)
+    deployment.finish("again", PATIENCE[transport])
+    assert [line["answered"] for line in deployment.answers("again")] == [ALL] * 2 * case.rounds
 
 
 def slowed(cable, deployment, case, transport):
@@ -199,18 +192,8 @@ def delayed(cable, deployment, case, transport):
     run_over(cable, deployment, case, transport)
 
 
-def wait_for_answers(deployment, count, patience):
-    """Wait until a sum was over so many clients."""
-    end = time.monotonic() + patience
-    while not any(line["answered"] == count for line in deployment.answers("run")):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
-PATIENT = {"flower": 30.0, "nvflare": 12.0}
 NETWORKS = [
-    Case("the network of a node is cut", (ALL, ALL, *(ONE_LESS,) * 4), rounds=3, act=cut_once, timeout=SHORT),
-    Case("the network of a node is cut and mended", (), rounds=8, act=cut_and_mended, timeout=PATIENT),
+    Case("the network of a node is cut and mended", (ALL, ALL, *(ONE_LESS,) * 4), rounds=3, act=cut_and_mended, timeout=SHORT),
     Case("the network of a node is slow and loses packets", act=slowed),
     Case("the network of a node delays and loses packets", act=delayed),
 ]

@@ -22,6 +22,14 @@ def module() -> torch.nn.Module:
     return torch.nn.Linear(64, 10)
 
 
+def to_numpy(model: torch.nn.Module) -> np.ndarray:
+    return torch.cat([one.detach().flatten() for one in model.parameters()]).numpy()
+
+
+def load_numpy(model: torch.nn.Module, values: np.ndarray) -> None:
+    torch.nn.utils.vector_to_parameters(torch.as_tensor(values, dtype=torch.float32), model.parameters())
+
+
 def read_clients(path: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The clients of a node from an .npz file with x, y and the size of each client."""
     with np.load(path) as data:

@@ -26,9 +26,9 @@ def main() -> None:
         received = flare.receive()
         with (place / f"{name}.times").open("a") as times:
             times.write(f"{time.time()}\n")
-        model.load_state_dict(received.params)
+        node_work.load_numpy(model, received.params["numpy_key"])
         examples = node_work.train(model, clients, received.current_round)
-        flare.send(flare.FLModel(params=model.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": examples}))
+        flare.send(flare.FLModel(params={"numpy_key": node_work.to_numpy(model)}, meta={"NUM_STEPS_CURRENT_ROUND": examples}))
 
 
 if __name__ == "__main__":
