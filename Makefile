@@ -24,13 +24,11 @@ faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m faults
 
 # Deployments on this machine whose processes are killed, late and lie: about a quarter of an hour.
-test-deploy: $(VENV)/.installed-test
+test-deploy: $(VENV)/.installed-test $(VENV)/.deploy-tools
 	$(BIN)/python -m pytest -m deploy
 
 # Every fault over every transport, networks that are cut among them (root, iproute2) and clocks that are wrong (faketime): an hour.
-test-deploy-matrix: $(VENV)/.installed-test
-	@command -v ip >/dev/null && ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || apt-get install -y -qq iproute2 faketime \
-	  || echo "iproute2 and faketime could not be installed: the tests of networks and clocks will be skipped"
+test-deploy-matrix: $(VENV)/.installed-test $(VENV)/.deploy-tools
 	$(BIN)/python -m pytest -m deploy_matrix
 
 # Memory, descriptors and threads over 500 rounds of NVFlare and 20 of Flower, and 50 nodes on this machine: a quarter of an hour.
@@ -112,6 +110,13 @@ $(VENV)/.browser: $(VENV)/.installed-test
 	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
 	  || { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null 2>&1 \
 	  || echo "chromium is missing and could not be installed: the tests of the page will be skipped"
+	touch $@
+
+# Networks are cut by Debian's iproute2 and clocks are wrong by its faketime, installed where they are missing and can be.
+$(VENV)/.deploy-tools: $(VENV)/.installed-test
+	@{ command -v ip && ls /usr/lib/*/faketime/libfaketime.so.1; } >/dev/null 2>&1 \
+	  || { apt-get install -y -qq iproute2 faketime || { apt-get update -qq && apt-get install -y -qq iproute2 faketime; }; } >/dev/null 2>&1 \
+	  || echo "iproute2 and faketime are missing and could not be installed: tests of networks and clocks will be skipped"
 	touch $@
 
 clean:

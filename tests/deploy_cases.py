@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from safetensors.torch import load_file
-
-from fedtail import Everyone, IntegerChannel, train
-from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.flower.example import compare_with_simulator, node_names, write_example
 from fedtail.deployment.flower.folder import write_deployment_folder
 from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
@@ -101,14 +96,6 @@ class Deployment:
 
     def compare(self, name, method="Delta-FL"):
         return compare_with_simulator(self.folder, self.people, method, self.out(name))
-
-    def difference_from(self, name, people, method="Delta-FL"):
-        """The largest difference from what these clients alone would train, all of them in every round."""
-        experiment = deployed_experiment(self.folder.path / "experiment.toml", method)
-        algorithm = replace(experiment.algorithm, sample=Everyone())
-        ours = train(algorithm, experiment.task.make(0), people, rounds=experiment.rounds, channel=IntegerChannel()).module.state_dict()
-        theirs = load_file(self.out(name) / "model.safetensors")
-        return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
 class OverFlower(Loopback):
