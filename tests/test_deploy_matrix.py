@@ -126,13 +126,15 @@ def check(deployment, case):
     assert releases_on_ledger(deployment, "run") == len(lines) + case.repeated
 
 
+def cases_of(transport, cases):
+    """All cases over NVFlare are in the quick suite, over Flower those that say so; the matrix has all of them."""
+    quick = {case.name: (pytest.mark.deploy,) if transport == "nvflare" or case.quick_on_flower else () for case in cases}
+    return [pytest.param(transport, case, id=f"{transport}-{case.name.replace(' ', '-')}",
+                         marks=(pytest.mark.deploy_matrix, *quick[case.name])) for case in cases]
+
+
 def on_both(cases):
-    """All cases over NVFlare in the quick suite, over Flower those that are marked; all of them in the matrix."""
-    marks = {"nvflare": lambda case: (pytest.mark.deploy, pytest.mark.deploy_matrix),
-             "flower": lambda case: (pytest.mark.deploy_matrix, *((pytest.mark.deploy,) if case.quick_on_flower else ()))}
-    return pytest.mark.parametrize(("transport", "case"), [
-        pytest.param(transport, case, id=f"{transport}-{case.name.replace(' ', '-')}", marks=marks[transport](case))
-        for transport in marks for case in cases])
+    return pytest.mark.parametrize(("transport", "case"), [*cases_of("nvflare", cases), *cases_of("flower", cases)])
 
 
 @on_both(CASES)
@@ -212,16 +214,34 @@ def skewed(seconds):
     return {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{seconds:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
-MINUTES = [Case(f"the clock of a node is {name}", faults={2: skewed(seconds)}) for name, seconds in
-           (("ten minutes ahead", 600), ("ten minutes behind", -600), ("half a day behind", -12 * 3600))]
+def clocks(**skews):
+    return [Case(f"the clock of a node is {name.replace('_', ' ')}", faults={2: skewed(seconds)}) for name, seconds in skews.items()]
 
 
-@on_both(MINUTES)
+CLOCKS = {"nvflare": clocks(ten_minutes_ahead=600, ten_minutes_behind=-600, half_a_day_behind=-12 * 3600),
+          "flower": clocks(four_minutes_behind=-240)}       # Flower's nodes sign the time, which may be five minutes old
+
+
+@pytest.mark.parametrize(("transport", "case"), [one for transport, cases in CLOCKS.items() for one in cases_of(transport, cases)])
 @pytest.mark.skipif(bool(NO_FAKETIME), reason=NO_FAKETIME)
 def test_a_clock(tmp_path, monkeypatch, transport, case):
     with deployed(tmp_path, case, transport, monkeypatch) as deployment:
         run_plainly(deployment, case, transport, case.faults)
     check(deployment, case)
+
+
+@pytest.mark.deploy_matrix
+@pytest.mark.skipif(bool(NO_FAKETIME), reason=NO_FAKETIME)
+def test_flower_keeps_out_a_node_whose_clock_is_a_minute_ahead(tmp_path, monkeypatch):
+    """By its signed times, which may be five seconds ahead of the server's; the run is held with the others."""
+    case = Case("a clock is a minute ahead")
+    with deployed(tmp_path, case, "flower", monkeypatch) as deployment:
+        for k, name in enumerate(deployment.names):
+            deployment.start(name, **(skewed(60) if k == 3 else {}))
+        deployment.run("run", timeout=TIMEOUT["flower"], nodes=3)
+        deployment.finish("run", PATIENCE["flower"])
+    assert [(line["asked"], line["answered"]) for line in deployment.answers("run")] == [(ONE_LESS, ONE_LESS)] * 4
+    assert "node-4" not in deployment.log("run")
 
 
 @contextmanager

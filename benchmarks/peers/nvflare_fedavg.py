@@ -25,7 +25,7 @@ def main(folder: Path, rounds: int) -> None:
     start = node_work.to_numpy(node_work.module())      # with the recipe for torch modules the job holds a copy of torch, 45 MB
     recipe = NumpyFedAvgRecipe(name="fedavg", model=start.tolist(), min_clients=len(sites), num_rounds=rounds,
                                train_script=str(HERE / "nvflare_fedavg_client.py"), train_args=f"--work {HERE} --data {folder}")
-    environment = PocEnv(clients=sites, num_clients=len(sites))
+    environment = PocEnv(clients=sites, num_clients=len(sites), extra={"login_timeout": 120})
     try:
         run, end = recipe.execute(environment), time.monotonic() + PATIENCE
         while not (status := str(run.get_status() or "")).startswith("FINISHED"):
