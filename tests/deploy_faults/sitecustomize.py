@@ -123,6 +123,19 @@ def kill_at(stage, number):
     RemoteFleet.__init__, Checkpoints.save = begin, saved
 
 
+def sleep_by_select():
+    """libfaketime takes the absolute time of a monotonic clock for one of the wall's: sleeping fails with "Invalid argument"."""
+    import select
+    import time
+
+    def sleep(seconds):
+        select.select([], [], [], seconds)
+
+    time.sleep = sleep
+
+
+if os.environ.get("FAKETIME"):
+    sleep_by_select()
 if os.environ.get("FEDTAIL_NETNS") and any(name in WORDS for name in ALL_OF_A_NODE):
     enter_namespace(os.environ["FEDTAIL_NETNS"])
 if os.environ.get("FEDTAIL_FAULT") and any(name in WORDS for name in NODES):
