@@ -26,9 +26,10 @@ pytest.importorskip("nvflare")
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.deployment.flower.folder import check_name
 from fedtail.deployment.flower.loopback import free_port
 from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
-from fedtail.deployment.nvflare.folder import check_name, write_cell_folder
+from fedtail.deployment.nvflare.folder import write_cell_folder
 from fedtail.deployment.nvflare.pinned_tls import node_context, server_context
 from fedtail.deployment.nvflare.transport import CellTransport
 from fedtail.deployment.transport import wait_until
@@ -303,7 +304,7 @@ def test_folders_share_no_secret_and_say_how_to_start(tmp_path):
 
 
 def test_settings_of_the_server_and_the_address_are_read_strictly(tmp_path):
-    from fedtail.deployment.nvflare.node import read_address
+    from fedtail.deployment.node_process import read_server
     from fedtail.deployment.nvflare.server import read_settings
 
     path = tmp_path / "run.toml"
@@ -316,7 +317,7 @@ def test_settings_of_the_server_and_the_address_are_read_strictly(tmp_path):
     for text in ('host = "h"', 'host = "h"\nport = 0', 'host = "h"\nport = 1\nmore = 2', "host = 1\nport = 1"):
         path.write_text(text)
         with pytest.raises(ValueError, match="must say host and port"):
-            read_address(path)
+            read_server(path)
 
 
 def test_fedtail_does_not_load_nvflare():
