@@ -288,7 +288,7 @@ def test_folders_share_no_secret_and_say_how_to_start(tmp_path):
     said = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "out"), "--experiment", str(tmp_path / "e.toml"), "--nodes", "north,south",
                                     "--transport", "nvflare", "--host", "fl.example.org", "--port", "9000"])
     assert said.exit_code == 0, said.output
-    assert "fedtail deploy join ." in said.output
+    assert "fedtail node run node.toml" in said.output
     assert "fedtail deploy serve" in said.output
     files = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     node = ["ca.crt", "experiment.toml", "key", "key.pem", "key.pub", "node.crt", "node.toml", "server.toml"]

@@ -69,19 +69,14 @@ def init(
 def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml.")) -> None:
     """Run a node of a deployment until Ctrl-C or SIGTERM: it connects to the server and listens nowhere on the network.
 
-    It stays, and connects again where the connection ends or the server is restarted. It runs the app that is installed here; no
-    code comes from the server.
+    `fedtail node run` by another name. It connects again where the connection ends or the server is restarted, and runs the app
+    that is installed here: no code comes from the server.
     """
-    if _is_over_flower(folder):
-        _require("flower")
-        from fedtail.deployment.flower.process import join as join_gate
+    from fedtail.deployment.node_process import run_node
+    from fedtail.deployment.settings import NodeSettings
 
-        join_gate(folder)
-        return
-    _require("nvflare")
-    from fedtail.deployment.nvflare.process import join
-
-    join(folder)
+    _require("flower" if _is_over_flower(folder) else "nvflare")
+    run_node(NodeSettings.read(folder / "node.toml"), (folder / "node.toml").resolve())
 
 
 @deploy.command(short_help="Run the server, which nodes connect to.", cls=PlainCommand)
@@ -119,6 +114,29 @@ def serve(
 def _is_over_flower(folder: Path) -> bool:
     """Whether the folder of a server or a node is of a deployment over Flower, which has the address of a gate in it."""
     return (folder / "gate.toml").is_file()
+
+
+@deploy.command(short_help="Print the audit log of a run, or verify it.", cls=PlainCommand)
+@print_errors_as_sentences
+def log(
+    folder: Path = typer.Argument(..., help="The run's folder on the server."),
+    verify: bool = typer.Option(False, "--verify", help="Say what was cut, changed, moved or left out, and nothing else."),
+    last: int = typer.Option(20, min=1, help="How many lines."),
+    node_logs: list[Path] = typer.Option([], "--node", metavar="FILE", help="A node's audit.jsonl, to compare."),
+) -> None:
+    """Print the last lines of a run's audit log: what was asked of whom, what was answered and what was not, without data.
+
+    With --verify the whole log is checked, against its digests and the lines that answers.jsonl names. With --node, a node's log
+    is checked too, and compared: what the node answered must have been asked in this run. The exit code is 1 otherwise.
+    """
+    from fedtail.cli.node import print_log
+    from fedtail.deployment.node_status import compare_logs, read_log, run_log
+
+    entries, problems = run_log(folder)
+    for path in node_logs:
+        other, found = read_log(path)
+        problems += [f"{path}: {one}" for one in (*found, *compare_logs(entries, other))]
+    print_log(entries, problems, verify=verify, last=last)
 
 
 @deploy.command(short_help="Make the identity of a node, with which it signs.", cls=PlainCommand)

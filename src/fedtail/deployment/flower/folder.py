@@ -186,7 +186,8 @@ On the server, in another terminal, once:
 On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
 Read the policy that the first command writes:
   fedtail node init node.toml
-  fedtail deploy join .
+  fedtail node accept node.toml        (says in words what is asked, and prints the digest to accept it with)
+  fedtail node run node.toml
 Then on the server, where FLWR_HOME is set as above:
   flwr run {folder.app_folder} {LINK}
   flwr run {folder.app_folder} {LINK} --run-config resume=true     (after a crash: goes on from the last round)"""

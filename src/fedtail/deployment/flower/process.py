@@ -1,12 +1,13 @@
-"""`python -m fedtail.deployment.flower.process join|serve FOLDER`: the processes of a node or of the server, which SIGTERM ends.
+"""`python -m fedtail.deployment.flower.process serve FOLDER | join NODE.toml HOST:PORT`: processes of deployments over Flower.
 
 The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder and a SuperNode that knows
-nothing but the forwarder. `fedtail deploy join` and `fedtail deploy serve` are these, with sentences for errors.
+nothing but the forwarder. SIGTERM ends them. `fedtail deploy serve` and `fedtail node run` are these, after checks of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import signal
@@ -19,9 +20,8 @@ from fedtail.deployment.flower.forwarder import Forwarder
 from fedtail.deployment.flower.gate import Gate
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
 from fedtail.deployment.keys import make_certificates
-from fedtail.reading import TOML_BYTES, read_text, toml_tables
+from fedtail.deployment.node_process import FLOWER, read_server
 
-GATE = "gate.toml"        # where the gate is: of the server's folder, at which address it listens; of a node's, which host it has
 ENDS = 10.0               # seconds that a process is given to end
 log = logging.getLogger("fedtail.gate")
 
@@ -31,22 +31,18 @@ def serve(folder: Path) -> None:
 
     Raises ValueError for settings that are not valid and where no node has a certificate, RuntimeError where the SuperLink ends.
     """
-    host, port = read_gate_address(folder / GATE)
-    asyncio.run(_serve(folder.resolve(), host, port))
+    host, _, port = read_server(folder / FLOWER).rpartition(":")
+    asyncio.run(_serve(folder.resolve(), host, int(port)))
 
 
-def join(folder: Path) -> None:
-    """Run the SuperNode of the node whose folder is `folder`, with its forwarder, until SIGTERM or Ctrl-C.
+def join(file: Path, address: str) -> None:
+    """Run the SuperNode of the node whose settings are in `file`, with its forwarder to the gate at `address` ("host:port").
 
-    Raises ValueError where the settings or the policy are not valid, RuntimeError where the SuperNode ends.
+    Returns after SIGTERM or Ctrl-C. Whether the node may start has been checked by `run_node`. Raises RuntimeError where the
+    SuperNode ends.
     """
-    from fedtail.deployment.policy import NodePolicy
-    from fedtail.deployment.settings import NodeSettings
-
-    settings = NodeSettings.read(folder / "node.toml")
-    NodePolicy.read(settings.folder / settings.policy)
-    host, port = read_gate_address(folder / GATE)
-    asyncio.run(_join(folder.resolve(), host, port))
+    host, _, port = address.rpartition(":")
+    asyncio.run(_join(file.resolve(), host, int(port)))
 
 
 async def _serve(folder: Path, host: str, port: int) -> None:
@@ -62,9 +58,9 @@ async def _serve(folder: Path, host: str, port: int) -> None:
         await _run_until_told(command, process_environment(made.home_folder))
 
 
-async def _join(folder: Path, host: str, port: int) -> None:
+async def _join(file: Path, host: str, port: int) -> None:
     """Start the forwarder to the gate at `host` and `port` and a SuperNode, and wait until a signal or the SuperNode's end."""
-    home = folder / "flower"
+    folder, home = file.parent, file.parent / "flower"
     for old in ("apps", "tls"):
         shutil.rmtree(home / old, ignore_errors=True)     # only what this process writes may be there
     home.mkdir(mode=0o700, exist_ok=True)
@@ -73,7 +69,7 @@ async def _join(folder: Path, host: str, port: int) -> None:
     command = ["flower-supernode", "--superlink", f"127.0.0.1:{forwarder.sockets[0].getsockname()[1]}",
                "--root-certificates", str(home / "tls" / "ca.crt"), "--auth-supernode-private-key", str(folder / "key"),
                "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
-               "--node-config", f'settings="{folder / "node.toml"}"']
+               "--node-config", f"settings={json.dumps(str(file))}"]
     async with forwarder:
         await _run_until_told(command, process_environment(home))
 
@@ -97,16 +93,8 @@ async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]
         process.kill()
 
 
-def read_gate_address(path: Path) -> tuple[str, int]:
-    """The pair (host, port) in the file gate.toml of a server or a node; raises ValueError where it has none."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}. `fedtail deploy init` writes one.")
-    said = toml_tables(read_text(path, TOML_BYTES, "the address of the gate"), path.name)
-    host, port = said.get("host"), said.get("port")
-    if set(said) != {"host", "port"} or not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
-        raise ValueError(f'{path.name} must say host and port and nothing else. Write host = "fl.example.org" and port = 8000.')
-    return host, port
-
-
 if __name__ == "__main__":
-    {"join": join, "serve": serve}[sys.argv[1]](Path(sys.argv[2]))
+    if sys.argv[1] == "serve":
+        serve(Path(sys.argv[2]))
+    else:
+        join(Path(sys.argv[2]), sys.argv[3])
