@@ -335,19 +335,18 @@ def test_what_a_private_experiment_costs_is_told(tmp_path):
 
 
 def test_a_node_is_run_by_the_command_that_deploy_init_prints(tmp_path, hospitals, monkeypatch):
-    pytest.importorskip("flwr")
     (tmp_path / "e.toml").write_text(BARE)
     made = write_deployment_folder(tmp_path / "d", tmp_path / "e.toml", ["a", "b"], "fl.example.org", 8000)
-    assert "  fedtail node run node.toml" in startup_commands(made, ["a", "b"], "fl.example.org", 8000).splitlines()
+    assert "fedtail node run node.toml" in startup_commands(made, ["a", "b"], "fl.example.org", 8000)
     folder = hospitals.settings[0].folder
     shutil.copy(made.node_folder("a") / "gate.toml", folder)
     started = []
-    monkeypatch.setattr("os.execv", lambda program, words: started.append(words[1:]))
-    run_node(hospitals.settings[0], folder / "node.toml")
-    assert started == [["-m", "fedtail.deployment.flower.process", "join", str(folder / "node.toml"), "fl.example.org:8000"]]
+    monkeypatch.setattr("fedtail.deployment.flower.process.join", lambda *given: started.append(given))
+    run_node(folder)
+    assert started == [(folder, "fl.example.org:8000", "node.toml")]
     (folder / "accepted.json").unlink()
     with pytest.raises(Refused, match="has not accepted"):
-        run_node(hospitals.settings[0], folder / "node.toml")
+        run_node(folder)
     assert len(started) == 1
 
 
@@ -357,7 +356,7 @@ def test_a_node_of_neither_transport_or_both_is_not_run(hospitals):
         for name in names:
             (folder / name).write_text('host = "h"\nport = 1\n')
         with pytest.raises(ValueError, match=r"must have either gate\.toml, for Flower, or server\.toml, for NVFlare"):
-            run_node(hospitals.settings[0], folder / "node.toml")
+            run_node(folder)
 
 
 def test_files_of_a_node_hold_no_data(hospitals):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
+from fedtail.cli.deploy_life import add_commands
 from fedtail.cli.node import node
 from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 deploy.add_typer(node, name="node")
+add_commands(deploy)
 MISSING = {"flower": "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'",
            "nvflare": "this transport needs NVFlare. Install it with: pip install 'fedtail[nvflare]'"}
 
@@ -69,14 +71,13 @@ def init(
 def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml.")) -> None:
     """Run a node of a deployment until Ctrl-C or SIGTERM: it connects to the server and listens nowhere on the network.
 
-    `fedtail node run` by another name. It connects again where the connection ends or the server is restarted, and runs the app
-    that is installed here: no code comes from the server.
+    It stays, and connects again where the connection ends or the server is restarted. It runs the app that is installed here; no
+    code comes from the server.
     """
     from fedtail.deployment.node_process import run_node
-    from fedtail.deployment.settings import NodeSettings
 
     _require("flower" if _is_over_flower(folder) else "nvflare")
-    run_node(NodeSettings.read(folder / "node.toml"), (folder / "node.toml").resolve())
+    run_node(folder)
 
 
 @deploy.command(short_help="Run the server, which nodes connect to.", cls=PlainCommand)

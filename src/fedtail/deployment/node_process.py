@@ -1,39 +1,33 @@
-"""Running a node: over Flower a SuperNode behind a forwarder, over NVFlare a process; a file in its folder says which."""
+"""Running a node: over Flower its SuperNode, over NVFlare a process that stays; which of them, a file in its folder says."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from pathlib import Path
 
-from fedtail.deployment.consent import check_readiness
 from fedtail.deployment.settings import NodeSettings
 from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
-FLOWER, NVFLARE = "gate.toml", "server.toml"      # each with host and port
+FLOWER, NVFLARE = "gate.toml", "server.toml"      # where the gate, or the server, is: each with host and port
 
 
-def run_node(settings: NodeSettings, file: Path, server: str = "") -> None:
-    """Check the node and run it until it is told to end; over Flower by a process in this one's place, which holds no data.
+def run_node(folder: Path, file: str = "node.toml", server: str = "") -> None:
+    """Check the node in `folder`, whose settings are in `file`, and run it until SIGTERM or Ctrl-C.
 
-    `file` is the path of its settings, and `server` "host:port" replaces the address in the folder. Raises ValueError where the
-    node may not start, and where neither of the files with the server's address is there.
+    `server` is "host:port" instead of the address in the folder. Raises ValueError where the node may not start, and where not
+    one of the files with the server's address is there.
     """
-    check_readiness(settings)
-    over_flower, over_nvflare = (settings.folder / FLOWER).is_file(), (settings.folder / NVFLARE).is_file()
-    if over_flower == over_nvflare:
-        raise ValueError(f"{settings.folder} must have either {FLOWER}, for Flower, or {NVFLARE}, for NVFlare, which say where "
-                         "the server is. `fedtail deploy init` writes one of them.")
-    address = server or read_server(settings.folder / (FLOWER if over_flower else NVFLARE))
-    if over_nvflare:
-        from fedtail.deployment.nvflare.process import join
+    from fedtail.deployment.consent import check_readiness
 
-        join(settings.folder, address, file.name)
-        return
-    if importlib.util.find_spec("flwr") is None:
-        raise ValueError("there is no Flower. Install it with: pip install 'fedtail[flower]'")
-    os.execv(sys.executable, [sys.executable, "-m", "fedtail.deployment.flower.process", "join", str(file), address])
+    check_readiness(NodeSettings.read(folder / file))
+    over_flower, over_nvflare = (folder / FLOWER).is_file(), (folder / NVFLARE).is_file()
+    if over_flower == over_nvflare:
+        raise ValueError(f"{folder} must have either {FLOWER}, for Flower, or {NVFLARE}, for NVFlare, which say where the "
+                         "server is. `fedtail deploy init` writes one of them.")
+    if over_flower:
+        from fedtail.deployment.flower.process import join
+    else:
+        from fedtail.deployment.nvflare.process import join
+    join(folder, server or read_server(folder / (FLOWER if over_flower else NVFLARE)), file)
 
 
 def read_server(path: Path) -> str:
@@ -42,6 +36,6 @@ def read_server(path: Path) -> str:
         raise ValueError(f"there is no file {path}. `fedtail deploy init` writes one.")
     said = toml_tables(read_text(path, TOML_BYTES, "the address of the server"), path.name)
     host, port = said.get("host"), said.get("port")
-    if set(said) != {"host", "port"} or not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 1 << 16:
+    if set(said) != {"host", "port"} or not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
         raise ValueError(f'{path.name} must say host and port and nothing else. Write host = "fl.example.org" and port = 8000.')
     return f"{host}:{port}"

@@ -92,7 +92,7 @@ class Loopback:
         place = self.folder.node_folder(name)
         write_loopback_policy(place)
         write_gate_address(place, "127.0.0.1", self.port)
-        self._start_process(name, [*PROCESS, "join", str(place / "node.toml"), f"127.0.0.1:{self.port}"], environment)
+        self._start_process(name, [*PROCESS, "join", str(place)], environment)
 
     def submit_run(self, app: Path | None = None, **settings: Any) -> None:
         """Submit a run with these settings to the SuperLink and return at once; raises RuntimeError where it is refused.

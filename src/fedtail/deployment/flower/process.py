@@ -1,7 +1,7 @@
-"""`python -m fedtail.deployment.flower.process serve FOLDER | join NODE.toml HOST:PORT`: processes of deployments over Flower.
+"""`python -m fedtail.deployment.flower.process join|serve FOLDER`: the processes of a node or of the server, which SIGTERM ends.
 
 The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder and a SuperNode that knows
-nothing but the forwarder. SIGTERM ends them. `fedtail deploy serve` and `fedtail node run` are these, after checks of their own.
+nothing but the forwarder. `fedtail deploy join` and `fedtail deploy serve` are these, with sentences for errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fedtail.deployment.flower.forwarder import Forwarder
 from fedtail.deployment.flower.gate import Gate
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
 from fedtail.deployment.keys import make_certificates
-from fedtail.deployment.node_process import FLOWER, read_server
+from fedtail.deployment.node_process import FLOWER as GATE
+from fedtail.deployment.node_process import read_server
 
 ENDS = 10.0               # seconds that a process is given to end
 log = logging.getLogger("fedtail.gate")
@@ -31,18 +32,22 @@ def serve(folder: Path) -> None:
 
     Raises ValueError for settings that are not valid and where no node has a certificate, RuntimeError where the SuperLink ends.
     """
-    host, _, port = read_server(folder / FLOWER).rpartition(":")
+    host, _, port = read_server(folder / GATE).rpartition(":")
     asyncio.run(_serve(folder.resolve(), host, int(port)))
 
 
-def join(file: Path, address: str) -> None:
-    """Run the SuperNode of the node whose settings are in `file`, with its forwarder to the gate at `address` ("host:port").
+def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
+    """Run the SuperNode of the node in `folder`, with its forwarder, until SIGTERM or Ctrl-C; its settings are in `file`.
 
-    Returns after SIGTERM or Ctrl-C. Whether the node may start has been checked by `run_node`. Raises RuntimeError where the
-    SuperNode ends.
+    `address` is "host:port" of the gate, "" that in gate.toml. Raises ValueError where settings, policy or consent do not allow
+    the node to start, RuntimeError where the SuperNode ends.
     """
-    host, _, port = address.rpartition(":")
-    asyncio.run(_join(file.resolve(), host, int(port)))
+    from fedtail.deployment.consent import check_readiness
+    from fedtail.deployment.settings import NodeSettings
+
+    check_readiness(NodeSettings.read(folder / file))
+    host, _, port = (address or read_server(folder / GATE)).rpartition(":")
+    asyncio.run(_join(folder.resolve(), host, int(port), file))
 
 
 async def _serve(folder: Path, host: str, port: int) -> None:
@@ -58,9 +63,9 @@ async def _serve(folder: Path, host: str, port: int) -> None:
         await _run_until_told(command, process_environment(made.home_folder))
 
 
-async def _join(file: Path, host: str, port: int) -> None:
+async def _join(folder: Path, host: str, port: int, file: str) -> None:
     """Start the forwarder to the gate at `host` and `port` and a SuperNode, and wait until a signal or the SuperNode's end."""
-    folder, home = file.parent, file.parent / "flower"
+    home = folder / "flower"
     for old in ("apps", "tls"):
         shutil.rmtree(home / old, ignore_errors=True)     # only what this process writes may be there
     home.mkdir(mode=0o700, exist_ok=True)
@@ -69,7 +74,7 @@ async def _join(file: Path, host: str, port: int) -> None:
     command = ["flower-supernode", "--superlink", f"127.0.0.1:{forwarder.sockets[0].getsockname()[1]}",
                "--root-certificates", str(home / "tls" / "ca.crt"), "--auth-supernode-private-key", str(folder / "key"),
                "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
-               "--node-config", f"settings={json.dumps(str(file))}"]
+               "--node-config", f"settings={json.dumps(str(folder / file))}"]
     async with forwarder:
         await _run_until_told(command, process_environment(home))
 
@@ -94,7 +99,4 @@ async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(Path(sys.argv[2]))
-    else:
-        join(Path(sys.argv[2]), sys.argv[3])
+    {"join": join, "serve": serve}[sys.argv[1]](Path(sys.argv[2]))
