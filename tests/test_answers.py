@@ -206,11 +206,11 @@ def test_several_methods_are_judged_at_once_everywhere(compared, tmp_path):
     alone = method_answer("mine", mine, base)
     assert [(one["confidence"], one["compared"]) for one in found] == [(0.975, 2)] * 2
     assert found[0]["worst10"]["high"] - found[0]["worst10"]["low"] > 1.05 * (alone["worst10"]["high"] - alone["worst10"]["low"])
-    assert _interval_note(found[0], "one").startswith("In brackets: 97.5% intervals, so that those of all 2 methods hold at once with 95%, for new clients")
+    assert _interval_note(found[0], "one").startswith("In brackets: 97.5% intervals, so that the verdicts on all 2 methods hold at once with 95%, for new clients")
     other = [made_up(tmp_path, "other", seed, clients_of(seed)[2], clients_of(seed)[0]) for seed in SEEDS]
     runs = [run for side in (base, mine) for run, _ in side.values()] + other
     [panel] = [one for one in page_data(runs)["answers"]["panels"] if one["metric"] == "error"]
-    assert panel["intervals"] == "97.5% intervals, so that those of all 2 methods hold at once with 95%,"
+    assert panel["intervals"] == "97.5% intervals, so that the verdicts on all 2 methods hold at once with 95%,"
     assert panel["rows"][0]["changes"] == found[0]["changes"]
     assert "97.5% intervals" in write_page(runs, tmp_path).read_text()
 
