@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
-from fedtail.cli.answers import _interval_note
+from fedtail.cli.answers import _interval_note, show_answers
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise
@@ -190,9 +190,21 @@ def test_a_verdict_that_more_clients_would_not_change_says_what_is_still_possibl
     assert verdict_words(decided) == "this data cannot tell (the tail differs by at most 0.012, and more clients would not tell)"
 
 
+def test_a_limit_that_excludes_nothing_is_not_said():
+    decided = fedtail.inference.Verdict("cannot tell", "", None, most=1.0)
+    assert verdict_words(decided, True, True, 1.0) == "this data cannot tell (more clients would not tell: try more training seeds)"
+    assert verdict_words(decided, largest=2.0) == "this data cannot tell (the tail differs by at most 1, and more clients would not tell)"
+
+
+def test_what_is_the_same_for_all_metrics_is_said_once(capsys):
+    answers = [{"metric": metric, "sentence": "mine: do not; the model has diverged (1 of 1 seeds).", "estimand": ""} for metric in ("error", "auc")]
+    show_answers(answers, "one", ("error", "auc"))
+    assert capsys.readouterr().out.count("diverged") == 1
+
+
 def test_equal_methods_are_said_to_have_no_difference():
     base = dict(enumerate(RANDOM(1).beta(2, 6, 200)))
-    assert answer_from_values("mine", [base], [base])["verdict"] == "do not (no difference)"
+    assert answer_from_values("mine", [base], [base])["sentence"] == "mine: do not (no difference); each test client has the same error under both."
     few = dict(list(base.items())[:20])
     assert answer_from_values("mine", [few], [few])["verdict"] == (
         "this data cannot tell (no difference was seen, and it would take at least 50 test clients for any interval)")
@@ -454,6 +466,8 @@ def test_a_run_promises_by_test_clients_that_had_no_part_in_it(trained, tmp_path
 
 @pytest.mark.parametrize(("name", "settings", "did"), [
     ("delta_fl", ("data.split={ train = 0.4, test = 0.6 }", 'evaluate.keep_best="p90"'), "chose the best model (keep_best)"),
+    ("delta_fl", ("data.split={ train = 0.4, test = 0.6 }", 'evaluate.keep_best="p90"', "evaluate.patience=1", "evaluate.every=1"),
+     "chose the best model (keep_best)"),
     ("delta_fl", ("data.split={ train = 1.0, within = 0.4 }",), "trained the model"),
     ("delta_fl", ("data.split={ train = 1.0 }",), "trained the model"),
     ("ditto", (), "trained the model"),
