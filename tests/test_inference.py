@@ -289,8 +289,6 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage, "FRESH", ("beta",))
     monkeypatch.setattr(coverage, "NO_EFFECT", (("normal", 10, "redrawn clients"),))
     monkeypatch.setattr(coverage, "FEW_SEEDS", (("normal", 10, "redrawn clients", 2),))
-    monkeypatch.setattr(coverage, "JUDGED", (("normal", 1, 2),))
-    monkeypatch.setattr(coverage, "FEW_EXAMPLES", (2,))
     monkeypatch.setattr(coverage, "LARGE", (("normal", 10, "same clients"),))
     study = coverage.INTERVAL_COVERAGE
     results = reproduce(study, replace(study.quick, repetitions=8), tmp_path, None, quick=True)
@@ -298,8 +296,6 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     assert results.seeds == (0,)
     assert "Difference of two methods, five seeds: worst10" in text
     assert "Promises about new clients" in text
-    assert "| normal, 1 seed, 2 methods |" in text
-    assert "| lognormal losses, 2 examples |" in text
     assert "| normal, 10 examples, redrawn clients, 2 seeds, no effect |" in text
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fedtail.inference.noise_floor import FEWEST_DRAWS
 from fedtail_studies.inference.measuring import (
-    alike_called_real,
     comparison,
     one_method,
     population_draw,
@@ -17,10 +15,8 @@ from fedtail_studies.inference.measuring import (
     spread,
     true_tails,
     two_points,
-    wrong_verdicts,
 )
 from fedtail_studies.inference.populations import (
-    ALIKE,
     BETA,
     GAMMA,
     GROUPS,
@@ -38,14 +34,11 @@ from fedtail_studies.tables import Row, Table
 
 MAIN, HARD = (NORMAL.name, HEAVY.name, GROUPS.name), (RARE.name, LOSSES.name, PARETO.name)
 FRESH = (BETA.name, THREE.name, GAMMA.name)     # none of them was looked at when the method's constants were chosen
+FRESH_ONE = (BETA.name,)          # measured again after Student's factor had been changed for one method
 EXAMPLES = (10, 200)
 FRESH_EXAMPLES = 30
 STATISTICS = ("mean", "worst10")
 DESIGNS = {"same clients": False, "redrawn clients": True}
-MANY = 10                          # methods, of which fewer comparisons are drawn
-JUDGED = (*((NORMAL.name, seeds, methods) for seeds, several in ((1, (1, 3)), (2, (1, 2, 3)), (3, (1, 2, 3, MANY)))
-            for methods in several), (HEAVY.name, 3, 1), (HEAVY.name, 3, 3))     # training seeds; methods beside a baseline
-FEW_EXAMPLES = (2, 5, 10, 50)
 POINTS = (0.05, 0.1, 0.11)         # shares of clients with error 1
 
 
@@ -126,23 +119,6 @@ def measure_promises(cell: Cell) -> Numbers:
     return found
 
 
-def measure_verdicts(cell: Cell, name: str, seeds: int, methods: int) -> Numbers:
-    """Wrong verdicts on 100 clients with 10 examples, with a quarter of the repetitions, of many methods a tenth."""
-    plan: Plan = cell.plan
-    effect = 0.0 if seeds == 1 else SEED_EFFECT              # of one seed, the effect is one of the models that are compared
-    repetitions = plan.repetitions // (4 if methods < MANY else 10)
-    [found] = (wrong_verdicts(name, 10, 100, methods, seeds, effect, repetitions, max(199, plan.replicates // 2))
-               for _ in cell.steps(1))
-    return found
-
-
-def measure_alike(cell: Cell, name: str, examples: int) -> Numbers:
-    """How often tails of 100 alike clients with so many examples are called real, for losses of one distribution."""
-    plan: Plan = cell.plan
-    [found] = (alike_called_real(name, examples, 100, plan.repetitions, FEWEST_DRAWS) for _ in cell.steps(1))
-    return found
-
-
 COMPARED = tuple((name, examples, design) for design in DESIGNS for name in MAIN for examples in EXAMPLES)
 NO_EFFECT = tuple((name, 10, design) for design in DESIGNS for name in MAIN)
 FEW_SEEDS = tuple((name, examples, design, seeds) for seeds in (2, 3) for design in DESIGNS
@@ -150,17 +126,12 @@ FEW_SEEDS = tuple((name, examples, design, seeds) for seeds in (2, 3) for design
 LARGE = ((NORMAL.name, 10, "same clients"), (HEAVY.name, 200, "redrawn clients"), (GROUPS.name, 200, "same clients"))
 
 
-def _plural(number: int, what: str) -> str:
-    """A number of things: "1 seed", "2 seeds"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
     """What there is to measure: one method and two, by population, examples and design; the real spread; promises."""
     one = {f"one method, {name}, {examples}": partial(measure_one, name=name, examples=examples)
            for name in (*MAIN, *HARD) for examples in EXAMPLES}
     fresh = {f"one method, {name}, {FRESH_EXAMPLES}": partial(measure_one, name=name, examples=FRESH_EXAMPLES)
-             for name in FRESH}
+             for name in FRESH_ONE}
     fresh_compared = tuple((name, FRESH_EXAMPLES, design) for design in DESIGNS for name in FRESH)
     kinds = (("two methods", measure_comparison, (*COMPARED, *fresh_compared)),
              ("no seed effect", measure_without_seed_effect, NO_EFFECT), ("large", measure_large, LARGE))
@@ -169,11 +140,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
     few = {f"few seeds, {name}, {examples}, {design}, {seeds} seeds":
            partial(measure_few_seeds, name=name, examples=examples, design=design, seeds=seeds)
            for name, examples, design, seeds in FEW_SEEDS}
-    verdicts = {f"verdicts, {name}, {_plural(seeds, 'seed')}, {_plural(methods, 'method')}":
-                partial(measure_verdicts, name=name, seeds=seeds, methods=methods) for name, seeds, methods in JUDGED}
-    alike = {f"alike, {name}, {examples}": partial(measure_alike, name=name, examples=examples)
-             for name in ALIKE for examples in FEW_EXAMPLES}
-    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two, **few, **alike, **verdicts}
+    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two, **few}
 
 
 def _found(results: Results, kind: str, names: tuple[str, ...]) -> Iterator[tuple[str, int, str, Numbers]]:
@@ -245,37 +212,6 @@ def _spread_table(results: Results) -> Table:
     return Table("Real standard deviation over clients", columns, tuple(rows), digits=3, head="population")
 
 
-def _verdicts(results: Results) -> Iterator[tuple[str, Numbers]]:
-    """Every measured case of methods that are equally good: its label and numbers."""
-    for cell in results.cells[results.seeds[0]]:
-        kind, *parts = cell.split(", ")
-        if kind == "verdicts":
-            yield ", ".join(parts), results.numbers(cell, results.seeds[0])
-
-
-def _verdict_table(results: Results) -> Table:
-    """How often methods that are equally good got a verdict, by population, seeds and number of methods."""
-    rows = [Row(label, {"take it, %": [100 * found["take it"]], "do not, %": [100 * found["do not"]],
-                        "either, %": [100 * found["wrong"]], "repetitions": [found["repetitions"]]})
-            for label, found in _verdicts(results)]
-    return Table("Verdicts on methods that are all equally good, 100 clients with 10 examples",
-                 ("take it, %", "do not, %", "either, %", "repetitions"), tuple(rows), digits=3, head="population")
-
-
-def _alike(results: Results) -> Iterator[tuple[str, Numbers]]:
-    """Every measured case of clients that are all alike: its label and numbers."""
-    for cell in results.cells[results.seeds[0]]:
-        kind, *parts = cell.split(", ")
-        if kind == "alike":
-            yield f"{parts[0]} losses, {parts[1]} examples", results.numbers(cell, results.seeds[0])
-
-
-def _alike_table(results: Results) -> Table:
-    """How often a tail of alike clients is called real, by distribution of their losses and number of examples."""
-    rows = [Row(label, {"called real, %": [100 * found["real"]]}) for label, found in _alike(results)]
-    return Table("Worst 10% of 100 clients that are all alike", ("called real, %",), tuple(rows), digits=3, head="losses")
-
-
 def tables(results: Results) -> list[Table]:
     """All measured numbers, main populations first."""
     return [*_coverage_tables(results, "one method", MAIN, "One method, one seed"),
@@ -286,29 +222,7 @@ def tables(results: Results) -> list[Table]:
             *_coverage_tables(results, "one method", HARD, "Harder populations, one method, one seed"),
             *_coverage_tables(results, "one method", FRESH, "Fresh populations, one method, one seed"),
             *_coverage_tables(results, "two methods", FRESH, "Fresh populations, difference of two methods, five seeds"),
-            _verdict_table(results), _alike_table(results), _spread_table(results), _promise_table(results)]
-
-
-def _seldom_wrong(results: Results) -> Finding:
-    """Whether at most 5% of the comparisons give a verdict on methods that are equally good, up to the Monte Carlo error."""
-    return _at_most_5([(label, found["wrong"], found["repetitions"]) for label, found in _verdicts(results)])
-
-
-def _alike_seldom_real(results: Results) -> Finding:
-    """Whether at most 5% of the tails of alike clients are called real, up to the Monte Carlo error."""
-    return _at_most_5([(label, found["real"], found["repetitions"]) for label, found in _alike(results)])
-
-
-def _at_most_5(cases: list[tuple[str, float, int]]) -> Finding:
-    """Whether the shares of all cases (label, share, repetitions) are at most 5%, up to three standard errors of such a share.
-
-    Three, since the largest of some twenty shares of exactly 5% is often more than two above it.
-    """
-    beyond = [name for name, share, repetitions in cases if share > 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)]
-    name, share, repetitions = max(cases, key=lambda case: case[1])
-    told = (f"{len(cases)} cases, most often in {share:.2%} ({name}, {repetitions} repetitions), to be at most 5% up to three "
-            "standard errors")
-    return Finding(Verdict.DISAGREES if beyond else Verdict.AGREES, told + "".join(f"; beyond that {one}" for one in beyond))
+            _spread_table(results), _promise_table(results)]
 
 
 def _few_seeds_hold(results: Results) -> Finding:
@@ -389,8 +303,6 @@ def notes(results: Results) -> list[str]:
         "lies above the truth in most of the misses. Estimate and standard error are correlated (-0.6): where the few worst "
         "clients of the population happen to be missing, the gain looks small and sure. Resampling clients shows this in part "
         "only, since the sample lacks them too.",
-        "Verdicts: all methods have effects of their own on single clients with mean zero, and differ by nothing on the "
-        "population. 199 replicates times the number of methods. With one seed, training seeds have no effect.",
         "Two and three seeds: the variance between seeds has one or two degrees of freedom, and intervals are wide. Where seeds "
         "have little effect, they hold more often than 97%: they are judged by the lower limit only.",
         "A rare group is 5% of the clients with an error near 0.7 instead of 0.15: the tail is decided by how many of them are "
@@ -436,10 +348,6 @@ INTERVAL_COVERAGE = Study(
               "[ours, fedtail.inference]", lambda results: _within(results, "two methods", FRESH, (100,), 0.93, 0.97)),
         Claim("Harder populations, one method: at least 93% at 20 and 100 clients.", "[ours, fedtail.inference]",
               lambda results: _within(results, "one method", HARD, (20, 100), 0.93, 1.0)),
-        Claim("Methods that are all equally good get a verdict in at most 5% of comparisons, of 1, 2, 3 and 10 methods, with "
-              "one to three seeds.", "[ours, fedtail.inference]", _seldom_wrong),
-        Claim("Tails of clients that are all alike are called real in at most 5% of cases, whatever the losses and with two "
-              "examples a client.", "[ours, fedtail.inference]", _alike_seldom_real),
         Claim("The interval of the real spread over clients holds it with 100 clients and more.", "[ours, fedtail.inference]",
               _spread_holds),
         Claim("Promises are broken in at most 5% of cases, whatever the population.", "[Wilks41]; [TL19]", _never_broken),
