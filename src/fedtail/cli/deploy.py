@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
+from fedtail.cli.deploy_life import add_commands
 from fedtail.cli.node import node
 from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 deploy.add_typer(node, name="node")
+add_commands(deploy)
 MISSING = {"flower": "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'",
            "nvflare": "this transport needs NVFlare. Install it with: pip install 'fedtail[nvflare]'"}
 

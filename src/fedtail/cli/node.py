@@ -90,8 +90,8 @@ def run(
 ) -> None:
     """Check the node as `fedtail node check` does, and run it until Ctrl-C or SIGTERM; it connects to the server by itself.
 
-    Over Flower it starts a flower-supernode and the way to the server's gate. Which transport it is, and where the server is, says
-    gate.toml (Flower) or server.toml (NVFlare) in the folder.
+    Over Flower it starts a flower-supernode and the way to the server's gate. Which transport it is, and where the server is,
+    says gate.toml (Flower) or server.toml (NVFlare) in the folder.
     """
     from fedtail.deployment.node_process import run_node
 
