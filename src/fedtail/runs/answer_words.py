@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 
 LARGE = 1e6                                  # from here on, numbers are written with exponents
 ROUNDING = 1e-12                             # differences below this are those of rounding
 Cell = dict[str, Any]                        # a difference with its interval
-FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
 
 
 def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False) -> str:
