@@ -37,7 +37,8 @@ class PersonalEvaluation:
         of percentiles and tails.
         """
         columns = ("mean", "std", "p10", "p50", "p90", "worst10")
-        rows = {name: shown_statistics(one[metric], columns) for name, one in (("shared", self.shared), ("personal", self.personal))}
+        found = {"shared": self.shared[metric], "personal": self.personal[metric]}
+        rows = {name: shown_statistics(one, columns) for name, one in found.items()}
         title = f"{metric}, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
         return text_table(rows, digits=4, title=title)
 

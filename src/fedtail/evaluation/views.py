@@ -81,6 +81,8 @@ def worst_profiles(evaluation: Evaluation, count: int, metric: str) -> ClientPro
     for an unknown metric.
     """
     found, population = evaluation[metric], _known_clients(evaluation)
+    if count < 1:
+        raise ValueError(f"the number of worst clients must be at least 1, got {count}.")
     order = _worst_first(found)
     order = order[:count] if found.defined is None else order[found.defined[order]][:count]
     first = {metric: found.values, **{name: one for name, one in _values(evaluation).items() if name != metric}}
@@ -116,8 +118,8 @@ def _clients_by_name(evaluation: Evaluation, form: str) -> tuple[list[str], list
         """The value of a client."""
         return form.format(float(one.values[client])) if one.defined is None or bool(one.defined[client]) else "-"
 
-    cells = [[str(client if names is None else names[client]), str(int(size[client])), *(cell(one, client) for _, one, _ in metrics)]
-             for client in _worst_first(first).tolist()]
+    cells = [[str(client if names is None else names[client]), str(int(size[client])),
+              *(cell(one, client) for _, one, _ in metrics)] for client in _worst_first(first).tolist()]
     return ["client", "examples", *(name for name, _, _ in metrics)], cells
 
 

@@ -164,4 +164,5 @@ def _bound_text(one: dict[str, Any], percent: bool) -> str:
     """A bound as text, "34.2%", or why there is none: how many clients it takes."""
     if one["bound"] is not None:
         return shown_number(one["bound"], percent)
-    return f"{NO_BOUND}: takes {one['clients_needed']} clients" if one["clients_needed"] else f"{NO_BOUND}: the metric has no bound"
+    why = f"takes {one['clients_needed']} clients" if one["clients_needed"] else "the metric has no bound"
+    return f"{NO_BOUND}: {why}"

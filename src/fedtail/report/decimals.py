@@ -16,8 +16,8 @@ CLIENT_DIGITS = 4                            # significant ones of a client's va
 def table_decimals(table: Sequence[dict[str, Any]], clients: int, percent: bool) -> dict[str, dict[str, int]]:
     """The decimals of the `values` and `differences` of each statistic in the page's table of methods, by name.
 
-    `table` are the rows of `methods_table`. Values are rounded by their deviations over seeds, with one seed by the standard error
-    over so many `clients`; differences by their standard errors. With `percent` numbers are shown in percent.
+    `table` are the rows of `methods_table`. Values are rounded by their deviations over seeds, with one seed by the standard
+    error over so many `clients`; differences by their standard errors. With `percent` numbers are shown in percent.
     """
     scale = 100.0 if percent else 1.0
     cells = [row["statistics"] for row in table]

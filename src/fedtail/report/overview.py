@@ -41,14 +41,15 @@ def default_title(runs: Sequence[RunFolder]) -> str:
 
 
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """The facts in the page's header, by title: Experiment (the folder of its runs), Data, Clients, Model, Rounds and others, each as text.
+    """The facts in the page's header, by title: Experiment, Data, Clients, Model, Rounds and others, each as text.
 
     Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
     run has a guarantee.
     """
     sizes = _join_distinct_texts(map(_split_sizes, runs))
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Experiment": _common_folder(runs), "Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
+    return {"Experiment": _common_folder(runs),
+            "Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Model": model_size_line(runs), "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
             **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
