@@ -1,0 +1,41 @@
+"""Running a node: over Flower its SuperNode, over NVFlare a process that stays; which of them, a file in its folder says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtail.deployment.settings import NodeSettings
+from fedtail.reading import TOML_BYTES, read_text, toml_tables
+
+FLOWER, NVFLARE = "gate.toml", "server.toml"      # where the gate, or the server, is: each with host and port
+
+
+def run_node(folder: Path, file: str = "node.toml", server: str = "") -> None:
+    """Check the node in `folder`, whose settings are in `file`, and run it until SIGTERM or Ctrl-C.
+
+    `server` is "host:port" instead of the address in the folder. Raises ValueError where the node may not start, and where not
+    one of the files with the server's address is there.
+    """
+    from fedtail.deployment.consent import check_readiness
+
+    check_readiness(NodeSettings.read(folder / file))
+    over_flower, over_nvflare = (folder / FLOWER).is_file(), (folder / NVFLARE).is_file()
+    if over_flower == over_nvflare:
+        raise ValueError(f"{folder} must have either {FLOWER}, for Flower, or {NVFLARE}, for NVFlare, which say where the "
+                         "server is. `fedtail deploy init` writes one of them.")
+    if over_flower:
+        from fedtail.deployment.flower.process import join
+    else:
+        from fedtail.deployment.nvflare.process import join
+    join(folder, server or read_server(folder / (FLOWER if over_flower else NVFLARE)), file)
+
+
+def read_server(path: Path) -> str:
+    """The address "host:port" in a file with these two settings; raises ValueError where it has others, or is not there."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}. `fedtail deploy init` writes one.")
+    said = toml_tables(read_text(path, TOML_BYTES, "the address of the server"), path.name)
+    host, port = said.get("host"), said.get("port")
+    if set(said) != {"host", "port"} or not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
+        raise ValueError(f'{path.name} must say host and port and nothing else. Write host = "fl.example.org" and port = 8000.')
+    return f"{host}:{port}"
