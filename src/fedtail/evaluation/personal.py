@@ -15,7 +15,7 @@ from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.client_values import client_values, client_values_in_blocks
-from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.distribution import shown_statistics, text_table
 from fedtail.evaluation.evaluate import Evaluation, check_task_once, evaluation_from_values
 from fedtail.personal.base import PersonalModels
 from fedtail.rows import Recalled, RowReferences, Rows
@@ -34,11 +34,14 @@ class PersonalEvaluation:
     def table(self, metric: str = "error") -> str:
         """Aligned text: a metric of the shared and of the personal models, with its statistics over clients.
 
-        The corner says how many clients have a personal model.
+        The corner says how many clients have a personal model. Of fewer than 20 clients there are the worst and the best instead
+        of percentiles and tails.
         """
-        rows = {"shared": self.shared[metric].summary(), "personal": self.personal[metric].summary()}
+        columns = ("mean", "std", "p10", "p50", "p90", "worst10")
+        found = {"shared": self.shared[metric], "personal": self.personal[metric]}
+        rows = {name: shown_statistics(one, columns) for name, one in found.items()}
         title = f"{metric}, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
-        return text_table(rows, ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=title)
+        return text_table(rows, digits=4, title=title)
 
 
 def evaluate_personal(trained: Trained, population: Population, task: Task | None = None, weighted: bool = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 
@@ -12,7 +13,6 @@ LARGE = 1e6                                  # from here on, numbers are written
 ROUNDING = 1e-12                             # differences below this are those of rounding
 Cell = dict[str, Any]                        # a difference with its interval
 ALL_POSSIBLE = 0.95                          # of the largest difference there can be: an interval that wide excludes nothing
-FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
 
 
 def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False, largest: float = math.inf) -> str:
