@@ -191,18 +191,22 @@ def _attention(mode: CountedDraws, func: Any, query: Tensor, key: Tensor, value:
     return _drop(mode, weights, dropout_p, weights.shape, False) @ value
 
 
-_BARE_ATTENTION = FunctionType(F.multi_head_attention_forward.__code__,
-                               {**vars(F), "has_torch_function": lambda *_: False}, "multi_head_attention_forward",
-                               F.multi_head_attention_forward.__defaults__)
-_BARE_ATTENTION.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
+def without_override(function: Any) -> Any:
+    """A copy of a Python function of PyTorch that does not hand itself to a mode as a whole: the mode sees what it calls.
+
+    PyTorch calls what is inside such a function without the mode that it was handed to.
+    """
+    copied = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda *_: False},
+                          function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_BARE_ATTENTION = without_override(F.multi_head_attention_forward)
 
 
 def _multi_head_attention(mode: CountedDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """`F.multi_head_attention_forward` with its dropout drawn by `mode`; None without dropout.
-
-    PyTorch hands the function to a mode as a whole and calls what is inside without it. So the function is called here with a
-    namespace of its own, in which no mode asks for it, and `mode` sees its operations.
-    """
+    """`F.multi_head_attention_forward` with its dropout drawn by `mode`; None without dropout."""
     rate = args[10] if len(args) > 10 else kwargs["dropout_p"]
     training = args[13] if len(args) > 13 else kwargs.get("training", True)
     if not training or not rate:

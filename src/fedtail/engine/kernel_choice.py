@@ -15,8 +15,11 @@ from fedtail.engine.stacked import StackedKernel, stacking_is_faster, stacking_r
 from fedtail.task import Task
 
 DRAWN = "draws from torch's generators by another function than dropout, rand, randn and bernoulli"
-INSTEAD = ("Write its forward without what depends on values of tensors (if, .item(), numbers of varying length), and draw by "
-           "F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module') to have it so without this warning.")
+INSTEAD = ("Write its forward without what depends on values of tensors (if, .item(), pack_padded_sequence), and draw by "
+           "F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it is meant.")
+
+
+_WARNED: set[str] = set()
 
 
 class SlowKernelWarning(UserWarning):
@@ -53,11 +56,17 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
             raise ValueError(f"kernel='stacked' needs a module whose operations torch.func can stack, which {name} is not: "
                              f"{refusal}. Write kernel='auto'.")
         if not draws.generators or draws.layer:            # a step that raised raises again in training
-            warnings.warn(f"{name} is trained one client after the other, the slowest way: {refusal}. {INSTEAD}",
-                          SlowKernelWarning, stacklevel=2)
+            _warn_once(f"{name} is trained one client after the other, the slowest way: {refusal}. {INSTEAD}")
     elif kernel == "stacked":
         raise ValueError("kernel='stacked' needs a population, on whose first example it is tried. Write kernel='auto'.")
     return ModuleKernel(task, device, dtype, precision, draws.generators, draws.counted)
+
+
+def _warn_once(text: str) -> None:
+    """Warn by a SlowKernelWarning, unless this process has warned by the same text before."""
+    if text not in _WARNED:
+        _WARNED.add(text)
+        warnings.warn(text, SlowKernelWarning, stacklevel=3)
 
 
 def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
-from fedtail.engine.counted_draws import REPLACED, CountedDraws, step_keys
+from fedtail.engine.counted_draws import REPLACED, CountedDraws, step_keys, without_override
 from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.losses import symmetrised_kl
@@ -414,7 +414,7 @@ def training_draws(task: Task, device: torch.device, dtype: torch.dtype, populat
             outputs = call_module(kernel.training, select_rows(inputs, 0)).to(dtype)
         losses = task.loss(outputs, targets[0])
         with _Watch() as backward:
-            torch.autograd.grad(losses.sum(), kernel.trained, allow_unused=True)
+            without_override(torch.autograd.grad)(losses.sum(), kernel.trained, allow_unused=True)
         generators = not all(map(torch.equal, before, generator_states(device)))
         if backward.called and mode.draws:
             return TrainingDraws(True, False, "what is computed again in the backward pass (torch.utils.checkpoint)")
