@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import math
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fedtail
@@ -267,3 +269,62 @@ def test_the_slowest_path_is_warned_of_once_and_the_layer_is_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fedtail.train(fedtail.fedavg(4), task, people, rounds=1, progress=False, engine=Engine(kernel="module"))
+
+
+# Frozen parameters
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(one, Tensor) and 0 not in one.stride():      # views that repeat one thing take no memory
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        return found
+
+
+def on_a_base() -> Task:
+    """Few trained parameters on 90,000 frozen ones, among them a convolution."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 300)).requires_grad_(False)
+    return Task(nn.Sequential(nn.Unflatten(1, (1, 6)), base, nn.Dropout(0.1), nn.Linear(300, 5)))
+
+
+@pytest.mark.parametrize("name", ["module", "stacked"])
+def test_frozen_parameters_are_there_once_and_nothing_is_computed_for_them(name):
+    task, people = on_a_base(), made("MLP", torch.float32)[1]
+    kernel = kernel_for(task, CPU, torch.float32, people, name)
+    frozen = [p for p in task.module.parameters() if not p.requires_grad]
+    for copied in (kernel.training, kernel.evaluating):
+        mine = [p for p in copied.parameters() if not p.requires_grad]
+        assert [p.data_ptr() for p in mine] == [p.data_ptr() for p in frozen]
+        assert all(one is not other for one, other in zip(mine, frozen, strict=True))
+    assert kernel.dim == 5 * 301
+    params, x, y = task.params().expand(20, -1).clone(), torch.randn(20, 3, 6), torch.zeros(20, 3, dtype=torch.int64)
+    kernel.use_streams(torch.arange(20))
+    with Largest() as largest:
+        kernel.descend(params, x, y, torch.full((20, 3), 1 / 3), 0.1)
+    # the frozen 300 x 300 itself may be read by an operation, but twenty of them are made by none
+    assert largest.numbers <= max(20 * kernel.dim, 300 * 300)
+
+
+def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
+    task, people = on_a_base(), made("MLP", torch.float32, clients=6)[1]
+    before = {k: v.clone() for k, v in task.module.state_dict().items()}
+    method = dataclasses.replace(fedtail.fedavg(6, learning_rate=0.1), personal=fedtail.Ditto(0.1, LocalSGD(0.1)))
+    trained = fedtail.train(method, task, people, rounds=2, progress=False)
+    assert trained.state.params.shape == (5 * 301,)
+    assert {rows.shape for rows in trained.memory.kept.values()} == {(6, 5 * 301)}
+    result = trained.module.state_dict()
+    assert list(result) == list(before)                                # the whole module comes out,
+    for key, value in before.items():
+        assert torch.equal(task.module.state_dict()[key], value)       # what came in is as it was,
+        assert torch.equal(result[key], value) == (not key.startswith("3."))      # and only the trained layer has moved
+    with torch.no_grad():
+        for parameter in trained.module.parameters():
+            parameter.zero_()
+    assert all(torch.equal(task.module.state_dict()[key], value) for key, value in before.items())

@@ -6,7 +6,6 @@ lean loop over any `nn.Module` is stacks of one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from fedtail.losses import symmetrised_kl
 from fedtail.modules import (
     call_module,
     cast_inputs,
+    copy_around_frozen,
     generator_states,
     lock_and_restore_generators,
     set_precision,
@@ -192,21 +192,21 @@ class ModuleKernel:
                  counted_draws: bool | None = None):
         """Copy the task's module twice to `device` and `dtype`, one copy in training and one in evaluation mode.
 
-        The task's own module is not changed. `draws=False` says that training draws nothing from torch's generators, and
-        `counted_draws`, by default the same, whether dropout and its like are drawn by counters. On a CPU, unless the class sets
-        `channels_last` to False, convolutions get a hook that lays images out with channels innermost. Raises ValueError for an
-        unknown `precision`.
+        The task's own module is not changed; frozen parameters share its memory where they are there in this dtype already.
+        `draws=False` says that training draws nothing from torch's generators, and `counted_draws`, by default the same, whether
+        dropout and its like are drawn by counters. On a CPU, unless the class sets `channels_last` to False, convolutions get a
+        hook that lays images out with channels innermost. Raises ValueError for an unknown `precision`.
         """
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
         self.counted_draws = draws if counted_draws is None else counted_draws
         self._streams: Tensor | None = None      # of the clients that were seeded last
         self._steps = 0                          # since then
-        self.training = set_precision(training_copy(task.module), dtype).to(device)
+        self.training = set_precision(training_copy(task.module, share_frozen=True), dtype).to(device)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
-        self.evaluating = copy.deepcopy(self.training).eval()
+        self.evaluating = copy_around_frozen(self.training).eval()
         self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
         self.dim = sum(self.sizes)

@@ -104,8 +104,10 @@ class StackedOperations(TorchFunctionMode):
 
         Returns (batch, outputs, rows, columns). `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None, and
         `window` has stride, padding and dilation. Under `torch.func.vmap` all clients are computed at once, each with its own
-        weights. A subclass may return None to leave the call to PyTorch.
+        weights. None, so that PyTorch computes all clients as one batch, for weights that they share, as frozen ones.
         """
+        if not torch._C._functorch.is_functorch_wrapped_tensor(weight):
+            return None
         return _Convolution.apply(images, weight, bias, window)
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
