@@ -56,7 +56,7 @@ def test_a_data_set_answers_so_many_rounds_without_noise_over_all_trainings(tmp_
         trained = train(method, TASK, fleet=sites.fleet(), rounds=1, channel=CHANNEL, progress=False)
     assert torch.equal(trained.state.params, TASK.params())
     assert DataBudget(tmp_path / "0", BARE).spent_text() == (
-        "3 rounds begun, 2 of them with sums without noise, of 2 that the policy allows")
+        "3 rounds begun, 2 of them answered, of 2 that the policy allows")
 
 
 def test_a_private_budget_is_charged_before_the_answer_and_agrees_with_the_accountant(tmp_path):
@@ -145,10 +145,10 @@ def test_a_record_that_was_cut_or_damaged_is_not_taken_for_a_fresh_one(tmp_path)
     budgeted(node, tmp_path, BARE).receive_broadcast(opening)       # which was never answered
     assert path.read_bytes() == whole
     path.write_bytes(b"{}\n" + whole)
-    with pytest.raises(Refused, match="is damaged; the operator of the node must look at it"):
+    with pytest.raises(Refused, match="is not what was written: lines were cut, changed or lost"):
         budgeted(node, tmp_path, BARE).receive_broadcast(opening)
     path.write_bytes(b"")
-    with pytest.raises(Refused, match="has been cut"):
+    with pytest.raises(Refused, match="is not what was written"):
         mine.budget.begin_round(b"t", 0, b"o")
 
 

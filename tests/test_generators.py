@@ -260,5 +260,5 @@ def test_the_room_names_what_is_public():
     assert fedtail.data.__all__ == [
         "LinearClients", "Population", "Scaling", "Splits", "as_sets", "by_column", "digits", "dirichlet", "encode_characters",
         "label_shards", "label_shift", "pad_sequences", "quantity_skew", "sparse_rows", "synthetic", "synthetic_hybrid",
-        "synthetic_iid", "synthetic_models", "three_gaussians"]
+        "synthetic_iid", "synthetic_models", "three_gaussians", "with_classes", "with_number_targets"]
     assert all(hasattr(fedtail.data, name) for name in fedtail.data.__all__)

@@ -18,6 +18,7 @@ import fedtail
 from fedtail import Ditto, FederatedEvaluation, LocalSGD, SecureChannel, evaluate_personal, train
 from fedtail.cli import app
 from fedtail.deployment import RemoteFleet
+from fedtail.deployment.consent import accept, experiment_digest
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.own_models import OwnModel
@@ -179,6 +180,7 @@ class Folders:
                                               'keys = "data"\ntest_share = 0.3\nmasked_only = false\n')
             self.settings[k] = NodeSettings.read(folder / "node.toml")
             write_policy(self.settings[k], trainings=10)
+            accept(self.settings[k], experiment_digest(self.settings[k].read_experiments()))
         self.sites = {k: one.make_site() for k, one in self.settings.items()}
 
     def exchange(self, letters):

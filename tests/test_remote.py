@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,16 +173,18 @@ def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
 
 
 class DepartingFleet(RemoteFleet):
-    """A server that does not send all nodes what it says: `changed(node, broadcast)` is what a node is told instead."""
+    """A server that does not send all nodes what it says: `changed(node, broadcast)` is what a node is told instead, and `cohort` of
+    whom else is in the round."""
 
-    def __init__(self, sites, changed, **settings):
+    def __init__(self, sites, changed=lambda node, told: told, cohort=lambda node, members: members, **settings):
         super().__init__(sites.exchange, sites.registry, **settings)
-        self.changed = changed
+        self.changed, self.cohort = changed, cohort
 
     def open_round(self, cohort, broadcast):
         super().open_round(cohort, broadcast)
         for node in self._counts:
-            told = Open(self.population.cohort_at(cohort, node), self.changed(node, self._broadcast), self._nodes.training, self._nodes.lost)
+            told = Open(self.population.cohort_at(cohort, node), self.changed(node, self._broadcast), self._nodes.training, self._nodes.lost,
+                        self.cohort(node, self._members))
             self._unsent[node][-1] = pack(told)
 
 
@@ -202,6 +205,19 @@ def test_a_node_that_is_sent_another_model_has_another_context(change):
     assert 0 < fleet.reports[0].answered < fleet.reports[0].sampled
     assert [list(report.problems) for report in fleet.reports] == [[3]] * len(fleet.reports)
     assert "has another context than this server" in fleet.reports[0].problems[3]
+
+
+@pytest.mark.parametrize("schedule", ["simple", "all-or-nothing"])
+def test_nodes_that_are_told_of_other_cohorts_have_other_contexts(schedule):
+    """A server cannot tell one node of a large cohort, as its policy wants, and the others of the small one that there is."""
+    def larger(node, members):
+        return members + torch.tensor([0, 100]) * (members[:, :1] != node) if node == 3 else members
+
+    fleet = DepartingFleet(Sites(), cohort=larger, schedule=schedule)
+    with warnings.catch_warnings(action="ignore"):                       # all-or-nothing: the round is lost
+        train(RECIPES["fedavg"], TASK, fleet=fleet, rounds=1, channel=CHANNEL)
+    assert list(fleet.reports[0].problems) == [3]
+    assert "context" in fleet.reports[0].problems[3]
 
 
 def test_a_node_of_which_nothing_is_said_answers_under_masks_only():

@@ -96,6 +96,29 @@ def serve(
     serve(folder, **{name: value for name, value in given.items() if value is not None})
 
 
+@deploy.command(short_help="Print the audit log of a run, or verify it.", cls=PlainCommand)
+@print_errors_as_sentences
+def log(
+    folder: Path = typer.Argument(..., help="The run's folder on the server."),
+    verify: bool = typer.Option(False, "--verify", help="Say what was cut, changed, moved or left out, and nothing else."),
+    last: int = typer.Option(20, min=1, help="How many lines."),
+    node_logs: list[Path] = typer.Option([], "--node", metavar="FILE", help="A node's audit.jsonl, to compare."),
+) -> None:
+    """Print the last lines of a run's audit log: what was asked of whom, what was answered and what was not, without data.
+
+    With --verify the whole log is checked, against its digests and the lines that answers.jsonl names. With --node, a node's log
+    is checked too, and compared: what the node answered must have been asked in this run. The exit code is 1 otherwise.
+    """
+    from fedtail.cli.node import print_log
+    from fedtail.deployment.node_status import compare_logs, read_log, run_log
+
+    entries, problems = run_log(folder)
+    for path in node_logs:
+        other, found = read_log(path)
+        problems += [f"{path}: {one}" for one in (*found, *compare_logs(entries, other))]
+    print_log(entries, problems, verify=verify, last=last)
+
+
 @deploy.command(short_help="Make the identity of a node, with which it signs.", cls=PlainCommand)
 @print_errors_as_sentences
 def identity(folder: Path = typer.Argument(..., help="The node's own folder, on the node.")) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -26,38 +27,141 @@ SETTINGS = typer.Argument(..., metavar="NODE.toml", help="The node's settings.",
 def init(settings: Path = SETTINGS) -> None:
     """Write policy.toml: what this node allows, whatever a server says, just enough for one training of its experiment.
 
-    Read it, and change it: what it does not allow, the node refuses. A policy that exists is not replaced.
+    Read it, and change it: what it does not allow, the node refuses. A policy that exists is not replaced. The experiment is not
+    accepted by this: `fedtail node accept` says in words what it asks.
     """
     from fedtail.deployment.policy_example import write_policy
     from fedtail.deployment.settings import NodeSettings
 
     path = write_policy(NodeSettings.read(settings))
     typer.echo(path.read_text(encoding="utf-8"))
-    typer.echo(f"Written to {path}.", err=True)
+    typer.echo(f"Written to {path}. Then: fedtail node accept {settings}", err=True)
+
+
+@node.command(short_help="Say what the experiment asks; with its digest: accept it.", cls=PlainCommand)
+@print_errors_as_sentences
+def accept(
+    settings: Path = SETTINGS,
+    digest: str = typer.Argument("", metavar="[DIGEST]", help="Of the experiment, as this prints it.", show_default=False),
+) -> None:
+    """Say in words what the node's experiment asks, what that costs, and what changed since it was accepted last.
+
+    With the digest that is printed, the experiment is accepted: without that, and after every change of its file, its code or
+    the data, the node answers nothing.
+    """
+    from fedtail.deployment.consent import accept as give_consent
+    from fedtail.deployment.consent import experiment_digest
+    from fedtail.deployment.settings import NodeSettings
+    from fedtail.deployment.told import asked_sentences
+
+    read = NodeSettings.read(settings)
+    if digest:
+        give_consent(read, digest)
+        typer.echo(f"{read.name} takes part in {read.experiment}. A node that is running must be started again.")
+        return
+    for line in asked_sentences(read):
+        typer.echo(line)
+    typer.echo(f"To accept this: fedtail node accept {settings} {experiment_digest(read.read_experiments())}")
 
 
 @node.command(short_help="Say in words what the node takes part in and allows.", cls=PlainCommand)
 @print_errors_as_sentences
 def check(settings: Path = SETTINGS) -> None:
-    """Read the node's settings, data, experiment and policy, and say what it answers and what that may cost.
+    """Read the node's settings, data, experiment, policy and consent, and say what it answers and what that may cost.
 
-    The exit code is 1, with the reason, where one of them is missing or not valid.
+    The exit code is not 0, with the reason, where one of them is missing or not valid: then the node would not start.
     """
+    from fedtail.deployment.consent import check_readiness
     from fedtail.deployment.settings import NodeSettings
     from fedtail.deployment.told import node_sentences
 
-    for line in node_sentences(NodeSettings.read(settings)):
+    read = NodeSettings.read(settings)
+    for line in node_sentences(read):
         typer.echo(line)
+    check_readiness(read)
+    typer.echo("The experiment is accepted, and the node may start.")
+
+
+@node.command(short_help="Run the node, after the checks.", cls=PlainCommand)
+@print_errors_as_sentences
+def run(
+    settings: Path = SETTINGS,
+    server: str = typer.Option("", "--server", metavar="HOST:PORT", help="Instead of that in the folder.", show_default=False),
+) -> None:
+    """Check the node as `fedtail node check` does, and run it until Ctrl-C or SIGTERM; it connects to the server by itself.
+
+    Over Flower this process becomes flower-supernode, with the keys in the node's folder; over NVFlare it stays a process of
+    fedtail's. Which of them it is, and where the server is, says superlink.toml or server.toml in the folder.
+    """
+    from fedtail.deployment.node_process import run_node
+    from fedtail.deployment.settings import NodeSettings
+
+    run_node(NodeSettings.read(settings), settings.resolve(), server)
+
+
+@node.command(short_help="Say what the node has answered and refused, and what is left.", cls=PlainCommand)
+@print_errors_as_sentences
+def status(settings: Path = SETTINGS) -> None:
+    """Say, from the node's own files, what it takes part in, when it answered last, what it refused, and what is left.
+
+    The node may be running. The exit code is 1 where its audit log was cut or changed.
+    """
+    from fedtail.deployment.node_status import node_log, status_sentences
+    from fedtail.deployment.settings import NodeSettings
+
+    read = NodeSettings.read(settings)
+    for line in status_sentences(read):
+        typer.echo(line)
+    if node_log(read)[1]:
+        raise typer.Exit(1)
+
+
+@node.command(short_help="Print the node's audit log, or verify it.", cls=PlainCommand)
+@print_errors_as_sentences
+def log(
+    settings: Path = SETTINGS,
+    verify: bool = typer.Option(False, "--verify", help="Say what was cut, changed, moved or left out, and nothing else."),
+    last: int = typer.Option(20, min=1, help="How many lines."),
+) -> None:
+    """Print the last lines of the node's audit log: what was accepted, asked, refused, charged and answered, without data.
+
+    With --verify the whole log is checked, against its digests and the line that the operator's consent names; the exit code is
+    1 where it is not what was written.
+    """
+    from fedtail.deployment.node_status import node_log
+    from fedtail.deployment.settings import NodeSettings
+
+    read = NodeSettings.read(settings)
+    print_log(*node_log(read), verify=verify, last=last)
+
+
+def print_log(entries: list[dict[str, Any]], problems: list[str], verify: bool, last: int) -> None:
+    """Print the last lines of an audit log, or with `verify` only how many there are, and its problems; exit 1 for any."""
+    from fedtail.deployment.node_status import entry_text
+
+    for one in () if verify else entries[-last:]:
+        typer.echo(entry_text(one))
+    for problem in problems:
+        typer.echo(f"NOT WHAT WAS WRITTEN: {problem}.", err=True)
+    if problems:
+        raise typer.Exit(1)
+    if verify:
+        typer.echo(f"{len(entries)} lines, none cut, changed, moved or left out.")
 
 
 @node.command(short_help="Say what the node's data have answered so far.", cls=PlainCommand)
 @print_errors_as_sentences
 def budget(settings: Path = SETTINGS) -> None:
-    """Say what the node's data have answered over all runs and servers, and what its policy allows."""
+    """Say what the node's data have answered over all runs and servers, what its policy allows, and what is left."""
     from fedtail.deployment.settings import NodeSettings
+    from fedtail.deployment.told import left_sentences
 
-    found = NodeSettings.read(settings).data_budget()
-    typer.echo(f"{found.spent_text()}.\nRecorded in {found.folder}.")
+    read = NodeSettings.read(settings)
+    found = read.data_budget()
+    typer.echo(f"{found.spent_text()}.")
+    for line in left_sentences(read.read_experiments(), found):
+        typer.echo(line)
+    typer.echo(f"Recorded in {found.folder}.")
 
 
 @node.command(short_help="Predict by a client's personal model, on the node.", cls=PlainCommand)

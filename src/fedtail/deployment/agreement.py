@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtail.algorithm import FederatedAlgorithm, Method, parts_are_equal
@@ -138,11 +139,27 @@ def first_agreeing(agreements: Sequence[Agreement], check: Callable[[Agreement],
     raise refused[0]
 
 
-def check_encoding(encoding: Any, cohort: Cohort) -> None:
-    """Raise Refused unless an encoding is for the masses of `cohort`, this node's part of it, and for so many clients or more."""
-    if encoding.mass != cohort.mass_bound or encoding.clients < len(cohort.ids):
+def check_encoding(encoding: Any, cohort: Cohort, total: int) -> None:
+    """Raise Refused unless an encoding is for the masses of `cohort`, this node's part of a cohort of `total` clients in all."""
+    if encoding.mass != cohort.mass_bound or encoding.clients != total:
         raise Refused(f"answers would be encoded for {encoding.clients} clients of mass {encoding.mass:.3g}, and the round is of "
-                      f"{len(cohort.ids)} clients here, with the mass bound {cohort.mass_bound:.3g}.")
+                      f"{total} clients, {len(cohort.ids)} of them here, with the mass bound {cohort.mass_bound:.3g}.")
+
+
+def check_members(members: Tensor | None, here: int, number: int | None) -> None:
+    """Raise Refused unless `members`, (nodes, 2), names each node of a round once with its clients, and this one with `here`.
+
+    Masks are bound to it: a server that tells other nodes of another cohort gets a sum whose masks stay. `number` is that of this
+    node; None: some node must have so many clients.
+    """
+    if members is None:
+        raise Refused("a round begins without the number of clients at each node. Is the server of an older version?")
+    fits = members.dtype == torch.int64 and members.ndim == 2 and members.shape[1] == 2 and bool((members[:, 1] > 0).all())
+    if not fits or not bool((members[1:, 0] > members[:-1, 0]).all()):
+        raise Refused("a round needs each of its nodes once, in order, and a number of clients for each.")
+    mine = members[:, 1] if number is None else members[members[:, 0] == number, 1]
+    if here not in mine.tolist():
+        raise Refused(f"this node has {here} clients in the round, and the others are told of another number.")
 
 
 def asks_statistic(part: Any, asked: Any) -> bool:

@@ -1,13 +1,13 @@
 """What a data set has answered, over all runs and servers, in a folder beside it: charged before an answer, refused when spent.
 
     rounds.jsonl    every round that was begun, and every question in it      ledger.jsonl    what private answers have cost
+
+Each line of rounds.jsonl has the digest of the one before; the head is in a file beside it, and in the folder of each node.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.channel.base import clients_add_noise
+from fedtail.deployment.audit_log import ChainedFile, LogDamaged, damaged_text
 from fedtail.deployment.policy import NodePolicy
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Unit
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
+from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
 from fedtail.secure.encoding import Refused
 
 ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
-Held = tuple[str, int, str]      # a round that was held: its training, its number, and the digest of its contents
+Held = tuple[str, int, str, int]      # a round: its training, its number, the digest of its contents, and how often it was over
 
 
 @dataclass(frozen=True)
@@ -41,29 +43,43 @@ class Charge:
 class DataBudget:
     """The budget of one data set by a node's `policy`, stored in `folder`, which nodes of several servers may share."""
 
-    def __init__(self, folder: Path, policy: NodePolicy):
-        """Store where and by which policy; files are read when a round begins."""
+    def __init__(self, folder: Path, policy: NodePolicy, witness: Path | None = None):
+        """Store where and by which policy; files are read when a round begins.
+
+        `witness` is a file in the node's own folder with the head of the record: where that is not in the record any more,
+        because the folder was lost, changed or is another one, nothing is answered.
+        """
         self.folder, self.policy = folder, policy
-        self._read = 0                                          # bytes of rounds.jsonl that the counts below hold
+        self._file = ChainedFile(folder / ROUNDS, witness)
         self._begun: dict[tuple[str, int], list[str]] = {}      # the openings of each round of a training
+        self._over: dict[tuple[str, int, str], int] = {}        # how often each of them was held to its end
         self._asked: dict[Held, set[str]] = {}                  # the questions of each round that was held
-        self._bare: set[Held] = set()                           # the rounds in which a sum had no noise
+        self._uncovered: set[Held] = set()                      # the rounds with answers that are not on the ledger
+        self._mark: list[Any] = []                              # size and digest of the ledger after the last charge
 
     def begin_round(self, training: bytes, round: int, opening: bytes) -> None:
         """Note that a round of a training begins, whose contents (cohort, model, seed) have the digest `opening`.
 
-        The same contents once more change nothing. Raises Refused where the round was begun with other contents before, more
-        often in this training than the policy's `repeats`.
+        The same contents once more change nothing until the round is over. Raises Refused where the round was begun before, with
+        other contents or to its end, more often in this training than the policy's `repeats`.
         """
         with self._locked():
-            before = self._begun.get((training.hex(), round), [])
-            if opening.hex() in before:
+            name, digest = training.hex(), opening.hex()
+            before = self._begun.get((name, round), [])
+            if before.count(digest) > self._over.get((name, round, digest), 0):
                 return
-            again = sum(len(one) - 1 for (name, _), one in self._begun.items() if name == training.hex()) + 1
+            again = sum(len(one) - 1 for (whose, _), one in self._begun.items() if whose == name) + 1
             if before and again > self.policy.repeats:
                 raise Refused(f"round {round} of this training was held here before, and its policy allows {self.policy.repeats} "
                               "rounds that are begun again.")
-            self._append({"training": training.hex(), "round": round, "opening": opening.hex()})
+            self._append({"training": name, "round": round, "opening": digest})
+
+    def end_round(self, training: bytes, round: int, opening: bytes) -> None:
+        """Note that a round that was begun with these contents was held to its end: from now on it would be another one."""
+        with self._locked():
+            name, digest = training.hex(), opening.hex()
+            if self._begun.get((name, round), []).count(digest) > self._over.get((name, round, digest), 0):
+                self._append({"training": name, "round": round, "opening": digest, "over": True})
 
     def charge(self, training: bytes, round: int, opening: bytes, questions: Mapping[bytes, Charge]) -> None:
         """Charge the answers to `questions`, by their digests, before they are computed.
@@ -75,44 +91,67 @@ class DataBudget:
         them, or where a sum has no noise that clients add and the policy has an epsilon.
         """
         with self._locked():
-            held = training.hex(), round, opening.hex()
+            contents = training.hex(), round, opening.hex()
+            held: Held = (*contents, self._over.get(contents, 0))
             asked = self._asked.get(held, set())
             new = {name: one for name, one in questions.items() if one.noisy or name.hex() not in asked}
             if len(asked | {name.hex() for name in new}) > self.policy.questions:
                 raise Refused(f"more than {self.policy.questions} questions are asked in round {round}, which the policy of this "
                               "node does not allow.")
-            self._charge_releases(list(new.values()), held)
+            if self.policy.epsilon is None and any(name.hex() in asked for name in new):
+                raise Refused("an answer with noise was lost when this node was started again, and is drawn again in another "
+                              "round only: its policy has no epsilon that the noise could be charged to.")
+            mark = self._charge_releases(list(new.values()), held)
             for name, one in new.items():
                 self._append({"training": held[0], "round": round, "opening": held[2], "question": name.hex(),
-                              "bare": not one.noisy})
+                              "what": one.release.what, "noise": one.noisy, "ledger": mark})
+
+    @property
+    def rounds_answered(self) -> int:
+        """How many rounds have had an answer that is not on the ledger: those that count where a policy has no epsilon."""
+        with self._locked():
+            return len(self._uncovered)
+
+    def spent_rounds(self) -> list[tuple[RoundEvent, int]]:
+        """What the ledger of private answers holds, as pairs of a round and how often it was charged."""
+        with self._locked():
+            return list(self._ledger().rounds) if (self.folder / LEDGER).is_file() else []
 
     def spent_text(self) -> str:
         """What the data set has answered so far, in words."""
         with self._locked():
-            begun = sum(map(len, self._begun.values()))
-            text = f"{begun} rounds begun, {len(self._bare)} of them with sums without noise"
-            if self.policy.rounds_without_noise is not None:
-                return f"{text}, of {self.policy.rounds_without_noise} that the policy allows"
+            text, limit = f"{sum(map(len, self._begun.values()))} rounds begun", self.policy.rounds_without_noise
+            if limit is not None:
+                return f"{text}, {len(self._uncovered)} of them answered, of {limit} that the policy allows"
+            if self._uncovered:
+                return f"{text}, {len(self._uncovered)} of them answered under a policy without an epsilon"
             if not (self.folder / LEDGER).is_file():
                 return f"{text}; nothing of epsilon {self.policy.epsilon:g} is spent"
             return f"{text}; {self._ledger().guarantee()}, of epsilon {self.policy.epsilon:g}"
 
-    def _charge_releases(self, charges: list[Charge], held: Held) -> None:
-        """Charge releases of the round `held` to the ledger, or to the rounds without noise; Refused where that is too much."""
+    def _charge_releases(self, charges: list[Charge], held: Held) -> list[Any] | None:
+        """Charge releases of the round `held`, and return size and digest of the ledger; Refused where that is too much.
+
+        XX        """
         limit = self.policy.rounds_without_noise
         if limit is not None:
-            if held not in self._bare and any(not one.noisy for one in charges) and len(self._bare) >= limit:
-                raise Refused(f"this data set has answered {len(self._bare)} rounds without noise, all that its policy allows.")
-            return
+            if charges and held not in self._uncovered and len(self._uncovered) >= limit:
+                raise Refused(f"this data set has answered {len(self._uncovered)} rounds, all that its policy allows.")
+            return None
+        if self._uncovered:
+            raise Refused(f"this data set has answered {len(self._uncovered)} rounds under a policy without an epsilon, and no "
+                          "epsilon can be kept any more.")
         for one in charges:
             if not one.noisy:
                 raise Refused(f"{one.release.what} would be released without noise that clients add, and the policy of this node "
                               "has an epsilon.")
-        if charges:
-            self._charge_ledger(charges)
+        return self._charge_ledger(charges) if charges else self._mark
 
-    def _charge_ledger(self, charges: list[Charge]) -> None:
-        """Charge releases with noise as a round of their own, without amplification by sampling; Refused where it is too much."""
+    def _charge_ledger(self, charges: list[Charge]) -> list[Any]:
+        """Charge releases with noise as a round of their own, without amplification by sampling; Refused where it is too much.
+
+        Returns size and digest of the ledger, by which it is known again.
+        """
         ledger, releases = self._ledger(charges[0].unit), tuple(one.release for one in charges)
         try:
             ledger.open(sum(map(len, self._asked.values())), RoundEvent(releases, NoSampling(), charges[0].unit), "a node")
@@ -120,9 +159,13 @@ class DataBudget:
             ledger.close()
         except (BudgetSpent, ValueError) as why:
             raise Refused(f"the budget of this data set, {self.policy.budget_text}, does not cover it: {why}.") from why
+        mark = ledger.file_mark(safely=True)
+        return [] if mark is None else [mark.size, mark.digest]
 
     def _ledger(self, unit: Unit = "client") -> Ledger:
-        """The ledger of private answers, read from its file."""
+        """The ledger of private answers, read from its file; LogDamaged where that does not hold what was charged before."""
+        if self._mark and not LedgerFile(self.folder / LEDGER).matches_mark(LedgerMark(*self._mark, 0)):
+            raise LogDamaged(damaged_text(LEDGER))
         budget = PrivacyBudget(self.policy.epsilon, self.policy.delta, randomness="os", unit=unit)
         return Ledger(budget, self.folder / LEDGER)
 
@@ -132,46 +175,26 @@ class DataBudget:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._read_new_lines()
+            for entry in self._file.read_new():
+                self._count(entry)
             yield
 
-    def _read_new_lines(self) -> None:
-        """Add the lines that rounds.jsonl holds beyond those read to the counts; Refused where it is shorter or damaged."""
-        path = self.folder / ROUNDS
-        size = path.stat().st_size if path.is_file() else 0
-        if size < self._read:
-            raise Refused("the record of this data set's rounds has been cut; the operator of the node must look at it.")
-        if size == self._read:
-            return
-        with open(path, "rb") as file:
-            file.seek(self._read)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]                   # a line that a crash has cut was not answered
-        if len(whole) < len(text):
-            os.truncate(path, self._read + len(whole))
-        try:
-            for line in whole.splitlines():
-                self._count(json.loads(line))
-        except (ValueError, KeyError, TypeError) as why:
-            raise Refused("the record of this data set's rounds is damaged; the operator of the node must look at it.") from why
-        self._read += len(whole)
-
     def _count(self, entry: dict[str, Any]) -> None:
-        """Add an entry of rounds.jsonl, the beginning of a round or a question, to the counts."""
-        held = entry["training"], entry["round"], entry["opening"]
-        if "question" not in entry:
-            self._begun.setdefault(held[:2], []).append(held[2])
-            return
-        self._asked.setdefault(held, set()).add(entry["question"])
-        if entry["bare"]:
-            self._bare.add(held)
+        """Add an entry of rounds.jsonl to the counts: the beginning of a round, its end, or a question."""
+        contents = entry["training"], entry["round"], entry["opening"]
+        if "over" in entry:
+            self._over[contents] = self._over.get(contents, 0) + 1
+        elif "question" not in entry:
+            self._begun.setdefault(contents[:2], []).append(contents[2])
+        else:
+            held: Held = (*contents, self._over.get(contents, 0))
+            self._asked.setdefault(held, set()).add(entry["question"])
+            if entry["ledger"] is None:
+                self._uncovered.add(held)
+            else:
+                self._mark = entry["ledger"]
 
     def _append(self, entry: dict[str, Any]) -> None:
         """Append an entry to rounds.jsonl, on disk when this returns, and to the counts."""
-        line = json.dumps(entry).encode() + b"\n"
-        with os.fdopen(os.open(self.folder / ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.append(entry)
         self._count(entry)
-        self._read += len(line)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtail.deployment.audit_log import AUDIT, AuditLog
+from fedtail.deployment.consent import experiment_digest
 from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.evaluation.evaluate import Evaluation
@@ -67,6 +69,7 @@ class DeployedRun:
         task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
+        fleet.audit = AuditLog(self.folder / AUDIT)
 
         def record_round(progress: Progress) -> bool:
             """Record the round of `progress`, call `between`, and restart the clock for the next; True to stop the training."""
@@ -78,6 +81,8 @@ class DeployedRun:
         with Recorder(self.experiment, self.seed, self.folder, records, Unwatched(), ledger, checkpoints) as recorder:
             for problem in problems:
                 recorder.log(problem)
+            fleet.audit.write("resumed" if checkpoint else "started", method=experiment_digest([self.experiment]),
+                              seed=self.seed, clients=len(fleet.population))
             start = recorder.start_or_resume(task, table, checkpoint)
             trained = resume(start, fleet=fleet, rounds=0 if recorder.stopped else self.experiment.rounds - start.rounds,
                              channel=channel, on_round=record_round, privacy=ledger,
@@ -86,6 +91,7 @@ class DeployedRun:
                 raise KeyboardInterrupt      # its rounds are saved; it is not finished
             fleet.finish()
             recorder.write_results(trained)
+            fleet.audit.write("finished", safely=True, rounds=trained.rounds)
         return trained
 
     def log(self, text: str) -> None:
@@ -148,7 +154,7 @@ class DeploymentRecords:
         received, those before the round: one dict by split for each model. None where it evaluated nothing.
         """
         for report in self.fleet.reports:
-            lines["answers.jsonl"].write(report.as_dict())
+            lines["answers.jsonl"].write({**report.as_dict(), **audit_entry(self.fleet.audit)})
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
                  f"{sum(report.exchanges for report in self.fleet.reports)} exchanges{self._raised_tail_text()}")
         found = progress.before.evaluation if progress.before else None
@@ -177,6 +183,11 @@ class DeploymentRecords:
     def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """For each model a dict with its evaluation, from `found`, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
+
+
+def audit_entry(audit: AuditLog | None) -> dict[str, Any]:
+    """The entry of a line in answers.jsonl, which checkpoints vouch for, that names the last line of the audit log."""
+    return {} if audit is None else {"audit": list(audit.head)}
 
 
 def _histogram_entries(evaluation: Evaluation | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from fedtail.channel.integer import FixedPoint, clipping
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
-from fedtail.deployment.agreement import Agreement, check_encoding, first_agreeing
+from fedtail.deployment.agreement import Agreement, check_encoding, check_members, first_agreeing
+from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.data_budget import Charge, DataBudget
 from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
@@ -37,6 +38,9 @@ from fedtail.secure.encoding import Refused
 from fedtail.task import Task
 from fedtail.wire import pack, types_by_name, unpack
 
+if TYPE_CHECKING:
+    from fedtail.deployment.consent import Consent
+
 
 @dataclass(frozen=True)
 class Open:
@@ -46,6 +50,7 @@ class Open:
     broadcast: Broadcast
     training: bytes = b""               # whose memory it is about, the same when the server is started again
     lost: tuple[int, ...] = ()          # rounds before that were not held to their end
+    members: Tensor | None = None       # (nodes, 2) int64, ascending: the nodes of the round, and how many clients each has in it
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,15 @@ class Node:
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
-                 trainings: int = 3, agreements: Sequence[Agreement] = (), budget: DataBudget | None = None):
+                 trainings: int = 3, agreements: Sequence[Agreement] = (), budget: DataBudget | None = None,
+                 consent: Consent | None = None, log: AuditLog | None = None):
         """Check the task against `population`, this node's clients; no round is open.
 
         `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
         number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
         examples to evaluate on; `agreements` says what may be asked, everything where it is empty, and `budget` is charged for
-        every answer, None: nothing is. Raises FieldError where `trainings` is less than 1.
+        every answer, None: nothing is. `consent` is checked for every round, and what happens is written to `log`, if they are
+        given. Raises FieldError where `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -125,7 +132,7 @@ class Node:
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
-        self.agreements, self.budget = tuple(agreements), budget
+        self.agreements, self.budget, self.consent, self.log = tuple(agreements), budget, consent, log
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._received = b""                                   # the round whose models were written last, as it was broadcast
         self._forget_round()
@@ -135,6 +142,7 @@ class Node:
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
         self._cohort: Cohort | None = None
+        self._members: Tensor | None = None                    # the nodes of the round, with their clients in it
         self._opening = b""                                    # the digest of its contents
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
@@ -144,32 +152,51 @@ class Node:
         """The number of the open round; -1 where none is open."""
         return -1 if self._broadcast is None else self._broadcast.round
 
-    def receive_broadcast(self, message: bytes) -> None:
+    def receive_broadcast(self, message: bytes, number: int | None = None) -> None:
         """Receive the beginning or the end of a round: `message` is a serialised `Open` or `Close`; raises Refused for any other.
 
-        The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
-        could be averaged away. A `Close` of another round is ignored.
+        `number` is that of this node in the run, None where the caller does not know it. The `Open` of the round that is open
+        changes nothing when it comes again: answering anew would draw fresh noise, which could be averaged away. A `Close` of
+        another round is ignored.
         """
         if message == self._opened:
             return
         received = self._unpack_message(message)
         if isinstance(received, Open):
-            self._open_round(message, received)
+            self._open_round(message, received, number)
+            self._note("opened", safely=True, training=received.training.hex(), round=self.round, opening=self._opening.hex(),
+                       clients=len(received.cohort.ids), cohort=total_clients(received.members))
         elif isinstance(received, Close):
             if received.round == self.round:
-                self.fleet.close_round(received.finished)
-                self._forget_round()
+                self._close_round(received.finished)
         else:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
-    def _open_round(self, message: bytes, received: Open) -> None:
-        """Begin the round of `received`; `message` is the same, serialised.
+    def _close_round(self, finished: bool) -> None:
+        """Close the open round, if there is one; `finished` is whether it was held to its end: again, it would be another one."""
+        if self.round >= 0:
+            if finished and self.budget is not None:
+                self.budget.end_round(self._training, self.round, self._opening)
+            self._note("closed", round=self.round, finished=finished)
+        self.fleet.close_round(finished)
+        self._forget_round()
+
+    def _note(self, what: str, safely: bool = False, **about: Any) -> None:
+        """Write to the audit log, if there is one, that `what` happened; no data is among what is said `about` it."""
+        if self.log is not None:
+            self.log.write(what, safely, **about)
+
+    def _open_round(self, message: bytes, received: Open, number: int | None = None) -> None:
+        """Begin the round of `received`; `message` is the same, serialised, and `number` that of this node, if it is known.
 
         Noise is drawn on this machine, never from a seed of the server. Where it is of another training, that training's memory
         is loaded first. A round that is still open is closed: as finished if it is of the same training, the new round is later,
         and the server does not list it as lost.
         """
+        if self.consent is not None:
+            self.consent.check()
         if self.agreements:
+            check_members(received.members, len(received.cohort.ids), number)
             first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, self.fleet.population.mass))
         opening = round_digest(received)
         if self.budget is not None:
@@ -178,10 +205,11 @@ class Node:
         if received.training != self._training:
             self._switch_training(received.training)
         if self.round >= 0:                                    # nobody said how it ended: the server was started again
-            self.fleet.close_round(self.round < broadcast.round and self.round not in received.lost)
+            self._close_round(self.round < broadcast.round and self.round not in received.lost)
         self._forget_round()
         self.fleet.open_round(received.cohort, broadcast)
         self._opened, self._broadcast, self._cohort, self._opening = message, broadcast, received.cohort, opening
+        self._members = received.members
 
     def _switch_training(self, training: bytes) -> None:
         """Make `training` the current one: clients recall what its folder on this node holds, or nothing where there is none.
@@ -206,7 +234,12 @@ class Node:
 
         Rows are gathered where the question asks for that. Raises Refused where the message is malformed or about another round.
         """
-        return pack(self._encoded_sums(ask))
+        sums = pack(self._encoded_sums(ask))
+        assert self._broadcast is not None
+        if self.log is not None:
+            context = context_digest(self._broadcast, self._members, ask)
+            self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=False)
+        return sums
 
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a serialised `Ask`, joined into one NumPy vector.
@@ -225,7 +258,9 @@ class Node:
             raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
         sums = self._encoded_sums(ask)
         assert self._broadcast is not None
-        return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
+        context = context_digest(self._broadcast, self._members, ask)
+        self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=True)
+        return np.concatenate([one.numpy() for one in sums]), context
 
     def silent_clients(self, ask: bytes) -> int:
         """How many of this node's clients answered a serialised `Ask` with zeros although they were to contribute to its sums.
@@ -267,6 +302,9 @@ class Node:
         unit = self.agreements[0].method.unit if self.agreements else "client"
         charges = {name: Charge.of(one, dim, unit) for name, one in questions.items()}
         self.budget.charge(self._training, self._broadcast.round, self._opening, charges)
+        if charges:
+            self._note("charged", safely=True, round=self.round, noise=all(one.noisy for one in charges.values()),
+                       questions={name.hex(): one.release.what for name, one in charges.items()})
 
     def _refuse_small_tails(self, questions: Iterable[Any]) -> None:
         """Raise Refused where few of this node's clients, though some, are in a sum of updates without noise, by its policy."""
@@ -290,7 +328,7 @@ class Node:
             raise Refused(f"round {asked.round} is asked about, but round {self.round} is open (-1: none).")
         if self.agreements:
             assert self._cohort is not None
-            check_encoding(asked.encoding, self._cohort)
+            check_encoding(asked.encoding, self._cohort, total_clients(self._members))
             first_agreeing(self.agreements, lambda one: one.check_questions(asked.questions, asked.encoding.clients))
         return asked
 
@@ -372,8 +410,8 @@ class Node:
 
 def round_digest(received: Open) -> bytes:
     """SHA-256 (32 bytes) of what a round is held with: its number, seed, models and cohort; not which rounds were lost before."""
-    broadcast, cohort = received.broadcast, received.cohort
-    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params, cohort))).digest()
+    broadcast = received.broadcast
+    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params, received.cohort, received.members))).digest()
 
 
 def question_digest(question: Any, asked: Ask) -> bytes:
@@ -389,9 +427,15 @@ def may_retry_sum(questions: Iterable[Any]) -> bool:
     return all(clients_add_noise(one.mechanism) for one in questions)
 
 
-def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:
-    """SHA-256 (32 bytes) of the round, seed and model of a broadcast and of the serialised question `ask`.
+def context_digest(broadcast: Broadcast, members: Tensor | None, ask: bytes) -> bytes:
+    """SHA-256 (32 bytes) of the round, seed and model of a broadcast, of the serialised question `ask`, and of the cohort.
 
-    Masks are bound to it, so they do not cancel where the server sends nodes different models or questions.
+    `members` has the nodes of the round and how many clients each has in it. Masks are bound to the digest, so they do not cancel
+    where the server sends nodes different models, questions or cohorts.
     """
-    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params)) + ask).digest()
+    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params, members)) + ask).digest()
+
+
+def total_clients(members: Tensor | None) -> int:
+    """How many clients are in a round whose nodes and their clients are `members`; 0 where they are not known."""
+    return 0 if members is None else int(members[:, 1].sum())

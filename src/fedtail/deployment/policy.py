@@ -13,7 +13,7 @@ EXAMPLE = """\
 smallest_cohort = {smallest_cohort}      # clients of all nodes in a round, at least
 smallest_tail = 1        # of this node's own clients in a sum without noise, at least, unless none of them is in it
 questions = {questions}           # in a round, at most
-repeats = {repeats}              # rounds of a training that may be begun again with other contents as after a crash of a server
+repeats = {repeats}              # rounds of a training that may be held once more, as after a crash of a server
 {budget}
 """
 PRIVATE = """
@@ -22,7 +22,7 @@ PRIVATE = """
 epsilon = {epsilon:g}
 delta = {delta:g}"""
 BARE = """
-# Sums of this experiment have no noise that clients add. So many rounds of them this data set answers, over all runs and servers:
+# Sums of this experiment have no noise that clients add. So many rounds this data set answers, over all runs and servers:
 rounds_without_noise = {rounds}"""
 
 
@@ -33,7 +33,8 @@ class NodePolicy:
     A round must have `smallest_cohort` clients or more over all nodes, and to a sum without noise `smallest_tail` or more of the
     node's own clients contribute, or none. `questions` is how many a round may ask, and `repeats` how many rounds of one
     training may be begun again. The data set has one budget for all runs and servers: either `epsilon` and `delta`, with which
-    every sum must have noise, or `rounds_without_noise`. Nothing of it has a default: what is not said is not allowed.
+    every sum must have noise, or `rounds_without_noise`, how many rounds are answered, with noise or without. Nothing of it has
+    a default: what is not said is not allowed.
     """
 
     smallest_cohort: int

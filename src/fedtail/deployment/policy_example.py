@@ -11,29 +11,32 @@ from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.source import Trusted
 from fedtail.experiment.trust import Trust
+from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.events import NoSampling, RoundEvent
-from fedtail.privacy.ledger import Ledger, PrivacyBudget
 
 QUESTIONS = 16        # in a round: more than any method of fedtail asks by its defaults, counts of contributors included
 DELTA = 1e-6
+REPEATS = 3           # rounds with noise that are held once more: cohort and noise are drawn anew after a crash of the server
 MANY = 100            # trainings by each method that nodes on one's own machine allow
 
 
-def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats: int = 3) -> str:
+def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats: int | None = None) -> str:
     """The text of a policy.toml for the experiment file at `path`: just enough for `trainings` by each of its methods.
 
     Where clients add noise to all sums, it has the epsilon that these cost together without amplification by sampling; otherwise
-    the number of their rounds. `repeats` rounds of a training may be begun again. Code that is not fedtail's is imported only
-    from what `trust` lists.
+    the number of their rounds. `repeats` rounds of a training may be held once more with other contents: None allows it where
+    there is noise, and nowhere else, because two cohorts that differ by a client would show its row; with the same contents a
+    round goes on after a crash of the server anyway. Code that is not fedtail's is imported only from what `trust` lists.
     """
     experiments = deployed_experiments(path, trust=trust)
-    cohort = max(2, min(one.algorithm.minimum_cohort for one in experiments))
-    budget = BARE.format(rounds=trainings * sum(one.rounds for one in experiments))
+    cohort = max(2, min(max(one.algorithm.minimum_cohort, getattr(one.channel, "threshold", 2)) for one in experiments))
+    again, budget = 0, BARE.format(rounds=trainings * sum(map(rounds_asked, experiments)))
     if all(map(has_client_noise, experiments)):
         delta = next((one.privacy.delta for one in experiments if one.privacy.delta is not None), DELTA)
-        cost = _cost(experiments * trainings, delta)
-        budget = PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
-    return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, repeats=repeats, budget=budget)
+        cost = epsilon_at([(planned_round(one), trainings * rounds_asked(one)) for one in experiments], delta)
+        again, budget = REPEATS, PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
+    return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, budget=budget,
+                          repeats=again if repeats is None else repeats)
 
 
 def has_client_noise(experiment: Experiment) -> bool:
@@ -46,21 +49,19 @@ def has_client_noise(experiment: Experiment) -> bool:
     return not exact and all(map(clients_add_noise, mechanisms))
 
 
-def _cost(experiments: list[Experiment], delta: float) -> float:
-    """The epsilon at `delta` of one training by each experiment together, for a client that is in every round."""
-    ledger = Ledger(PrivacyBudget(randomness="os", unit=experiments[0].algorithm.unit))
-    for one in experiments:
-        evaluation = one.evaluate.on_nodes
-        method = one.algorithm if evaluation is None else evaluation.round_with_evaluation(one.algorithm)
-        releases = method.releases(one.task.make(0).params().numel())
-        for round in range(one.rounds):
-            ledger.open(round, RoundEvent(releases, NoSampling(), one.algorithm.unit))
-            ledger.charge(releases)
-            ledger.close()
-    return float(ledger.guarantee(delta).epsilon)
+def rounds_asked(experiment: Experiment) -> int:
+    """How many rounds one training asks a node for: with evaluations one more, in which the final models are evaluated."""
+    return experiment.rounds + bool(experiment.evaluate.on_nodes)
 
 
-def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int = 3) -> Path:
+def planned_round(experiment: Experiment) -> RoundEvent:
+    """All that a round of the experiment releases, with an evaluation if it has any, about a client who is in every round."""
+    evaluation = experiment.evaluate.on_nodes
+    method = experiment.algorithm if evaluation is None else evaluation.round_with_evaluation(experiment.algorithm)
+    return RoundEvent(method.releases(experiment.task.make(0).params().numel()), NoSampling(), experiment.algorithm.unit)
+
+
+def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int | None = None) -> Path:
     """Write the example policy of a node with these settings, and return its path; the numbers are those of `policy_example`.
 
     Raises FileExistsError where there is one already.
@@ -74,7 +75,13 @@ def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int = 3) -
 
 
 def write_loopback_policy(folder: Path) -> None:
-    """Write a policy that allows many trainings into a node's folder on one's own machine, unless it has one."""
+    """Be the operator of a node on one's own machine: write a policy that allows many trainings, unless there is one, and accept.
+
+    Accepted is what the node's experiment file asks now.
+    """
+    from fedtail.deployment.consent import accept, experiment_digest
+
     settings = NodeSettings.read(folder / "node.toml")
     if not (settings.folder / settings.policy).exists():
         write_policy(settings, MANY, repeats=1000)
+    accept(settings, experiment_digest(settings.read_experiments()))

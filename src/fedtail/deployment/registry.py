@@ -72,8 +72,13 @@ def packed_node_info(settings: NodeSettings) -> bytes:
 def signed_node_info(settings: NodeSettings, challenge: bytes) -> bytes:
     """What a node with these settings replies to a server's `challenge`: its node info, signed with the key beside its settings.
 
-    Raises ValueError where there is no such key, or the challenge has another length.
+    Raises Refused where the operator has not accepted the node's experiment, and ValueError where there is no such key, or the
+    challenge has another length.
     """
+    from fedtail.deployment.consent import Consent
+
+    Consent.of(settings, settings.read_experiments()).check()
+    settings.audit_log().write("info sent", challenge=challenge.hex())
     return sign_info(packed_node_info(settings), challenge, settings.folder / "key")
 
 

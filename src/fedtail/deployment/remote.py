@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
+from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_retry_sum
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, decode_silent_count, encode_message, read_reply
@@ -64,12 +65,14 @@ class RemoteFleet:
         self._heard: set[int] = set()                            # nodes whose answers are in a sum of the open round
         self.answers_outside_largest_node = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
+        self.audit: AuditLog | None = None                   # of what is asked and answered
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_secure_messages, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_secure_messages, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients sampled in this round, by node
+        self._members = torch.zeros(0, 2, dtype=torch.int64)    # as nodes are told, (nodes, 2)
         self._unsent: dict[int, list[bytes]] = {}            # broadcasts that each node has not received yet
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
@@ -95,9 +98,11 @@ class RemoteFleet:
         """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round, self._heard = self.population.clients_per_node(cohort), -1, set()
+        self._members = torch.tensor(list(self._counts.items()), dtype=torch.int64).reshape(-1, 2)
         for node in self._counts:
             before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
-            self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
+            self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost,
+                                                     self._members))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """For each question the encoded sum over the nodes that answered, (width,), or their clients' rows where it gathers them.
@@ -135,7 +140,8 @@ class RemoteFleet:
             """Charge for the retry by `again`, and mark the question as a second attempt; returns its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
-            return context_digest(self._broadcast, self._asking)
+            self._note_asked(self._asking, 1)
+            return context_digest(self._broadcast, self._members, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
             """Raise TooFew unless the nodes `members` hold `threshold` clients, and enough whose rows are not only zeros.
@@ -153,7 +159,7 @@ class RemoteFleet:
 
         try:
             self._open_masked_round(threshold, graph)
-            context = context_digest(self._broadcast, self._asking)
+            context = context_digest(self._broadcast, self._members, self._asking)
             found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
                                            retry_context if may_retry_sum(questions) else None, check_enough)
         except Refused as why:
@@ -235,7 +241,16 @@ class RemoteFleet:
         It holds the number of the round, `questions`, and `encoding`, how answers are encoded.
         """
         self._problems, self._exchanges, self._silent = {}, 0, {}
-        return pack(Ask(self._broadcast.round, questions, encoding))
+        ask = pack(Ask(self._broadcast.round, questions, encoding))
+        self._note_asked(ask)
+        return ask
+
+    def _note_asked(self, ask: bytes, attempt: int = 0) -> None:
+        """Write to the audit log, if there is one, the digest of a serialised question that is sent, as nodes do."""
+        if self.audit is not None:
+            context = context_digest(self._broadcast, self._members, ask).hex()
+            self.audit.write("asked", round=self._broadcast.round, context=context, attempt=attempt, nodes=list(self._counts),
+                             cohort=sum(self._counts.values()), training=self._nodes.training.hex())
 
     def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send each node its message of the secure sum, in `contents`, and return the messages in the replies; both by node.
@@ -312,7 +327,11 @@ class RemoteFleet:
         all but the largest of them.
         """
         self._note_refused_messages()
+        nodes = tuple(nodes)
         counts = [self._counts[node] for node in nodes]
+        if self.audit is not None:
+            self.audit.write("answered", safely=True, round=self._broadcast.round, nodes=list(nodes),
+                             problems={str(node): why for node, why in self._problems.items()})
         self.answer_count = answered = sum(counts)
         self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,

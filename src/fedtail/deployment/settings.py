@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.data.arrays import BOOLEANS
+from fedtail.deployment.audit_log import AUDIT, AuditLog
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import convert_value, type_hints_by_name
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from fedtail.data.population import Population
     from fedtail.deployment.data_budget import DataBudget
     from fedtail.deployment.node import Node
+    from fedtail.deployment.policy import NodePolicy
     from fedtail.experiment.experiment import Experiment
 
+WITNESS = "budget.head"      # in the node's folder: how far the record of its data's budget had come
 WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experiment.toml\"", "data": "data = \"patients.parquet\""}
 
 
@@ -118,14 +121,32 @@ class NodeSettings:
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {short_text(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
+    @property
+    def budget_folder(self) -> Path:
+        """The folder with what this node's data have answered, over all runs and servers."""
+        data = (self.folder / self.data).resolve()
+        return self.folder / self.budget if self.budget else data.with_name(f"{data.name}.budget")
+
+    def read_policy(self) -> NodePolicy:
+        """The limits of this node; raises ValueError where the policy is missing or not valid."""
+        from fedtail.deployment.policy import NodePolicy
+
+        return NodePolicy.read(self.folder / self.policy)
+
     def data_budget(self) -> DataBudget:
         """The budget of this node's data by its policy; raises ValueError where the policy is missing or not valid."""
         from fedtail.deployment.data_budget import DataBudget
-        from fedtail.deployment.policy import NodePolicy
 
-        data = (self.folder / self.data).resolve()
-        place = self.folder / self.budget if self.budget else data.with_name(f"{data.name}.budget")
-        return DataBudget(place, NodePolicy.read(self.folder / self.policy))
+        return DataBudget(self.budget_folder, self.read_policy(), self.folder / WITNESS)
+
+    @property
+    def audit_file(self) -> Path:
+        """The file of this node's audit log."""
+        return self.folder / AUDIT
+
+    def audit_log(self) -> AuditLog:
+        """This node's log of what it accepted, was asked, refused and answered."""
+        return AuditLog(self.audit_file)
 
     def make_site(self, seed: int = 0) -> Site:
         """The `Site` that answers messages for this node; data and model are read only when a message first needs them.
@@ -133,7 +154,7 @@ class NodeSettings:
         `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
         """
         return Site(lambda: self.make_node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
-                    answer_after=self.answer_after)
+                    answer_after=self.answer_after, log=self.audit_log())
 
     def own_identity(self) -> Identity | None:
         """This node's identity: the secret key from the file `identity`, and the keys in `pinned`; None where no file is named.
@@ -175,10 +196,12 @@ class NodeSettings:
     def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
-        It answers the questions of that file and no others. `seed` is for making the model. Code that is not fedtail's is
-        imported only from what `trust` lists. The clients' memory is kept in the folder `memory` beside the settings.
+        It answers the questions of that file and no others, once its operator has accepted them. `seed` is for making the model.
+        Code that is not fedtail's is imported only from what `trust` lists. The clients' memory is kept in the folder `memory`
+        beside the settings.
         """
         from fedtail.deployment.agreement import Agreement
+        from fedtail.deployment.consent import Consent
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import user_parts
 
@@ -188,7 +211,7 @@ class NodeSettings:
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings,
                     agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments],
-                    budget=self.data_budget())
+                    budget=self.data_budget(), consent=Consent.of(self, experiments), log=self.audit_log())
 
 
 def _without_text_labels(population: Population, file: str) -> Population:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
@@ -27,10 +28,10 @@ MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computi
 class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
-    def receive_broadcast(self, message: bytes) -> None:
+    def receive_broadcast(self, message: bytes, number: int | None = None) -> None:
         """Receive `message`, the serialised broadcast that begins a round (`Open`) or ends one (`Close`).
 
-        Raises Refused for any other message.
+        `number` is that of this node in the run. Raises Refused for any other message.
         """
         ...
 
@@ -88,13 +89,15 @@ class Site:
     """
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
-                 identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
+                 identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0,
+                 log: AuditLog | None = None):
         """Store the settings; nothing is loaded or computed yet.
 
         `node` returns the part that computes; it is called when the data are first needed, and again after `restore`. A row is
         revealed only in a sum over `minimum` nodes or more. `repetitions` is how often the server may repeat an all-or-nothing
-        sum over fewer nodes, `corrupted` the share of nodes that may be on the server's side. Raises ValueError unless 0 <=
-        `answer_after` < infinity, and for an `identity` where `masked_only` is off.
+        sum over fewer nodes, `corrupted` the share of nodes that may be on the server's side. What is refused is written to
+        `log`, if one is given. Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only`
+        is off.
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
@@ -104,7 +107,7 @@ class Site:
         self._make, self._identity = node, identity
         self._node: Computing | None = None
         self.minimum, self.masked_only, self.repetitions, self.corrupted = minimum, masked_only, repetitions, corrupted
-        self.answer_after = answer_after
+        self.answer_after, self._log = answer_after, log
         self._run, self._me = b"", 0
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
@@ -146,7 +149,18 @@ class Site:
         return reply
 
     def _reply_or_problem(self, content: bytes) -> bytes:
-        """The reply to the message `content`, without the wait of `answer_after`; an exception becomes a reply with its text.
+        """The reply to the message `content`, without the wait of `answer_after`; what it refuses is written to the log first."""
+        reply = self._reply(content)
+        if self._log is None or not reply.problem:
+            return encode_message(reply)
+        try:
+            self._log.write_once("refused", why=reply.problem.decode())
+        except Exception as why:
+            log.error("the audit log could not be written", exc_info=why)
+        return encode_message(reply)
+
+    def _reply(self, content: bytes) -> Reply:
+        """The reply to the message `content`; an exception becomes a reply with its text.
 
         Changes the state: a new run begins afresh, and the message's broadcasts join those that wait for the part that computes.
         Only the newest MOST_BROADCASTS of them are kept. The text of an exception is its `error_text`.
@@ -157,10 +171,10 @@ class Site:
             self._begin_run(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return encode_message(self._masked_reply(about, message))
-            return encode_message(Reply(about, self._unmasked_answer(message)))
+                return self._masked_reply(about, message)
+            return Reply(about, self._unmasked_answer(message))
         except Exception as why:
-            return encode_message(Reply(about, problem=error_text(why).encode()))
+            return Reply(about, problem=error_text(why).encode())
 
     def _begin_run(self, message: NodeMessage) -> None:
         """If the message belongs to another run than the last one, forget that run and take this node's number from the message.
@@ -227,7 +241,7 @@ class Site:
             node.restore(self._saved_node)
             self._node = node
         while self._broadcasts:
-            self._node.receive_broadcast(self._broadcasts.pop(0))
+            self._node.receive_broadcast(self._broadcasts.pop(0), self._me)
         return self._node
 
 

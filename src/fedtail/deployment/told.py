@@ -1,13 +1,20 @@
-"""What a node takes part in and allows, in sentences for its operator."""
+"""What a node takes part in, what it is asked to accept and what that costs, in sentences for its operator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fedtail.deployment.agreement import Agreement
-from fedtail.deployment.policy_example import has_client_noise
+from fedtail.deployment.consent import changes, experiment_digest, read_accepted
+from fedtail.deployment.data_budget import DataBudget
+from fedtail.deployment.deployed_experiment import deployment_channel
+from fedtail.deployment.policy_example import has_client_noise, planned_round, rounds_asked
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import Experiment
+from fedtail.privacy.accounting import epsilon_at
+from fedtail.privacy.events import LatticeRelease, NonPrivateRelease, Release, RoundEvent
+
+MOST_ROUNDS = 1 << 20      # that are tried when it is found how many a budget still has
 
 
 def node_sentences(settings: NodeSettings) -> Iterator[str]:
@@ -23,6 +30,70 @@ def node_sentences(settings: NodeSettings) -> Iterator[str]:
     yield f"so far: {budget.spent_text()}"
 
 
+def asked_sentences(settings: NodeSettings) -> Iterator[str]:
+    """Yields lines about what the node's experiment file asks: what each round releases, what that costs, and what changed."""
+    experiments, budget = settings.read_experiments(), settings.data_budget()
+    yield f"{settings.name} is asked about the clients in {settings.data}, by {settings.experiment}:"
+    for one in experiments:
+        yield f"  {experiment_sentence(one)}"
+        yield "  in each round, about the clients that are sampled:"
+        for release in dict.fromkeys(planned_round(one).releases):
+            yield f"    {release_sentence(release)}"
+        yield f"  {channel_sentence(one)}"
+    yield from cost_sentences(experiments, budget)
+    different = changes(settings, experiments)
+    accepted = read_accepted(settings)
+    if accepted:
+        same = accepted["digest"] == experiment_digest(experiments) and not different
+        yield f"You accepted {accepted['digest']}{': the same.' if same else '. Since then:'}"
+    yield from (f"  {line}" for line in different)
+
+
+def cost_sentences(experiments: Sequence[Experiment], budget: DataBudget) -> Iterator[str]:
+    """Yields lines on what one training by each experiment costs, what is spent, and what the policy would leave."""
+    policy, rounds = budget.policy, sum(map(rounds_asked, experiments))
+    if policy.rounds_without_noise is not None:
+        left = policy.rounds_without_noise - budget.rounds_answered
+        yield (f"It costs {rounds} rounds. Of {policy.rounds_without_noise} that the policy allows {left} are left: "
+               f"{_enough(rounds <= left)}")
+        return
+    if not all(map(has_client_noise, experiments)):
+        yield "It costs more than any epsilon, and is refused: not every sum has noise that clients add."
+        return
+    assert policy.epsilon is not None
+    assert policy.delta is not None
+    planned, spent = [(planned_round(one), rounds_asked(one)) for one in experiments], budget.spent_rounds()
+    cost, together = epsilon_at(planned, policy.delta), epsilon_at([*spent, *planned], policy.delta)
+    before = epsilon_at(spent, policy.delta) if spent else 0.0
+    yield f"It costs epsilon {cost:.4g} at delta {policy.delta:g} over {rounds} rounds, whoever is sampled in each of them."
+    yield (f"Spent so far is {before:.4g}; with it that makes {together:.4g} of {policy.epsilon:g} that the policy allows: "
+           f"{_enough(together <= policy.epsilon)}")
+
+
+def left_sentences(experiments: Sequence[Experiment], budget: DataBudget) -> Iterator[str]:
+    """Yields a line for each experiment: of how many more of its rounds the budget allows answers."""
+    policy = budget.policy
+    for one in experiments:
+        if policy.rounds_without_noise is not None:
+            left = max(0, policy.rounds_without_noise - budget.rounds_answered)
+        elif has_client_noise(one) and not budget.rounds_answered:
+            left = rounds_left(budget.spent_rounds(), planned_round(one), policy.epsilon or 0.0, policy.delta or 0.0)
+        else:
+            left = 0
+        yield f"left: {left} rounds of {one.name}"
+
+
+def rounds_left(spent: Sequence[tuple[RoundEvent, int]], event: RoundEvent, epsilon: float, delta: float) -> int:
+    """How many rounds like `event` may follow those of `spent` within (epsilon, delta), by bisection; at most two million."""
+    found, step = 0, 1
+    while step < MOST_ROUNDS and epsilon_at([*spent, (event, found + step)], delta) <= epsilon:
+        found, step = found + step, 2 * step
+    while step := step // 2:
+        if epsilon_at([*spent, (event, found + step)], delta) <= epsilon:
+            found += step
+    return found
+
+
 def experiment_sentence(experiment: Experiment) -> str:
     """One method of a node's experiment in words: its name, rounds, parts, and whether clients add noise to what is released."""
     parts = "; ".join(f"{type(one.risk).__name__}, {type(one.local).__name__}, {type(one.aggregate).__name__}"
@@ -30,3 +101,26 @@ def experiment_sentence(experiment: Experiment) -> str:
     noise = "with noise that clients add" if has_client_noise(experiment) else "without noise that clients add"
     evaluates = ", and evaluates models" if experiment.evaluate.on_nodes else ""
     return f"{experiment.name} ({parts}), {experiment.rounds} rounds, {noise}{evaluates}"
+
+
+def release_sentence(release: Release) -> str:
+    """What is released, in words: a sum over clients with or without noise."""
+    if isinstance(release, NonPrivateRelease):
+        return f"{release.what}: a sum over clients, without noise"
+    noise = f"with noise {release.multiplier('zero-out'):.3g} times what one client moves it at most"
+    if isinstance(release, LatticeRelease):
+        return (f"{release.what}: a sum over clients of {release.width} numbers, {noise}, by shares of {release.honest} clients "
+                "or more")
+    return f"{release.what}: a sum over clients, {noise}"
+
+
+def channel_sentence(experiment: Experiment) -> str:
+    """How sums are hidden and how large cohorts are, in words, by the experiment file."""
+    if "channel" not in experiment.source.tables:
+        return "sums are masked among the nodes of a round"
+    return f"sums are sent by {deployment_channel(experiment, None)}"
+
+
+def _enough(fits: bool) -> str:
+    """The end of a sentence about a budget: whether it is enough."""
+    return "enough." if fits else "NOT enough, the rest is refused."

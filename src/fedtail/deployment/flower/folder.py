@@ -122,6 +122,7 @@ def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], 
     folder.write_superlink_config(f"{host}:{port}")
     for name in nodes:
         write_node_folder(folder, name, experiment, **of_nodes)
+        (folder.node_folder(name) / "superlink.toml").write_text(f'host = "{host}"\nport = {port}\n', encoding="utf-8")
     return folder
 
 
@@ -159,6 +160,8 @@ On the server:
 {registered}
 On each node, in its copy of nodes/NAME, with data named in node.toml; read the policy that the first command writes:
   fedtail node init node.toml
+  fedtail node accept node.toml        (says in words what is asked, and prints the digest to accept it with)
+  fedtail node run node.toml           (or the command that it runs:)
   {quiet}
   flower-supernode --superlink {host}:{port} --root-certificates ca.crt --auth-supernode-private-key key \\
     --node-config 'settings="'$PWD'/node.toml"'

@@ -76,7 +76,8 @@ def cell_commands(folder: DeploymentFolder, host: str, port: int) -> str:
 On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
 Read the policy that the first command writes:
   fedtail node init node.toml
-  fedtail deploy join .
+  fedtail node accept node.toml        (says in words what is asked, and prints the digest to accept it with)
+  fedtail node run node.toml
 On the server, which listens on port {port}:
   fedtail deploy serve {server}
   fedtail deploy serve {server} --resume     (after a crash: goes on from the last round)"""

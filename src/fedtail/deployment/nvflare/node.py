@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from fedtail.deployment.consent import check_readiness
+from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
 from fedtail.deployment.nvflare.pinned_tls import SERVER
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.site import Site
-from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
 log = logging.getLogger("fedtail.node")
 
@@ -55,22 +55,13 @@ class ResidentNode:
             return b""
 
 
-def serve_node(folder: Path, until: threading.Event | None = None) -> None:
-    """Run the node whose folder is `folder` (node.toml, server.toml, its keys) until the event is set, or for ever.
+def serve_node(folder: Path, until: threading.Event | None = None, address: str = "", file: str = "node.toml") -> None:
+    """Run the node whose folder is `folder` (`file`, server.toml, its keys) until the event is set, or for ever.
 
-    Raises ValueError where the settings or the policy are not valid.
+    `address` is "host:port" of the server, by default what server.toml says.
+
+    Raises ValueError where the settings or the policy are not valid, and where the operator has not accepted the experiment.
     """
-    settings = NodeSettings.read(folder / "node.toml")
-    settings.data_budget()
-    ResidentNode(settings, read_address(folder / "server.toml")).serve(until or threading.Event())
-
-
-def read_address(path: Path) -> str:
-    """The address "host:port" of the server in the file server.toml of a node; raises ValueError where it has none."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}. `fedtail deploy init --transport nvflare` writes one.")
-    said: Mapping[str, Any] = toml_tables(read_text(path, TOML_BYTES, "the address of the server"), path.name)
-    host, port = said.get("host"), said.get("port")
-    if set(said) != {"host", "port"} or not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 1 << 16:
-        raise ValueError(f'{path.name} must say host and port and nothing else. Write host = "fl.example.org" and port = 8000.')
-    return f"{host}:{port}"
+    settings = NodeSettings.read(folder / file)
+    check_readiness(settings)
+    ResidentNode(settings, address or read_server(folder / "server.toml")).serve(until or threading.Event())

@@ -27,14 +27,14 @@ def main(words: list[str]) -> None:
     (join if what == "join" else serve)(folder, **{name: value for name, value in given.items() if value is not None})
 
 
-def join(folder: Path) -> None:
-    """Run the node of `folder` until SIGTERM or Ctrl-C."""
+def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
+    """Run the node of `folder`, whose settings are in `file`, until SIGTERM or Ctrl-C; "" takes the `address` in server.toml."""
     from fedtail.deployment.nvflare.node import serve_node
 
     until = threading.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: until.set())
-    serve_node(folder, until)
+    serve_node(folder, until, address, file)
     leave(0)
 
 

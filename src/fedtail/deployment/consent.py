@@ -1,0 +1,163 @@
+"""The consent of a node's operator to an experiment, without which the node answers nothing: accepted.json in its folder.
+
+Accepted is a digest of all that decides what leaves the node: for each method of the experiment file the parts with their noise,
+clip norms and bounds, the encoding and masks of sums, the evaluation and the number of rounds, and code that is not fedtail's
+own. Nodes and servers with the same file and code have the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtail.deployment.audit_log import Head, holds
+from fedtail.deployment.settings import WITNESS, NodeSettings
+from fedtail.experiment.experiment import Experiment, own_code_files
+from fedtail.reading import read_json
+from fedtail.runs.files import to_json_values, write_json
+from fedtail.secure.encoding import Refused
+
+ACCEPTED = "accepted.json"
+ELSEWHERE = ("name", "seeds", "device", "folder", "data", "engine", "log")      # nothing leaves a node by them
+HOW = "Its operator decides: `fedtail node accept NODE.toml` says in words what is asked."
+
+
+def agreed_table(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    """All that decides what leaves a node, as JSON values: a table of parts for each method, and digests of code of their own."""
+    methods = {one.name: {name: value for name, value in one.as_table(0).items() if name not in ELSEWHERE} for one in experiments}
+    code = {path.name: file_digest(path) for one in experiments for path in code_files(one)}
+    return json.loads(json.dumps(to_json_values({"methods": methods, "code": code})))
+
+
+def experiment_digest(experiments: Sequence[Experiment]) -> str:
+    """SHA-256 of `agreed_table`, as 64 hexadecimal digits: what an operator accepts."""
+    return hashlib.sha256(json.dumps(agreed_table(experiments), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What a process of the node has read, to be compared with what the operator accepted: at its start, and for every round."""
+
+    settings: NodeSettings
+    digest: str
+    files: Mapping[Path, str]           # the files that were read, with digests of their contents
+
+    @classmethod
+    def of(cls, settings: NodeSettings, experiments: Sequence[Experiment]) -> Consent:
+        """The consent that this node needs for these experiments, read from its own file just now."""
+        files = [settings.folder / settings.experiment, *(path for one in experiments for path in code_files(one))]
+        return cls(settings, experiment_digest(experiments), {path: file_digest(path) for path in files})
+
+    def check(self) -> None:
+        """Raise Refused, with a text that holds no data, unless the operator has accepted what this process has read.
+
+        Read anew at every call are accepted.json and the files themselves, so that withdrawn consent and changed files are
+        noticed without a restart.
+        """
+        given = read_accepted(self.settings)
+        if not given:
+            raise Refused(f"this node's operator has not accepted its experiment. {HOW}")
+        if given["digest"] != self.digest:
+            raise Refused(f"what this node would be asked is not what its operator accepted. {HOW}")
+        if {name: given[name] for name in ("data", "budget")} != places(self.settings):
+            raise Refused(f"this node's data or the place of their budget changed since its operator accepted them. {HOW}")
+        if any(file_digest(path) != digest for path, digest in self.files.items()):
+            raise Refused("this node's experiment file or code changed since its process read it: its operator must accept it, "
+                          "and start the node again.")
+        if not holds(self.settings.audit_file, Head(*given["log"])):
+            raise Refused("this node's audit log does not hold its operator's consent: it was removed or changed. `fedtail node "
+                          "log --verify` says more, and `fedtail node accept` begins a new one where it was removed.")
+
+
+def code_files(experiment: Experiment) -> list[Path]:
+    """The files of code beside fedtail's that the experiment names, and all others below their folders, which they may import."""
+    named = own_code_files(experiment.as_table(0), experiment.source.folder)
+    return sorted({path for one in named for path in (one, *one.parent.rglob("*.py"))})
+
+
+def check_readiness(settings: NodeSettings) -> None:
+    """Raise ValueError unless the node may start: settings, policy, budget, audit log and consent as they must be.
+
+    Refused, which is one, is raised where the operator has not accepted the experiment, or a record was cut or changed.
+    """
+    settings.own_identity()
+    settings.data_budget().spent_text()
+    Consent.of(settings, settings.read_experiments()).check()
+
+
+def read_accepted(settings: NodeSettings) -> dict[str, Any]:
+    """What the operator of the node accepted last, as in accepted.json; {} where it is nothing or the file is not valid."""
+    path = settings.folder / ACCEPTED
+    if not path.is_file():
+        return {}
+    try:
+        given = read_json(path)
+        Head(*given["log"])
+        return given if {"digest", "table", "data", "budget", "log"} <= given.keys() else {}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def accept(settings: NodeSettings, digest: str) -> None:
+    """Record that the operator accepts what the node's experiment file asks now, whose digest is `digest`, for the data it names.
+
+    Raises ValueError where the file asks something else, the policy is missing, or `digest` is cut. Where the budget is in
+    another place than before, what was noted of the former is forgotten: `changes` says so before.
+    """
+    experiments = settings.read_experiments()
+    now = experiment_digest(experiments)
+    if digest.strip().lower() != now:
+        raise ValueError(f"what {settings.experiment} asks has the digest {now}, not {digest!r}. Read it first: `fedtail node "
+                         "accept NODE.toml` without a digest.")
+    settings.read_policy()
+    before = read_accepted(settings)
+    log = settings.audit_log()
+    if before and before["budget"] != places(settings)["budget"]:
+        (settings.folder / WITNESS).unlink(missing_ok=True)
+    methods = {one.name: experiment_digest([one]) for one in experiments}
+    head = log.write("accepted", safely=True, digest=now, methods=methods, **places(settings))
+    write_json(settings.folder / ACCEPTED, {"digest": now, "table": agreed_table(experiments), **places(settings),
+                                            "log": list(head)})
+
+
+def changes(settings: NodeSettings, experiments: Sequence[Experiment]) -> list[str]:
+    """What differs from what was accepted last, a line for each setting; [] where nothing does, or nothing was accepted."""
+    before = read_accepted(settings)
+    if not before:
+        return []
+    was = dict(_settings_within({**before["table"], "data": before["data"], "budget": before["budget"]}))
+    now = dict(_settings_within({**agreed_table(experiments), **places(settings)}))
+    missing = "not there"
+    return [f"{name}: was {was.get(name, missing)}, is {now.get(name, missing)}" for name in sorted(was.keys() | now.keys())
+            if was.get(name, missing) != now.get(name, missing)]
+
+
+def places(settings: NodeSettings) -> dict[str, str]:
+    """Which data the node answers about, and where their budget is: paths with symbolic links resolved."""
+    def place(path: Path) -> str:
+        """The path as text, relative where it is in the node's folder, so that the folder can be moved."""
+        whole, home = path.resolve(), settings.folder.resolve()
+        return str(whole.relative_to(home) if whole.is_relative_to(home) else whole)
+
+    return {"data": place(settings.folder / settings.data), "budget": place(settings.budget_folder)}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content as hexadecimal digits; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _settings_within(table: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted name, value as text) for each setting in nested tables."""
+    if not isinstance(table, dict):
+        yield name, json.dumps(table)
+        return
+    for key, value in table.items():
+        yield from _settings_within(value, f"{name}.{key}" if name else key)
