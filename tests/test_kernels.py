@@ -187,6 +187,15 @@ class Branching(nn.Module):
         return self.last(x) if bool(x.sum() > 0) else -self.last(x)
 
 
+class Last(nn.Module):
+    def __init__(self, recurrent):
+        super().__init__()
+        self.recurrent, self.last = recurrent, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.recurrent(x)[0][:, -1])
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -204,8 +213,10 @@ class Tied(nn.Module):
     (Hidden(), StackedKernel, (6,)), (Tied(), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 20000), nn.ReLU(), nn.Linear(20000, 4)), ModuleKernel, (6,)),
     (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), ModuleKernel, (7, 5)),
+    (Last(nn.GRU(5, 4, batch_first=True)), StackedKernel, (7, 5)),
+    (nn.Sequential(nn.Conv1d(7, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)), StackedKernel, (7, 5)),
     (SoftmaxRegression(6, 4), LinearKernel, (6,)),
-], ids=["mlp", "no dropout", "dropout", "hidden dropout", "tied", "large", "convolution", "recurrent", "linear"])
+], ids=["mlp", "no dropout", "dropout", "hidden dropout", "tied", "large", "convolution", "lstm", "gru", "sensors", "linear"])
 def test_the_kernel_is_chosen_by_what_the_module_is(module, kind, shape):
     population = people(shape)
     assert type(kernel_for(Task(module), CPU, torch.float32, population)) is kind

@@ -631,8 +631,8 @@ def test_trainings_with_dropout_in_threads_do_not_disturb_each_other(eager):
 def test_modules_that_draw_nothing_neither_seed_nor_wait():
     torch.manual_seed(0)
     task = Task(nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 4)))
-    fleet, done = LocalFleet(POPULATION, task, workers=1), []
-    assert (fleet.kernel.name, fleet.kernel.draws) == ("module", False)
+    fleet, done = LocalFleet(POPULATION, task, workers=1, kernel="module"), []
+    assert (fleet.kernel.draws, fleet.kernel.counted_draws) == (False, False)
     thread = threading.Thread(target=lambda: done.append(fedtail.train(METHODS["delta_fl"], task, fleet=fleet, rounds=1)))
     with lock_and_restore_generators():                             # as if another training were in the middle of a client
         thread.start()

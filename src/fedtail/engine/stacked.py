@@ -24,7 +24,7 @@ from fedtail.modules import call_module, trainable_parameters, twice_differentia
 from fedtail.task import Task
 from fedtail.types import Examples
 
-SMALL = 2**17                # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
+SMALL, SMALL_GRU = 2**17, 2**18      # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
@@ -312,10 +312,16 @@ def _skip_flattening() -> None:
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
     """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
-    True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
+    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with a GRU, whose steps in time are mostly overhead. There not
+    for 2-D and 3-D convolutions, LSTMs (which oneDNN computes well alone) and attention, whose steps are mostly arithmetic.
     """
+    if device.type != "cpu":
+        return True
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
-    return device.type != "cpu" or (dim <= SMALL and not _has_costly_layers(task.module))
+    parts = list(task.module.modules())
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+    bound = SMALL_GRU if any(isinstance(part, nn.GRU) for part in parts) else SMALL
+    return dim <= bound and all(isinstance(part, (nn.Conv1d, nn.GRU)) for part in parts if isinstance(part, heavy))
 
 
 def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> str:
@@ -364,9 +370,6 @@ def _clamp_floats(values: Tensor) -> Tensor:
 
 
 def _has_costly_layers(module: nn.Module) -> bool:
-    """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`.
-
-    On a CPU their steps are mostly arithmetic, so that stacking saves little.
-    """
+    """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`."""
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
     return any(isinstance(part, heavy) for part in module.modules())
