@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy test-loops fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy test-deploy-matrix soak test-loops fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -23,9 +23,19 @@ unit: $(VENV)/.installed-test $(VENV)/.browser
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m faults
 
-# A deployment on this machine whose processes are killed, late and lie: about a quarter of an hour.
-test-deploy: $(VENV)/.installed-test
+# Deployments on this machine whose processes are killed, late and lie: about a quarter of an hour.
+test-deploy: $(VENV)/.installed-test $(VENV)/.deploy-tools
 	$(BIN)/python -m pytest -m deploy
+
+# Every fault over every transport, networks that are cut among them (root, iproute2) and clocks that are wrong (faketime): an hour.
+test-deploy-matrix: $(VENV)/.installed-test $(VENV)/.deploy-tools
+	$(BIN)/python -m pytest -m deploy_matrix
+
+# Memory, descriptors and threads over 500 rounds of NVFlare and 20 of Flower, and 50 nodes on this machine: a quarter of an hour.
+soak: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/deployment_soak.py nvflare
+	$(BIN)/python benchmarks/deployment_soak.py flower
+	$(BIN)/python benchmarks/deployment_soak.py many --nodes 50
 
 # Losses in other people's training loops: torch.compile with a C++ compiler, Lightning, Hugging Face Trainer; a few minutes.
 test-loops: $(VENV)/.installed-test
@@ -100,6 +110,13 @@ $(VENV)/.browser: $(VENV)/.installed-test
 	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
 	  || { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null 2>&1 \
 	  || echo "chromium is missing and could not be installed: the tests of the page will be skipped"
+	touch $@
+
+# Networks are cut by Debian's iproute2 and clocks are wrong by its faketime, installed where they are missing and can be.
+$(VENV)/.deploy-tools: $(VENV)/.installed-test
+	@{ command -v ip && ls /usr/lib/*/faketime/libfaketime.so.1; } >/dev/null 2>&1 \
+	  || { apt-get install -y -qq iproute2 faketime || { apt-get update -qq && apt-get install -y -qq iproute2 faketime; }; } >/dev/null 2>&1 \
+	  || echo "iproute2 and faketime are missing and could not be installed: tests of networks and clocks will be skipped"
 	touch $@
 
 clean:

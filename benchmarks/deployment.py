@@ -3,6 +3,8 @@
     python benchmarks/deployment.py                     # results/deployment.md; about ten minutes
     python benchmarks/deployment.py --transport nvflare --rounds 100       # results/deployment_nvflare.md; a minute
     python benchmarks/deployment.py --nodes 5 --rounds 6 --schedules ahead
+    python benchmarks/deployment.py --peer nvflare      # beside its own FedAvg, 100 rounds: results/deployment_peer_nvflare.md
+    python benchmarks/deployment.py --peer flower       # beside its own FedAvg, 5 rounds: results/deployment_peer_flower.md
 
 A server and nodes in processes of their own, with TLS and node authentication, as `fedtail deploy local` starts them.
 """
@@ -16,13 +18,15 @@ import re
 import statistics
 import sys
 import tempfile
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from deployment_peers import times
 from environments import HERE, commit, machine
 
-from fedtail.deployment.flower.example import METHODS, node_names, write_example
+from fedtail.deployment.flower.example import METHODS, compare_with_simulator, node_names, write_example
 from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 
 NOTES = """\
@@ -35,6 +39,15 @@ An exchange is a message to every node of the round and their replies. Nodes sta
 and agrees on keys. Times are of the server: `run` is from the first round to the last, files of the run included,
 by a log in whole seconds. Other work ran on the same two cores: single runs differ by a factor of two or three.
 """
+BESIDE = """\
+Seconds from the end of the first round to the end of the last, divided by the rounds between; three nodes on loopback, each a
+process of its own, and a model of 650 numbers. Ours mask their sums; the peer's FedAvg sends single updates, which TLS hides from
+the network and not from the server. Both run in turns in one session: the ratio is the figure, and both are slower where other
+work runs on the two cores. The targets are {delta:g} s for a secure round of Delta-FL, {fedavg:g} s for one of FedAvg, and 100
+rounds in {hundred:g} s. The last column is the largest difference of a parameter from the simulator's.
+"""
+TARGETS = {"Delta-FL": 2.0, "FedAvg": 1.0, "100 rounds": 300.0}
+PEER_HEAD = ["", "rounds", "seconds a round", "times the peer's", "all rounds s", "from the simulator"]
 CELL_HEAD = ["method", "schedule", "exchanges", "median ms an exchange", "longest s", "first round s", "run s", "ms a round"]
 HEAD = ["method", "schedule", "exchanges a round", "seconds an exchange", "longest", "seconds a round", "first round"]
 
@@ -103,23 +116,101 @@ def rows(nodes: int, rounds: int, schedules: list[str]) -> list[str]:
     return found
 
 
+def seconds_of_rounds(out: Path, rounds: int, patience: float = 1800.0) -> list[float]:
+    """When the log of a run said that each of its rounds was over, to a few milliseconds."""
+    found, end = [], time.time() + patience
+    while len(found) < rounds:
+        done = len(re.findall(r"round \d+ of \d+:", read_text_or_empty(out / "log.txt")))
+        found += [time.time()] * (done - len(found))
+        if time.time() > end:
+            raise SystemExit(f"the run did not come to round {rounds} in {patience:g} s; see {out / 'log.txt'}.")
+        time.sleep(0.02)
+    return found
+
+
+def our_times(transport: str, path: Path, nodes: int, rounds: int) -> dict[str, tuple[list[float], float]]:
+    """For each method when its rounds were over, and how far its model is from the simulator's."""
+    from fedtail.deployment.nvflare.folder import write_cell_folder
+    from fedtail.deployment.nvflare.loopback import CellLoopback
+
+    found, names = {}, node_names(nodes)
+    more = {"write": write_cell_folder} if transport == "nvflare" else {}
+    folder, people = write_example(path, nodes, rounds, **more)
+    with CellLoopback(folder, names) if more else Loopback(folder) as loopback:
+        if not more:
+            loopback.start_superlink()
+        for name in names:
+            if not more:
+                loopback.register_node(name)
+            loopback.start_node(name)
+        for method in METHODS:
+            out = folder.path / "runs" / method
+            if more:
+                loopback.start_server(out, method=method, nodes=nodes)
+            else:
+                loopback.submit_run(method=method, out=str(out), nodes=nodes)
+            ended = seconds_of_rounds(out, rounds)
+            loopback.wait_for_result(out, 300.0)
+            found[method] = ended, compare_with_simulator(folder, people, method, out).difference
+    return found
+
+
+def beside(peer: str, nodes: int, rounds: int, turns: int) -> list[str]:
+    """Rows: the peer's FedAvg and our methods over the same transport, in turns; of several the median."""
+    a_round, whole, apart = {}, {}, {}
+    for turn in range(turns):
+        with tempfile.TemporaryDirectory(prefix="fedtail-bench-", ignore_cleanup_errors=True) as temporary:
+            theirs = times(peer, Path(temporary), nodes, rounds)
+            ours = our_times(peer, Path(temporary) / "ours", nodes, rounds)
+        for name, ended in {"peer": theirs, **{method: ended for method, (ended, _) in ours.items()}}.items():
+            a_round.setdefault(name, []).append((ended[-1] - ended[0]) / (len(ended) - 1))
+            whole.setdefault(name, []).append(ended[-1] - ended[0])
+        apart |= {method: difference for method, (_, difference) in ours.items()}
+        print(f"turn {turn + 1}, seconds a round:", {name: round(found[-1], 3) for name, found in a_round.items()}, flush=True)
+    product = {"flower": "Flower", "nvflare": "NVFlare"}[peer]
+    label = {"peer": f"{product}'s own FedAvg", **{method: f"{method} over {product}" for method in METHODS}}
+    median = {name: statistics.median(found) for name, found in a_round.items()}
+    return ["| " + " | ".join([label[name], str(rounds), f"{median[name]:.3f}",
+                               " to ".join(f"{x:.2f}" for x in ratios(found, a_round["peer"])),
+                               f"{statistics.median(whole[name]):.1f}", f"{apart[name]:.1e}" if name in apart else ""]) + " |"
+            for name, found in a_round.items()]
+
+
+def ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    """The least and the largest ratio over the turns, or the only one."""
+    found = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return sorted({min(found), max(found)})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--peer", choices=["flower", "nvflare"])
+    parser.add_argument("--turns", type=int, default=1, help="with --peer: how often")
     parser.add_argument("--schedules", default="ahead,simple,together")
     parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
     given, before, where = parser.parse_args(), os.getloadavg()[0], machine()
-    flower = given.transport == "flower"
+    flower = (given.peer or given.transport) == "flower"
+    rounds = given.rounds or ((5 if flower else 100) if given.peer else 4)
     carried = f"Flower {version('flwr')}" if flower else f"NVFlare {version('nvflare')}"
-    table = (rows if flower else cell_rows)(given.nodes, given.rounds, given.schedules.split(","))
+    if given.peer:
+        table = beside(given.peer, given.nodes, rounds, given.turns)
+    else:
+        table = (rows if flower else cell_rows)(given.nodes, rounds, given.schedules.split(","))
     about = (f"`python {' '.join(sys.argv)}` at {commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {given.nodes} nodes on one "
-             f"machine, {where['processor']}, {where['cores']} cores, {carried}; load {before:.1f} before.")
-    columns = HEAD if flower else CELL_HEAD
+             f"machine, {where['processor']}, {where['cores']} cores, {carried}; load {before:.1f} before, "
+             f"{os.getloadavg()[0]:.1f} after.")
+    columns = PEER_HEAD if given.peer else HEAD if flower else CELL_HEAD
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
     title, notes = ("# Rounds over Flower", NOTES) if flower else ("# Rounds over NVFlare", CELLS)
+    name = "deployment.md" if flower else "deployment_nvflare.md"
+    if given.peer:
+        title, name = f"# Beside {carried.split()[0]}'s own FedAvg", f"deployment_peer_{given.peer}.md"
+        notes = BESIDE.format(delta=TARGETS["Delta-FL"], fedavg=TARGETS["FedAvg"], hundred=TARGETS["100 rounds"])
     page = "\n".join([title, "", notes, head, *table, "", about])
-    (HERE / "results" / ("deployment.md" if flower else "deployment_nvflare.md")).write_text(page + "\n")
+    (HERE / "results" / name).write_text(page + "\n")
+    print(page)
 
 
 if __name__ == "__main__":

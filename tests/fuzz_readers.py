@@ -498,7 +498,7 @@ def row_files() -> list[Files]:
 
 def wire_messages() -> list[Files]:
     from fedtail.deployment.node import Ask, Close, Open
-    from fedtail.deployment.registry import Who
+    from fedtail.deployment.registry import NodeInfo
     from fedtail.fleet import Broadcast
     from fedtail.questions import Statistic, Train
     from fedtail.sampling import Cohort
@@ -515,7 +515,7 @@ def wire_messages() -> list[Files]:
         "local": algorithm.local, "risk": algorithm.risk, "dual": torch.zeros(4), "aggregate": algorithm.aggregate}.get(one.name))
         is not None}) for _ in [0]), None)
     values = [Open(cohort, broadcast, b"t", (0,)), Ask(1, (trial, train), None), Close(1, True),
-              Who("n", torch.arange(3), torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)),
+              NodeInfo("n", torch.arange(3), torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)),
               (torch.zeros(2, 3), torch.ones(2, dtype=torch.int64))]
     return [{"m.msgpack": pack(value)} for value in values]
 

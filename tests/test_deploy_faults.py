@@ -1,12 +1,10 @@
-"""With real processes (make test-deploy): killed, late, lying and uninvited nodes; a server that is killed and goes on; clients
-of somebody who knows nothing of fedtail."""
+"""Over Flower, with real processes (make test-deploy): a server that is killed and goes on, nodes that join or were not invited, and
+clients of somebody who knows nothing of fedtail. Faults of nodes, networks and clocks are in test_deploy_matrix.py."""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,49 +12,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedtail import Population
 from fedtail.deployment.flower.loopback import read_text_or_empty
 
-from deploy_cases import SAME, Deployment
+from deploy_cases import Deployment
 
 pytestmark = pytest.mark.deploy
-FAULTS = str(Path(__file__).parent / "deploy_faults")
 TIMEOUT = 30.0
-
-
-@pytest.mark.parametrize("question", [0, 1])
-def test_a_node_is_killed_in_a_question(tmp_path, question):
-    """Exchanges 3 and 5 ask for the rows of the first round's two questions."""
-    with Deployment(tmp_path / "deployment", nodes=4, share=1.0, rounds=2) as deployment:
-        deployment.run("run", timeout=TIMEOUT)
-        deployment.after_exchange("run", 2 + 2 * question)
-        deployment.loopback.kill_process("node-4")
-        deployment.finish("run")
-        answered = [line["answered"] for line in deployment.answers("run")]
-        assert answered == ([24, 24, 24, 24] if question == 0 else [32, 24, 24, 24])
-        assert "3" in deployment.answers("run")[question]["problems"]
-        assert "lost" not in deployment.log("run")
-
-
-def test_nodes_that_are_late_or_answer_rubbish_or_have_broken_data(tmp_path):
-    with Deployment(tmp_path / "deployment", nodes=5, share=1.0, rounds=2, started=0) as deployment:
-        data = deployment.folder.node_folder("node-5") / "data"
-        people = Population.open(data)
-        broken = replace(people, inputs=people.inputs * math.nan)
-        broken.save(data.with_name("broken"))
-        settings = deployment.folder.node_folder("node-5") / "node.toml"
-        settings.write_text(settings.read_text().replace('data = "data"', 'data = "broken"'))
-        faults = {"node-3": "late", "node-4": "garbage"}
-        for name in deployment.names:
-            deployment.loopback.register_node(name)
-            extra = {"FEDTAIL_FAULT": faults[name], "PYTHONPATH": FAULTS} if name in faults else {}
-            deployment.loopback.start_node(name, **extra)
-        deployment.run("run", nodes=5, timeout=TIMEOUT)
-        deployment.finish("run", 600.0)
-        lines = deployment.answers("run")
-        assert [line["answered"] for line in lines] == [24] * 4
-        assert {"2", "3"} <= lines[0]["problems"].keys()
-        assert deployment.difference_from("run", deployment.people.select([k for k in range(40) if k % 5 < 2])) < SAME
 
 
 def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kept_out(tmp_path):

@@ -27,7 +27,8 @@ from fedtail.deployment.parts import user_parts
 from fedtail.deployment.policy_example import write_policy
 from fedtail.deployment.registry import NodeInfo, packed_node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
-from fedtail.deployment.signed_info import read_public_key, sign_info
+from fedtail.deployment.signed_info import read_public_key, read_request, sign_info
+from fedtail.deployment.wire_version import with_version
 from fedtail.runs import find_runs
 from fedtail.runs.files import RunRefused
 from fedtail.wire import pack
@@ -147,7 +148,7 @@ def test_a_nodes_own_settings(tmp_path, file):
     place.write_text('name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n')
     settings = NodeSettings.read(place)
     info = read_node_info(packed_node_info(settings))
-    assert msgpack.unpackb(packed_node_info(settings))["type"] == "Who"        # on the wire as in version 0.1
+    assert msgpack.unpackb(packed_node_info(settings))["type"] == "NodeInfo"
     assert info.name == "north"
     assert len(info.key.unique()) == 3
     assert not torch.equal(info.key, PEOPLE.key[:3])
@@ -173,7 +174,7 @@ def test_what_a_node_says_of_itself_is_checked():
     with pytest.raises(ValueError, match="a group for each"):
         NodeInfo("n", key, mass, key[:1])
     tensors = {"key": {"tensor": "<i8", "shape": [2], "bytes": bytes([7, *[0] * 7, 8, *[0] * 7])}, "mass": {"tensor": "<f8", "shape": [2], "bytes": struct.pack("<2d", 1, 2)}}
-    old = read_node_info(msgpack.packb({"type": "Who", "fields": {"name": "n", **tensors, "group": None}}))      # as nodes of version 0.1 write it
+    old = read_node_info(msgpack.packb({"type": "NodeInfo", "fields": {"name": "n", **tensors, "group": None}}))
     assert (old.name, old.key.tolist(), old.mass.tolist(), old.group) == ("n", [7, 8], [1.0, 2.0], None)
     with pytest.raises(ValueError, match="a node sent a int as its node info"):
         read_node_info(pack(3))
@@ -303,7 +304,7 @@ def test_nodes_come_come_back_and_are_left_out(flower, tmp_path):
 
     def who(name, *keys):
         said = pack(NodeInfo(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))
-        return lambda message: {"fedtail": {"who": sign_info(said, message.content["fedtail"]["ask"], tmp_path / name / "key")}}
+        return lambda message: {"fedtail": {"who": sign_info(said, read_request(message.content["fedtail"]["ask"]).challenge, tmp_path / name / "key")}}
 
     grid, log = GridHere({20: who("b", 1, 2), 21: who("a", 3), 22: lambda _: {"fedtail": {"who": b"rubbish"}}}), []
     nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append, lambda: known)
@@ -340,9 +341,9 @@ def test_a_name_is_registered_for_its_key_only_and_for_a_fresh_challenge(flower,
         def online_nodes(self):
             return set(self.node)
 
-        def request_node_info(self, nodes, challenge):
-            heard.append(challenge)
-            return {one: self.node[one](challenge) for one in nodes}
+        def request_node_info(self, nodes, request):
+            heard.append(read_request(request).challenge)
+            return {one: self.node[one](heard[-1]) for one in nodes}
 
     def info(name):
         return pack(NodeInfo(name, torch.tensor([len(name)]), torch.ones(1, dtype=torch.float64)))
@@ -353,7 +354,7 @@ def test_a_name_is_registered_for_its_key_only_and_for_a_fresh_challenge(flower,
     wire.node = {1: lambda challenge: sign_info(info("a"), challenge, tmp_path / "b" / "key"),      # somebody else's name
                  2: lambda challenge: recorded,                                                      # a registration replayed
                  3: lambda challenge: sign_info(info("x\n2026 a has joined\x1b[2J"), challenge, tmp_path / "b" / "key"),
-                 4: lambda challenge: info("a")}                                                     # no signature at all
+                 4: lambda challenge: with_version(info("a"))}                                                     # no signature at all
     nodes.register_new_nodes()
     nodes.register_new_nodes()
     assert nodes.names == []

@@ -356,6 +356,25 @@ def test_a_deployed_run_has_tails_a_page_and_its_best_model_and_goes_on_after_a_
     assert spread.mean() == pytest.approx(lines[-1]["error"]["mean"], abs=0.02)
 
 
+def test_a_deployed_run_ends_early_where_no_better_model_is_found_and_stays_ended_when_it_is_resumed(tmp_path):
+    """Training with a step of nothing finds no better model: two evaluations after the first, the run is over."""
+    (tmp_path / "experiment.toml").write_text(FILE.replace("rounds = 4", "rounds = 40").replace('keep_best = "loss.p90"', 'keep_best = "loss.p90"\npatience = 2')
+                                              .replace("learning_rate = 0.3", "learning_rate = 1e-30").replace("cohort_size = 20", "cohort_size = 30"))
+    made = deployed_experiment(tmp_path / "experiment.toml")
+    train_part, test_part = PEOPLE.split_examples(within=0.3, seed=0)
+    sites = Sites(people=replace(train_part, mass=torch.ones(30, dtype=torch.float64)), test=test_part)
+    DeployedRun(made, 0, tmp_path / "run").run(sites.fleet())
+    run = RunFolder.open(tmp_path / "run")
+    assert [line["round"] for line in run.metrics] == [0, 2, 4]
+    assert run.result["round"] == 5 < 40
+    assert "no better model" in run.result["stopped"] or run.result["stopped"]
+    (tmp_path / "run" / "result.json").unlink()               # killed between the last checkpoint and the results
+    before = len(sites.letters)
+    DeployedRun(made, 0, tmp_path / "run", resume=True).run(sites.fleet())
+    assert len(sites.letters) == before                       # nobody is asked for another evaluation
+    assert RunFolder.open(tmp_path / "run").result["stopped"] == run.result["stopped"]
+
+
 def test_in_the_simulator_the_best_models_are_kept_too(tmp_path):
     whole, other = (tmp_path / name for name in ("whole", "other"))
     made = experiment("family", 'evaluate.keep_best="worst10"', "evaluate.every=1")

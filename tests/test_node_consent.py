@@ -21,7 +21,7 @@ from fedtail.deployment.data_budget import LEDGER, ROUNDS, Charge, DataBudget
 from fedtail.deployment.deployed_experiment import deployed_experiments
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
-from fedtail.deployment.node_process import run_node, supernode_command
+from fedtail.deployment.node_process import run_node
 from fedtail.deployment.node_status import compare_logs, node_log, run_log
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.registry import signed_node_info
@@ -337,30 +337,26 @@ def test_what_a_private_experiment_costs_is_told(tmp_path):
 def test_a_node_is_run_by_the_command_that_deploy_init_prints(tmp_path, hospitals, monkeypatch):
     (tmp_path / "e.toml").write_text(BARE)
     made = write_deployment_folder(tmp_path / "d", tmp_path / "e.toml", ["a", "b"], "fl.example.org", 8000)
-    printed = startup_commands(made, ["a", "b"], "fl.example.org", 8000).replace("\\\n", " ").splitlines()
-    flags = shlex.split(next(line for line in printed if "flower-supernode" in line))
+    assert "fedtail node run node.toml" in startup_commands(made, ["a", "b"], "fl.example.org", 8000)
     folder = hospitals.settings[0].folder
-    for name in ("superlink.toml", "ca.crt", "key"):
-        shutil.copy(made.node_folder("a") / name, folder)
+    shutil.copy(made.node_folder("a") / "gate.toml", folder)
     started = []
-    monkeypatch.setattr("os.execve", lambda program, words, environment: started.append(words))
-    run_node(hospitals.settings[0], folder / "node.toml")
-    assert started == [supernode_command(hospitals.settings[0], folder / "node.toml", "fl.example.org:8000")]
-    places = {"ca.crt": str(folder / "ca.crt"), "key": str(folder / "key"), flags[-1]: f'settings="{folder / "node.toml"}"'}
-    assert started[0] == [places.get(one, one) for one in flags]
+    monkeypatch.setattr("fedtail.deployment.flower.process.join", lambda *given: started.append(given))
+    run_node(folder)
+    assert started == [(folder, "fl.example.org:8000", "node.toml")]
     (folder / "accepted.json").unlink()
     with pytest.raises(Refused, match="has not accepted"):
-        run_node(hospitals.settings[0], folder / "node.toml")
+        run_node(folder)
     assert len(started) == 1
 
 
 def test_a_node_of_neither_transport_or_both_is_not_run(hospitals):
     folder = hospitals.settings[0].folder
-    for names in ((), ("superlink.toml", "server.toml")):
+    for names in ((), ("gate.toml", "server.toml")):
         for name in names:
             (folder / name).write_text('host = "h"\nport = 1\n')
-        with pytest.raises(ValueError, match=r"must have either superlink\.toml, for Flower, or server\.toml, for NVFlare"):
-            run_node(hospitals.settings[0], folder / "node.toml")
+        with pytest.raises(ValueError, match=r"must have either gate\.toml, for Flower, or server\.toml, for NVFlare"):
+            run_node(folder)
 
 
 def test_files_of_a_node_hold_no_data(hospitals):

@@ -26,9 +26,10 @@ pytest.importorskip("nvflare")
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.deployment.flower.folder import check_name
 from fedtail.deployment.flower.loopback import free_port
 from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
-from fedtail.deployment.nvflare.folder import check_name, write_cell_folder
+from fedtail.deployment.nvflare.folder import write_cell_folder
 from fedtail.deployment.nvflare.pinned_tls import node_context, server_context
 from fedtail.deployment.nvflare.transport import CellTransport
 from fedtail.deployment.transport import wait_until

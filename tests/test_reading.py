@@ -316,7 +316,7 @@ def test_leaf_files_that_cannot_be(tmp_path, content, problem):
 # Messages
 
 def plain(**fields: object) -> bytes:
-    return msgpack.packb({"type": "Who", "fields": fields})
+    return msgpack.packb({"type": "NodeInfo", "fields": fields})
 
 
 TENSOR = {"tensor": "<i8", "shape": [1], "bytes": bytes(8)}
@@ -330,8 +330,8 @@ TENSOR = {"tensor": "<i8", "shape": [1], "bytes": bytes(8)}
     (plain(name="a", key=TENSOR | {"tensor": "O"}, mass=TENSOR), "none of torch's"),
     (plain(name="a", key=TENSOR | {"tensor": "<U2"}, mass=TENSOR), "none of torch's"),
     (plain(name="a", key=TENSOR | {"tensor": "f8,f8", "shape": []}, mass=TENSOR), "none of torch's"),
-    (plain(name="a", key="text", mass=TENSOR), "a Who that cannot be"), (plain(nobody=1), "a Who that cannot be"),
-    (msgpack.packb({"type": "Who", "fields": [1]}), "neither a tensor"), (msgpack.packb({"type": ["Who"], "fields": {}}), "neither a tensor"),
+    (plain(name="a", key="text", mass=TENSOR), "a NodeInfo that cannot be"), (plain(nobody=1), "a NodeInfo that cannot be"),
+    (msgpack.packb({"type": "NodeInfo", "fields": [1]}), "neither a tensor"), (msgpack.packb({"type": ["NodeInfo"], "fields": {}}), "neither a tensor"),
     (msgpack.packb({"type": "Popen", "fields": {}}), "was not given"), (msgpack.packb(3), "a node sent a int"),
     (pack((1,) * 2), "a node sent a tuple")])
 def test_messages_that_cannot_be(message, problem):

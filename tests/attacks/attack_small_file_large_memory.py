@@ -100,7 +100,7 @@ def open_message(place: Path) -> None:
     from fedtail.deployment.registry import read_node_info
 
     whole = {"tensor": "<i8", "shape": [2**31, 2**30], "bytes": b""}
-    read_node_info(msgpack.packb({"type": "Who", "fields": {"name": "a", "key": whole, "mass": whole}}))
+    read_node_info(msgpack.packb({"type": "NodeInfo", "fields": {"name": "a", "key": whole, "mass": whole}}))
 
 
 def many_clients(place: Path) -> None:

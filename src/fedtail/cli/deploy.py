@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedtail.cli import options
+from fedtail.cli.deploy_life import add_commands
 from fedtail.cli.node import node
 from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 deploy.add_typer(node, name="node")
+add_commands(deploy)
 MISSING = {"flower": "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'",
            "nvflare": "this transport needs NVFlare. Install it with: pip install 'fedtail[nvflare]'"}
 
@@ -63,37 +66,55 @@ def init(
     typer.echo(startup_commands(made, names, host, port) if over_flower else cell_commands(made, host, port))
 
 
-@deploy.command(short_help="Over NVFlare: run a node, which connects to the server.", cls=PlainCommand)
+@deploy.command(short_help="Run a node, which connects to the server.", cls=PlainCommand)
 @print_errors_as_sentences
-def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml and server.toml.")) -> None:
-    """Run a node of a deployment over NVFlare until Ctrl-C or SIGTERM: it connects to the server and listens nowhere.
+def join(folder: Path = typer.Argument(..., help="The node's own folder, with node.toml.")) -> None:
+    """Run a node of a deployment until Ctrl-C or SIGTERM: it connects to the server and listens nowhere on the network.
 
-    It stays in memory between messages, and connects again where the connection ends or the server is restarted.
+    It stays, and connects again where the connection ends or the server is restarted. It runs the app that is installed here; no
+    code comes from the server.
     """
-    _require("nvflare")
-    from fedtail.deployment.nvflare.process import join
+    from fedtail.deployment.node_process import run_node
 
-    join(folder)
+    _require("flower" if _is_over_flower(folder) else "nvflare")
+    run_node(folder)
 
 
-@deploy.command(short_help="Over NVFlare: run the experiment on the nodes that connect.", cls=PlainCommand)
+@deploy.command(short_help="Run the server, which nodes connect to.", cls=PlainCommand)
 @print_errors_as_sentences
 def serve(
-    folder: Path = typer.Argument(..., help="The server's folder, with run.toml."),
-    method: str | None = typer.Option(None, help="Which [[method]], where the experiment has several."),
-    out: Path | None = typer.Option(None, help="The run's folder."),
-    seed: int | None = typer.Option(None, help="The seed of the run."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the last round of a run that was ended."),
+    folder: Path = typer.Argument(..., help="The server's folder."),
+    method: str | None = typer.Option(None, help="Over NVFlare: which [[method]], where the experiment has several."),
+    out: Path | None = typer.Option(None, help="Over NVFlare: the run's folder."),
+    seed: int | None = typer.Option(None, help="Over NVFlare: the seed of the run."),
+    resume: bool = typer.Option(False, "--resume", help="Over NVFlare: go on from the last round of a run that was ended."),
 ) -> None:
-    """Listen for the nodes of a deployment over NVFlare, run its experiment on them, and return when it is finished.
+    """Listen for the nodes of a deployment.
 
-    What is not said here is in run.toml.
+    Over NVFlare, run its experiment on them, and return when it is finished; what is not said here is in run.toml. Over Flower,
+    stay until Ctrl-C or SIGTERM: a gate on the network, which admits the nodes, and behind it a SuperLink on 127.0.0.1, to which
+    `flwr run` submits runs from this machine.
     """
+    given = {"method": method, "out": out and str(out.resolve()), "seed": seed, "resume": resume or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    if _is_over_flower(folder):
+        _require("flower")
+        if given:
+            raise ValueError(f"over Flower, serve has no option {', '.join('--' + name for name in given)}. Say it of the run: "
+                             "flwr run ... --run-config '...'.")
+        from fedtail.deployment.flower.process import serve as serve_gate
+
+        serve_gate(folder)
+        return
     _require("nvflare")
     from fedtail.deployment.nvflare.process import serve
 
-    given = {"method": method, "out": out and str(out.resolve()), "seed": seed, "resume": resume or None}
-    serve(folder, **{name: value for name, value in given.items() if value is not None})
+    serve(folder, **given)
+
+
+def _is_over_flower(folder: Path) -> bool:
+    """Whether the folder of a server or a node is of a deployment over Flower, which has the address of a gate in it."""
+    return (folder / "gate.toml").is_file()
 
 
 @deploy.command(short_help="Print the audit log of a run, or verify it.", cls=PlainCommand)
@@ -129,6 +150,42 @@ def identity(folder: Path = typer.Argument(..., help="The node's own folder, on 
     from fedtail.deployment.keys import make_identity
 
     typer.echo(make_identity(folder))
+
+
+@deploy.command(short_help="Attack one's own deployment, and say what is open.", cls=PlainCommand)
+@print_errors_as_sentences
+def doctor(
+    target: str = typer.Argument(..., metavar="FOLDER|HOST:PORT", help="Of a deployment, its server or a node; or an address."),
+    ca: Path | None = typer.Option(None, "--ca", metavar="FILE", help="For an address: the deployment's public ca.crt."),
+    at: str = typer.Option("", "--at", metavar="HOST:PORT", help="For a folder: the address to attack instead of its own.",
+                           show_default=False),
+    as_json: bool = options.JSON,
+) -> None:
+    """Try what strangers and holders of a node's key could, against one's own deployment, and look at its files.
+
+    Everything goes to that one address, takes seconds, and changes nothing there. The exit code is 1 where anything is open or
+    could not be tested. Run it on the server, on every node, and from a machine that has nothing to do with them.
+    """
+    from dataclasses import asdict
+
+    from fedtail.cli.terminal import show_table
+    from fedtail.deployment.doctor import NOT_TESTED, OPEN, examine_address, examine_folder
+    from fedtail.deployment.doctor.targets import parse_address
+    from fedtail.deployment.escaping import one_line
+
+    if Path(target).is_dir():
+        found = examine_folder(Path(target), parse_address(at) if at else None)
+    else:
+        found = examine_address(*parse_address(target), ca)
+    bad = [one for one in found if one.result in (OPEN, NOT_TESTED)]
+    if as_json:
+        print_json({"open": sum(one.result == OPEN for one in found), "findings": list(map(asdict, found)),
+                    "not_tested": sum(one.result == NOT_TESTED for one in found)})
+    else:
+        show_table(f"What is open at {target}", ["attack", "result", "what was found"],
+                   [[one.check, one.result, one_line(one.text)] for one in found], flush_left=True)
+        typer.echo(f"{len(bad)} of {len(found)} are open or not tested." if bad else f"Nothing is open, of {len(found)} attacks.")
+    raise typer.Exit(1 if bad else 0)
 
 
 def evaluates_test_examples(experiment: Experiment) -> bool:

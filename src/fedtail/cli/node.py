@@ -90,13 +90,12 @@ def run(
 ) -> None:
     """Check the node as `fedtail node check` does, and run it until Ctrl-C or SIGTERM; it connects to the server by itself.
 
-    Over Flower this process becomes flower-supernode, with the keys in the node's folder; over NVFlare it stays a process of
-    fedtail's. Which of them it is, and where the server is, says superlink.toml or server.toml in the folder.
+    Over Flower it starts a flower-supernode and the way to the server's gate. Which transport it is, and where the server is,
+    says gate.toml (Flower) or server.toml (NVFlare) in the folder.
     """
     from fedtail.deployment.node_process import run_node
-    from fedtail.deployment.settings import NodeSettings
 
-    run_node(NodeSettings.read(settings), settings.resolve(), server)
+    run_node(settings.resolve().parent, settings.name, server)
 
 
 @node.command(short_help="Say what the node has answered and refused, and what is left.", cls=PlainCommand)

@@ -181,17 +181,18 @@ def _spread_text(value: float, unit: str) -> str:
     return f"{value:.2f}" if unit else f"{value:.2g}"
 
 
-def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
+def show_table(title: str, columns: list[str], cells: list[list[str]], flush_left: bool = False) -> None:
     """Print a title and a table to stdout: `columns` are its headings, `cells` its rows.
 
-    The first column is flush left, all others flush right.
+    The first column is flush left, all others flush right or, with `flush_left`, for words, all flush left.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table()
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+        table.add_column(column, justify="right" if place and not flush_left else "left", overflow="fold",
+                         no_wrap=place > 0 and not flush_left)
     for row in cells:
         table.add_row(*row)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 500)      # a file has no edge

@@ -4,35 +4,46 @@
     checkpoint-*.safetensors    after every round         answers.jsonl                which clients answered which question
     model.safetensors           the final model           metrics.jsonl                what clients found in evaluations
     best.safetensors            the best by keep_best     result.json                  written last
+    training.txt                its name on nodes         nodes.json, seconds.json     who is there, and times of exchanges
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedtail.algorithm import planned_round
+from fedtail.channel.base import Channel
+from fedtail.channel.secure import SecureChannel
+from fedtail.client_memory import ClientMemory, NodeMemory
+from fedtail.deployment.asked_rounds import Asked
 from fedtail.deployment.audit_log import AUDIT, AuditLog
 from fedtail.deployment.consent import experiment_digest
 from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
+from fedtail.deployment.forgotten_rounds import charge_forgotten_rounds, forgotten_rounds, forgotten_text
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
 from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
+from fedtail.reading import read_json
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 from fedtail.runs.execution import checkpoint_to_resume
-from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder
+from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder, write_atomically
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.runs.recording import Recorder, append_to_log, redirect_warnings
 from fedtail.runs.run_folder import DEPLOYED, LEDGER
 from fedtail.task import Task
 from fedtail.training import Progress, Trained, resume
 
+TRAINING = "training.txt"
 PATIENCE = 90.0        # seconds to wait for another writer: what is left of a server that was killed
 
 
@@ -45,36 +56,73 @@ class DeployedRun:
     folder: Path
     resume: bool = False
 
-    def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None) -> Trained:
+    def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None,
+            asked: Callable[[], Iterable[tuple[Asked, ...]]] = lambda: ()) -> Trained:
         """Train on the nodes of `fleet` to the last round, record everything in the folder, and return the trained models.
 
-        With the field `resume` it goes on from the newest checkpoint. `between` is called after every round, for example to
-        register nodes that joined. Waits up to PATIENCE seconds for another process that writes to the folder. Raises RunRefused
-        where one still does, where the folder holds other files or another experiment, or holds a run and `resume` is off.
+        With the field `resume` it goes on from the newest checkpoint. `between` is called before every round, for example to
+        register nodes that joined. `asked` returns what each node was asked in this training: what the ledger does not hold of
+        it is charged before the next round. Waits up to PATIENCE seconds for another process that writes to the folder. Raises
+        RunRefused where one still does, where the folder holds other files or another experiment, or a run and `resume` is off.
         """
-        refuse_foreign_folder(self.folder, {"run.json", "log.txt"})
+        refuse_foreign_folder(self.folder, {"run.json", "log.txt", TRAINING})
         _wait_for_writer(self.folder)
         with hold_folder_lock(self.folder), redirect_warnings(self.log):
-            return self._run_locked(fleet, between)
+            return self._run_locked(fleet, between, asked)
 
-    def _run_locked(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
+    def training_name(self) -> bytes:
+        """The name of this training, 16 random bytes by which nodes know it; the same when the run is resumed.
+
+        It is that of the newest checkpoint, or in the file training.txt, which is written where there is none.
+        """
+        with suppress(RunError):
+            checkpoint, _ = Checkpoints(self.folder).load()
+            if checkpoint is not None and checkpoint.memory.nodes is not None:
+                return checkpoint.memory.nodes.training
+        path = self.folder / TRAINING
+        if not path.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_hex(16) + "\n")
+        return bytes.fromhex(path.read_text(encoding="utf-8").strip())
+
+    def channel(self, population: Any) -> Channel:
+        """The channel of the experiment file or the default, whose threshold a run keeps when it is resumed with other nodes."""
+        channel = deployment_channel(self.experiment, population)
+        begun = self.folder / "run.json"
+        if "channel" in self.experiment.source.tables or not isinstance(channel, SecureChannel) or not begun.is_file():
+            return channel
+        return replace(channel, threshold=read_json(begun)["experiment"]["channel"]["threshold"])
+
+    def _run_locked(self, fleet: RemoteFleet, between: Callable[[], None],
+                    asked: Callable[[], Iterable[tuple[Asked, ...]]]) -> Trained:
         """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
 
-        A checkpoint is written after every round, and then `between` is called. After the last round the nodes of `fleet` are
-        sent how it ended, and the results are written.
+        A checkpoint is written after every round. Before each, `between` is called, and what nodes were `asked` beyond the ledger
+        is charged. After the last round the nodes of `fleet` are sent how it ended, and the results are written.
         """
-        channel, checkpoints = deployment_channel(self.experiment, fleet.population), Checkpoints(self.folder)
+        channel, checkpoints = self.channel(fleet.population), Checkpoints(self.folder)
         table = deployed_experiment_table(self.experiment, channel, self.seed)
         checkpoint, problems = checkpoint_to_resume(checkpoints, table, self.resume, "resume=true", "out")
         task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
         fleet.audit = AuditLog(self.folder / AUDIT)
+        evaluation, checked = self.experiment.evaluate.on_nodes, tuple[tuple[Asked, ...], ...]()
+
+        def before_round() -> None:
+            """Let nodes join and leave, and charge what they were asked that the ledger does not hold."""
+            nonlocal checked
+            between()
+            found = tuple(asked())
+            if found != checked:
+                self._charge_forgotten_rounds(ledger, found, fleet, channel, task)
+                checked = found
 
         def record_round(progress: Progress) -> bool:
-            """Record the round of `progress`, call `between`, and restart the clock for the next; True to stop the training."""
+            """Record the round of `progress`, prepare for the next and restart the clock; True to stop the training."""
             stop = recorder.record_round(progress)
-            between()
+            if not stop and (evaluation is not None or progress.trained.rounds < self.experiment.rounds):
+                before_round()
             records.began = time.monotonic()
             return stop
 
@@ -84,15 +132,35 @@ class DeployedRun:
             fleet.audit.write("resumed" if checkpoint else "started", method=experiment_digest([self.experiment]),
                               seed=self.seed, clients=len(fleet.population))
             start = recorder.start_or_resume(task, table, checkpoint)
+            if start.memory.nodes is None:
+                start = replace(start, memory=ClientMemory(fleet.population.key, {}, NodeMemory(self.training_name())))
+            if not recorder.stopped:
+                before_round()
+            records.began = time.monotonic()
             trained = resume(start, fleet=fleet, rounds=0 if recorder.stopped else self.experiment.rounds - start.rounds,
                              channel=channel, on_round=record_round, privacy=ledger,
-                             evaluation=self.experiment.evaluate.on_nodes, progress=False)
+                             evaluation=None if recorder.stopped else evaluation, progress=False)
             if trained.interrupted:
                 raise KeyboardInterrupt      # its rounds are saved; it is not finished
             fleet.finish()
             recorder.write_results(trained)
             fleet.audit.write("finished", safely=True, rounds=trained.rounds)
         return trained
+
+    def _charge_forgotten_rounds(self, ledger: Ledger, asked: Iterable[tuple[Asked, ...]], fleet: RemoteFleet, channel: Channel,
+                                 task: Task) -> None:
+        """Charge to the ledger the rounds that nodes were `asked` and it does not hold, each at the most that a round releases.
+
+        The method is that of the experiment, with its evaluation, over the clients of `fleet` and this channel. The log says so.
+        """
+        forgotten = forgotten_rounds(asked, self.folder / LEDGER)
+        if not forgotten:
+            return
+        method, evaluates = self.experiment.algorithm, self.experiment.evaluate.on_nodes
+        held: Any = method if evaluates is None else evaluates.round_with_evaluation(method)
+        event = planned_round(held, fleet, channel, len(task.params()))
+        charge_forgotten_rounds(ledger, forgotten, event)
+        self.log(forgotten_text(forgotten))
 
     def log(self, text: str) -> None:
         """Append a line, the local time and `text`, to log.txt in the run's folder, which is created."""

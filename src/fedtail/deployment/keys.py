@@ -17,6 +17,7 @@ from fedtail.reading import read_text, short_text
 from fedtail.secure.primitives import KEY, identity_public_key
 
 DAYS = 365
+BACKDATED = timedelta(days=1)      # certificates are valid from before they are made: clocks of nodes may be behind
 IDENTITY_BYTES = 256      # the longest file of an identity key
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 SSH = serialization.Encoding.OpenSSH
@@ -136,7 +137,7 @@ def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePubl
     """
     now = datetime.now(UTC)
     return (x509.CertificateBuilder().subject_name(_common_name(subject)).issuer_name(_common_name(issuer)).public_key(public)
-            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
+            .serial_number(x509.random_serial_number()).not_valid_before(now - BACKDATED)
             .not_valid_after(now + timedelta(days=days)))
 
 

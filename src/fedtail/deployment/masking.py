@@ -60,6 +60,7 @@ class DropoutTolerant:
         """
         self._rounds, self._name, self._ahead = Rounds(exchange), name, ahead
         self._number = 0                                            # of sessions in this run
+        self.minimum_nodes = 2                                      # that the strictest node demands in a sum
         self._asked, self._most = 0, USUAL                          # questions of this round, and of the longest so far
         self._session: Session | None = None
         self._left = 0                                              # queries that the session still has
@@ -117,7 +118,7 @@ class DropoutTolerant:
         fresh = self._next_session(counts, threshold)
         if fresh is None:
             raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are sampled; needed are {threshold} or more "
-                         "clients at 2 or more nodes.")
+                         f"clients at {self.minimum_nodes} or more nodes.")
         self._rounds.open(fresh)
         self._session, self._left = fresh, fresh.queries
 
@@ -135,7 +136,7 @@ class DropoutTolerant:
         `counts` has the sampled clients of each node. None where they are fewer than `threshold` clients or 2 nodes, or the graph
         has no session for them.
         """
-        if len(counts) < 2 or sum(counts.values()) < threshold:
+        if len(counts) < self.minimum_nodes or sum(counts.values()) < threshold:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
@@ -148,11 +149,12 @@ class DropoutTolerant:
         """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
 
         The threshold asked of it is the least number n of nodes such that any n of them hold `threshold` clients or more, but at
-        least a majority. Without a graph every pair of nodes shares masks; a graph raises TooFew where it has no session for
-        these nodes.
+        least a majority, and what the strictest node demands. Without a graph every pair of nodes shares masks; a graph raises
+        TooFew where it has no session for these nodes.
         """
         make = Session if self._graph is None else self._graph.session
-        return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
+        needed = max(self.minimum_nodes, nodes_needed(counts, threshold))
+        return make(self._name, number, tuple(sorted(counts)), needed, queries)
 
 
 class AllOrNothing:

@@ -1,7 +1,8 @@
 """The message that one exchange sends to a node, its reply, and the report of what became of it. Nothing in here needs torch.
 
 A message holds what was broadcast (packed `Open` and `Close`), a question (a packed `Ask`), and messages of secure aggregation.
-The reply names by a digest the message it answers, so that a late answer is not taken for one to another message.
+The reply names by a digest the message it answers, so that a late answer is not taken for one to another message. Both begin with
+the header of their wire version.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedtail.deployment.wire_version import with_version, without_version
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Key, Refused, decode, encode
 
@@ -25,6 +27,8 @@ class NodeMessage:
     broadcasts: tuple[Blob, ...] = ()   # beginnings and ends of rounds that the node has not received yet
     ask: Blob = b""
     secure: Blob = b""                  # where it is not empty, the answer is sent under masks only
+    training: Blob = b""                # which training the question is of, the same when the server is started again
+    round: U64 = 0                      # and of which of its rounds
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ class Reply:
 def read_reply(message: bytes, reply: bytes) -> Reply:
     """The `Reply` to `message`, decoded from the bytes `reply`.
 
-    Raises Refused where it is malformed, or names the digest of another message.
+    Raises Refused where it is malformed, of another wire version, or names the digest of another message.
     """
-    read = decode(Reply, reply)
+    read = decode(Reply, without_version(reply, "node"))
     if read.about != message_digest(message):
         raise Refused("an answer to another message came, too late.")
     return read
@@ -70,12 +74,15 @@ def message_digest(message: bytes) -> bytes:
 
 def encode_message(value: NodeMessage | Reply) -> bytes:
     """Encode `value`, a message or a reply, as bytes, which `read_message` or `read_reply` decodes."""
-    return encode(value)
+    return with_version(encode(value))
 
 
 def read_message(content: bytes) -> NodeMessage:
-    """Decode the bytes `content` of a server's message to a `NodeMessage`. Raises Refused where they are malformed."""
-    return decode(NodeMessage, content)
+    """Decode the bytes `content` of a server's message to a `NodeMessage`.
+
+    Raises Refused where they are malformed or of another wire version.
+    """
+    return decode(NodeMessage, without_version(content, "server"))
 
 
 @with_old_names

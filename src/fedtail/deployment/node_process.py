@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
 from pathlib import Path
 
-from fedtail.deployment.consent import check_readiness
 from fedtail.deployment.settings import NodeSettings
 from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
-FLOWER, NVFLARE = "superlink.toml", "server.toml"      # each with host and port
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+FLOWER, NVFLARE = "gate.toml", "server.toml"      # where the gate, or the server, is: each with host and port
 
 
-def run_node(settings: NodeSettings, file: Path, server: str = "") -> None:
-    """Check the node and run it until it is told to end; over Flower this process is replaced by flower-supernode.
+def run_node(folder: Path, file: str = "node.toml", server: str = "") -> None:
+    """Check the node in `folder`, whose settings are in `file`, and run it until SIGTERM or Ctrl-C.
 
-    `file` is the path of its settings, and `server` "host:port" replaces the address in the folder. Raises ValueError where the
-    node may not start, and where neither of the files with the server's address is there.
+    `server` is "host:port" instead of the address in the folder. Raises ValueError where the node may not start, and where not
+    one of the files with the server's address is there.
     """
-    check_readiness(settings)
-    over_flower, over_nvflare = (settings.folder / FLOWER).is_file(), (settings.folder / NVFLARE).is_file()
+    from fedtail.deployment.consent import check_readiness
+
+    check_readiness(NodeSettings.read(folder / file))
+    over_flower, over_nvflare = (folder / FLOWER).is_file(), (folder / NVFLARE).is_file()
     if over_flower == over_nvflare:
-        raise ValueError(f"{settings.folder} must have either {FLOWER}, for Flower, or {NVFLARE}, for NVFlare, which say where "
-                         "the server is. `fedtail deploy init` writes one of them.")
-    address = server or read_server(settings.folder / (FLOWER if over_flower else NVFLARE))
-    if over_nvflare:
+        raise ValueError(f"{folder} must have either {FLOWER}, for Flower, or {NVFLARE}, for NVFlare, which say where the "
+                         "server is. `fedtail deploy init` writes one of them.")
+    if over_flower:
+        from fedtail.deployment.flower.process import join
+    else:
         from fedtail.deployment.nvflare.process import join
-
-        join(settings.folder, address, file.name)
-        return
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    program = shutil.which("flower-supernode", path=places)
-    if program is None:
-        raise ValueError("there is no flower-supernode. Install Flower with: pip install 'fedtail[flower]'")
-    os.execve(program, supernode_command(settings, file, address), {**os.environ, **QUIET, "PATH": places})
-
-
-def supernode_command(settings: NodeSettings, file: Path, address: str) -> list[str]:
-    """The words of the command that starts a node's SuperNode for the SuperLink at `address`, as `fedtail deploy init` prints."""
-    return ["flower-supernode", "--superlink", address, "--root-certificates", str(settings.folder / "ca.crt"),
-            "--auth-supernode-private-key", str(settings.folder / "key"), "--node-config", f"settings={json.dumps(str(file))}"]
+    join(folder, server or read_server(folder / (FLOWER if over_flower else NVFLARE)), file)
 
 
 def read_server(path: Path) -> str:
@@ -52,6 +36,6 @@ def read_server(path: Path) -> str:
         raise ValueError(f"there is no file {path}. `fedtail deploy init` writes one.")
     said = toml_tables(read_text(path, TOML_BYTES, "the address of the server"), path.name)
     host, port = said.get("host"), said.get("port")
-    if set(said) != {"host", "port"} or not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 1 << 16:
+    if set(said) != {"host", "port"} or not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
         raise ValueError(f'{path.name} must say host and port and nothing else. Write host = "fl.example.org" and port = 8000.')
     return f"{host}:{port}"

@@ -1,45 +1,63 @@
 """The client registry of a server: which clients live at which node, from what each node says of itself (its node info).
 
-Node info is a name and, for each client, a key, a mass and a group; nothing of the data is in it. It is signed with the key of
-the node that has this name.
+Node info is a name and, for each client, a key, a mass and a group, what this server asked before and, where the node's operator
+allows it, the budget; nothing of the data is in it. It is signed with the key of the node that has this name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import msgpack
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from fedtail.deployment.signed_info import check_signature, sign_info, unsigned_info
+from fedtail.deployment.asked_rounds import MOST, Asked, read_asked
+from fedtail.deployment.signed_info import check_signature, read_request, sign_info, unsigned_info
+from fedtail.deployment.wire_version import BEFORE_HEADERS, READABLE, other_version_text, wire_version_of, with_version
 from fedtail.deprecated import with_old_names
 from fedtail.draws import hash_bits
+from fedtail.reading import short_text
 from fedtail.sampling import Cohort
+from fedtail.secure.encoding import Blob, encode
+from fedtail.version import __version__
 from fedtail.wire import pack, unpack
 
 if TYPE_CHECKING:
     from fedtail.deployment.settings import NodeSettings
 
 LARGEST = (1 << 63) - 1
+TEXT_LENGTH = 300      # characters
+log = logging.getLogger("fedtail.node")
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node's name, and for each of its clients the key, the mass, and the group if there are groups."""
+    """A node's name, and for each of its clients the key, the mass, and the group if there are groups.
+
+    `minimum` is over how many nodes it demands a sum to be at least, `fedtail` the version of the package there. `asked` lists
+    the questions of the training that the server named: round, run, and how many. `budget` says in words what the data have
+    answered; "" where the node does not tell.
+    """
 
     name: str
     key: Tensor
     mass: Tensor
     group: Tensor | None = None
+    minimum: int = 2
+    fedtail: str = ""
+    asked: tuple[Asked, ...] = ()
+    budget: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is at least one client, and for each an int64 key and a finite positive float64 mass.
 
-        `group` must be None, or hold one int64 for each client.
+        `group` must be None, or hold one int64 for each client; the other fields must be as they are described.
         """
         count = len(self.key)
         fits = self.key.dtype == torch.int64 and self.mass.dtype == torch.float64 and self.key.ndim == 1 and count > 0
@@ -47,17 +65,34 @@ class NodeInfo:
             raise ValueError(f"node {self.name!r} sent no valid node info: it needs a key and a positive mass for each client.")
         if self.group is not None and (self.group.shape != (count,) or self.group.dtype != torch.int64):
             raise ValueError(f"node {self.name!r} does not give a group for each of its clients.")
+        texts = all(isinstance(one, str) and len(one) <= TEXT_LENGTH for one in (self.name, self.fedtail, self.budget))
+        listed = isinstance(self.asked, tuple) and len(self.asked) <= MOST and all(map(_is_asked, self.asked))
+        if type(self.minimum) is not int or self.minimum < 2 or not texts or not listed:
+            raise ValueError(f"node {short_text(repr(self.name))} sent no valid node info: its name, minimum, version, budget or "
+                             "what it was asked cannot be.")
 
 
-class Who(NodeInfo):
-    """Node info under the name it has on the wire since version 0.1, so that old and new servers and nodes still work."""
+def _is_asked(one: object) -> bool:
+    """Whether `one` is a round, the name of a run, and a number of questions."""
+    return (isinstance(one, tuple) and len(one) == 3 and type(one[0]) is int and 0 <= one[0] <= LARGEST
+            and isinstance(one[1], bytes) and type(one[2]) is int and 0 < one[2] <= LARGEST)
 
 
-TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
+@dataclass(frozen=True)
+class OldSignedInfo:
+    """Signed node info as servers of wire version 1 read it: what they cannot read, they log by its name."""
+
+    info: Blob
+    signature: Blob
 
 
-def packed_node_info(settings: NodeSettings) -> bytes:
+TYPES = {"NodeInfo": NodeInfo}      # by the name on the wire
+
+
+def packed_node_info(settings: NodeSettings, training: bytes = b"") -> bytes:
     """The serialised node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
+
+    It lists what was asked in `training`, and has the budget where the settings say so (tell_budget).
 
     With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
     with keys = "data" the keys in the data are sent as they are.
@@ -66,20 +101,34 @@ def packed_node_info(settings: NodeSettings) -> bytes:
     key = population.key
     if settings.keys == "name":
         key = hash_bits(seed_from_name(settings.name), "client of a node", population.key)
-    return pack(Who(settings.name, key, population.mass.double(), population.group))
+    budget = settings.data_budget().spent_text()[:TEXT_LENGTH] if settings.tell_budget else ""
+    return pack(NodeInfo(settings.name, key, population.mass.double(), population.group, settings.minimum, __version__,
+                         read_asked(settings.folder, training), budget))
 
 
-def signed_node_info(settings: NodeSettings, challenge: bytes) -> bytes:
-    """What a node with these settings replies to a server's `challenge`: its node info, signed with the key beside its settings.
+def signed_node_info(settings: NodeSettings, request: bytes) -> bytes:
+    """What a node with these settings replies to a server's `request`: its node info, signed with the key beside its settings.
 
-    Raises Refused where the operator has not accepted the node's experiment, and ValueError where there is no such key, or the
-    challenge has another length.
+    A server of another wire version is sent what it can read of the refusal, which is logged here in full. Raises Refused where
+    the request is malformed, or the operator has not accepted the node's experiment, and ValueError where there is no such key.
     """
     from fedtail.deployment.consent import Consent
 
+    theirs = wire_version_of(request)
+    if theirs not in READABLE:
+        log.error("not taking part: %s", other_version_text(theirs, "server"))
+        return refusal_of_version(theirs)
+    asked = read_request(request)
     Consent.of(settings, settings.read_experiments()).check()
-    settings.audit_log().write("info sent", challenge=challenge.hex())
-    return sign_info(packed_node_info(settings), challenge, settings.folder / "key")
+    settings.audit_log().write("info sent", challenge=asked.challenge.hex())
+    return sign_info(packed_node_info(settings, asked.training), asked.challenge, settings.folder / "key")
+
+
+def refusal_of_version(theirs: int) -> bytes:
+    """The reply to a server of wire version `theirs`: nothing but our header or, for one that reads none, a name that it logs."""
+    if theirs != BEFORE_HEADERS:
+        return with_version(b"")
+    return encode(OldSignedInfo(msgpack.packb({"type": "node of a newer fedtail; upgrade the server", "fields": {}}), b""))
 
 
 def read_signed_info(said: bytes, challenge: bytes, keys: Mapping[str, ec.EllipticCurvePublicKey]) -> NodeInfo:
@@ -160,6 +209,12 @@ class ClientRegistry:
         nodes, places = torch.full((len(key),), node), torch.arange(len(key))
         return ClientRegistry(torch.cat([self.key, key]), torch.cat([self.mass, mass.double()]), torch.cat([self.node, nodes]),
                               torch.cat([self.place, places]), groups)
+
+    def without_node(self, node: int) -> ClientRegistry:
+        """A new registry without the clients of node `node`; those of the others keep their order."""
+        stay = self.node != node
+        return ClientRegistry(self.key[stay], self.mass[stay], self.node[stay], self.place[stay],
+                              None if self.group is None else self.group[stay])
 
     @classmethod
     def empty(cls) -> ClientRegistry:

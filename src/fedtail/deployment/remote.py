@@ -89,6 +89,24 @@ class RemoteFleet:
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
+    def change_population(self, registry: ClientRegistry, minimum_nodes: int = 2) -> None:
+        """Between rounds: sample from `registry` from the next round on. A cohort that was sampled ahead is sampled anew.
+
+        Masked sums are over `minimum_nodes` nodes or more, which is what the strictest of them demands.
+
+        All-or-nothing sums begin a run of their own, in which nodes that joined have keys too.
+        """
+        if isinstance(self._masking, DropoutTolerant):
+            self._masking.minimum_nodes = max(2, minimum_nodes)
+        if registry is self.population:
+            return
+        self.population, self._drawn = registry, {}
+        there = set(registry.node.unique().tolist())
+        self._unsent = {node: unsent for node, unsent in self._unsent.items() if node in there}
+        if isinstance(self._masking, AllOrNothing):
+            self._run = secrets.token_bytes(16)
+            self._masking = AllOrNothing(self._exchange_secure_messages, self._run)
+
     def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with a cohort, and clear `reports`. Nothing is sent yet.
 
@@ -279,7 +297,9 @@ class RemoteFleet:
         for node, bundle in secure.items():
             self._messages += 1
             broadcasts = tuple(self._unsent[node]) if node in asks else ()
-            messages[node] = encode_message(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
+            asked = NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle)
+            about = {"training": self._nodes.training, "round": self._broadcast.round} if asked.ask else {}
+            messages[node] = encode_message(replace(asked, **about))
         came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
         for node, message in messages.items():

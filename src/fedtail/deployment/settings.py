@@ -48,7 +48,7 @@ class NodeSettings:
 
     The file `policy` holds the limits that this node keeps (`NodePolicy`), without which it answers nothing. What its data have
     answered is recorded in the folder `budget`, by default the path of the data with ".budget" appended: nodes of several
-    servers with the same data share it.
+    servers with the same data share it. With `tell_budget` the server is told in words what the data have answered so far.
     """
 
     folder: Path
@@ -70,6 +70,7 @@ class NodeSettings:
     answer_after: float = 0.0
     policy: str = "policy.toml"
     budget: str = ""
+    tell_budget: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, for both of `test` and `test_share`, and for an incomplete identity.

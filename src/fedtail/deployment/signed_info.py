@@ -1,6 +1,7 @@
 """A node's info signed with the node's own key, so that a name is registered for the holder of its key and for nobody else.
 
-The server sends a challenge, fresh random bytes, and the node signs it together with its info. The server has the public key of
+The server sends a challenge, fresh random bytes, and the node signs it together with its info. Both are sent behind the header of
+their wire version. The server has the public key of
 each name in a folder of its own (`server/nodes/NAME.pub`). The signature is ECDSA with SHA-256 on the node's key of P-384.
 """
 
@@ -15,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedtail.deployment.wire_version import with_version, without_version
 from fedtail.reading import read_bytes
 from fedtail.secure.encoding import Blob, Refused, decode, encode
 
@@ -22,6 +24,14 @@ CHALLENGE_BYTES = 32
 KEY_BYTES = 4096            # the longest file of a key
 PURPOSE = b"fedtail node info, signed for a server's challenge"
 ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+@dataclass(frozen=True)
+class InfoRequest:
+    """What a server sends to be told who a node is: the challenge, and the training whose questions the node is to list."""
+
+    challenge: Blob
+    training: Blob = b""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,16 @@ def new_challenge() -> bytes:
     return secrets.token_bytes(CHALLENGE_BYTES)
 
 
+def encode_request(challenge: bytes, training: bytes = b"") -> bytes:
+    """A request for node info, for `read_request`: signed with `challenge`, and with a list of what was asked in `training`."""
+    return with_version(encode(InfoRequest(challenge, training)))
+
+
+def read_request(content: bytes) -> InfoRequest:
+    """The server's request in `content`; raises Refused where it is malformed or of another wire version."""
+    return decode(InfoRequest, without_version(content, "server"))
+
+
 def sign_info(info: bytes, challenge: bytes, key: Path) -> bytes:
     """`info` signed together with `challenge` by the private key in the file `key`, serialised for the server.
 
@@ -54,15 +74,19 @@ def sign_info(info: bytes, challenge: bytes, key: Path) -> bytes:
     """
     if len(challenge) != CHALLENGE_BYTES:
         raise ValueError(f"a server's challenge has {CHALLENGE_BYTES} bytes, got {len(challenge)}.")
-    return encode(SignedInfo(info, read_private_key(key).sign(encode(Signed(PURPOSE, challenge, info)), ALGORITHM)))
+    return with_version(encode(SignedInfo(info, read_private_key(key).sign(encode(Signed(PURPOSE, challenge, info)), ALGORITHM))))
 
 
 def unsigned_info(said: bytes) -> tuple[bytes, bytes]:
-    """The pair (node info, signature) in what a node sent; neither is checked. Raises ValueError where it is malformed."""
+    """The pair (node info, signature) in what a node sent; neither is checked.
+
+    Raises ValueError where it is malformed or of another wire version.
+    """
+    content = without_version(said, "node")
     try:
-        read = decode(SignedInfo, said)
+        read = decode(SignedInfo, content)
     except Refused as why:
-        raise ValueError(f"its node info is not signed ({why}). Is the node of an older version?") from None
+        raise ValueError(f"its node info is not signed ({why}).") from None
     return read.info, read.signature
 
 

@@ -22,14 +22,14 @@ class Transport(Protocol):
     def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send one message to each node and return the replies that came in time; both by our node numbers.
 
-        A node that is not connected, fails, or answers too late is left out.
+        A node that is not connected or not in `ids`, fails, or answers too late is left out.
         """
         ...
 
-    def request_node_info(self, nodes: Iterable[Address], challenge: bytes) -> dict[Address, bytes]:
+    def request_node_info(self, nodes: Iterable[Address], request: bytes) -> dict[Address, bytes]:
         """Ask nodes, given by the transport's ids, for their node info, and return it, serialised and signed, by these ids.
 
-        Each node is sent the `challenge`, fresh bytes that it signs with its info (`signed_node_info`).
+        Each node is sent `request`, with fresh bytes that it signs with its info (`signed_node_info`).
         """
         ...
 

@@ -1,24 +1,26 @@
 """The folder of a deployment: an app for `flwr run`, what the server needs, and what each node needs.
 
-    app/pyproject.toml      all that Flower sends to nodes: the names of our two apps, and the settings of a run
+    app/pyproject.toml      what is submitted to the SuperLink: the names of our apps, and the settings of a run
     experiment.toml         the method and the model
-    server/                 certificate and key; home/config.toml, with which `flwr` finds the SuperLink
-    nodes/NAME/             its settings and its key; copy the folder to the node, and nothing else
+    server/                 certificate and key; gate.toml; home/config.toml, with which `flwr` on the server finds the SuperLink
+    server/nodes/           NAME.pub and NAME.crt: by them the server knows its nodes
+    nodes/NAME/             its settings, its key and certificate; copy the folder to the node, and delete its secrets here
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.keys import make_certificates, make_node_key
+from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
 
 LINK = "fedtail"            # what `flwr run app fedtail` calls the SuperLink
 APP = """\
-# For `flwr run`: both apps are in the installed package, and nothing else travels to the nodes.
+# For `flwr run`, on the server. The app is in the installed package; nodes run their own, and nothing of this travels to them.
 [project]
 name = "fedtail-deployment"
 version = "1.0.0"
@@ -105,12 +107,10 @@ def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], 
     """Write everything for a deployment of the file `experiment` into a folder, with fresh keys, and return its paths.
 
     `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node_folder` for all nodes. Raises
-    FileExistsError where the folder is not empty, and ValueError for fewer than two nodes or two of one name.
+    FileExistsError where the folder is not empty, and ValueError for fewer than two nodes, two of one name, and names that a node
+    cannot have.
     """
-    if path.exists() and any(path.iterdir()):
-        raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
-    if len(nodes) < 2 or len(set(nodes)) < len(nodes):
-        raise ValueError(f"a deployment needs two nodes or more, of different names; got {', '.join(nodes) or 'none'}.")
+    check_new_folder(path, nodes)
     folder = DeploymentFolder(path.resolve())
     folder.app_folder.mkdir(parents=True)
     shutil.copyfile(experiment, folder.path / "experiment.toml")
@@ -119,16 +119,40 @@ def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], 
                    node_keys=folder.node_keys),
         encoding="utf-8")
     make_certificates(folder.server_folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
-    folder.write_superlink_config(f"{host}:{port}")
+    write_gate_address(folder.server_folder, "0.0.0.0", port)
     for name in nodes:
         write_node_folder(folder, name, experiment, **of_nodes)
-        (folder.node_folder(name) / "superlink.toml").write_text(f'host = "{host}"\nport = {port}\n', encoding="utf-8")
+        write_gate_address(folder.node_folder(name), host, port)
     return folder
+
+
+def check_new_folder(path: Path, nodes: Sequence[str]) -> None:
+    """Raise FileExistsError unless the folder `path` is empty, and ValueError unless `nodes` are names that nodes may have.
+
+    There must be two or more, all different: letters, digits, - and _, at most 64, and not "server".
+    """
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
+    if len(nodes) < 2 or len(set(nodes)) < len(nodes):
+        raise ValueError(f"a deployment needs two nodes or more, of different names; got {', '.join(nodes) or 'none'}.")
+    for name in nodes:
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a node may have this name: letters, digits, - and _, at most 64, and not "server"."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) or name == "server":
+        raise ValueError(f"a node is named by letters, digits, - and _, and not server; got {name!r}.")
+
+
+def write_gate_address(folder: Path, host: str, port: int) -> None:
+    """Write gate.toml into the folder of the server (where its gate listens) or of a node (how it reaches the gate)."""
+    (folder / "gate.toml").write_text(f'host = "{host}"\nport = {port}\n', encoding="utf-8")
 
 
 def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
                       keys: str = "name", test_share: float = 0.0) -> None:
-    """Write the folder of the node `name`: node.toml, a new key pair, the server's certificate, a copy of the experiment file.
+    """Write the folder of the node `name`: node.toml, a new key pair with its certificate, ca.crt, a copy of the experiment file.
 
     `folder` is the deployment's, `experiment` the file to copy. `data`, `minimum`, `keys` and `test_share` go into node.toml: the
     data file in that folder, over how many nodes a row is summed at least, where clients' keys come from, and the share of
@@ -136,8 +160,10 @@ def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, dat
     """
     place = folder.node_folder(name)
     make_node_key(place)
+    make_node_certificate(place)
     folder.node_keys.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(place / "key.pub", folder.node_keys / f"{name}.pub")
+    shutil.copyfile(place / "node.crt", folder.node_keys / f"{name}.crt")
     shutil.copyfile(experiment, place / "experiment.toml")
     shutil.copyfile(folder.server_folder / "ca.crt", place / "ca.crt")
     (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys, test_share=test_share),
@@ -149,22 +175,19 @@ def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, 
 
     `folder` is the deployment's, `nodes` are the names of its nodes; `host` and `port` are how nodes reach the server.
     """
-    server, quiet = folder.server_folder, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
-    registered = "\n".join(f"  flwr supernode register {folder.node_folder(name) / 'key.pub'} {LINK}" for name in nodes)
+    quiet = f"export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder.home_folder}"
+    registered = "\n".join(f"  flwr supernode register {folder.node_keys / name}.pub {LINK}" for name in nodes)
     return f"""\
-On the server:
-  {quiet} FLWR_HOME={folder.home_folder}
-  flower-superlink --host 0.0.0.0 --port {port} --database {server / 'link.db'} --enable-supernode-auth \\
-    --ssl-ca-certfile {server / 'ca.crt'} --ssl-certfile {server / 'server.pem'} --ssl-keyfile {server / 'server.key'} \\
-    --disable-runtime-dependency-installation
+On the server: a gate on port {port}, and Flower's SuperLink behind it, on 127.0.0.1 only; it stays.
+  fedtail deploy serve {folder.server_folder}
+On the server, in another terminal, once:
+  {quiet}
 {registered}
-On each node, in its copy of nodes/NAME, with data named in node.toml; read the policy that the first command writes:
+On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
+Read the policy that the first command writes:
   fedtail node init node.toml
   fedtail node accept node.toml        (says in words what is asked, and prints the digest to accept it with)
-  fedtail node run node.toml           (or the command that it runs:)
-  {quiet}
-  flower-supernode --superlink {host}:{port} --root-certificates ca.crt --auth-supernode-private-key key \\
-    --node-config 'settings="'$PWD'/node.toml"'
-Then on the server:
+  fedtail node run node.toml
+Then on the server, where FLWR_HOME is set as above:
   flwr run {folder.app_folder} {LINK}
   flwr run {folder.app_folder} {LINK} --run-config resume=true     (after a crash: goes on from the last round)"""

@@ -2,8 +2,8 @@
 
 Flower serves the calls of nodes (`/v1/fleet/...`) and those that submit apps and register nodes (`/v1/control/...`) on one port,
 and authenticates only the first. So the SuperLink is not on the network: the gate is, it admits pinned node certificates only and
-passes on the calls of nodes, named one by one. The node's side of it is `forward_to_gate`, since a SuperNode has no certificate
-to present. Whoever has an account on the server's machine still reaches the SuperLink itself.
+passes on the calls of nodes, named one by one. The node's side of it is `Forwarder`, since a SuperNode has no certificate to
+present. Whoever has an account on the server's machine still reaches the SuperLink itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedtail.deployment.escaping import one_line
 CHUNK = 1 << 16
 HANDSHAKE = 20.0        # seconds
 CALLS = frozenset(f"/v1/fleet/{name}".encode() for name in (
-    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
-    "push-object", "pull-object", "confirm-message-received"))      # not register-node: the server's operator registers keys
+    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "push-object",
+    "pull-object", "confirm-message-received"))      # not register-node, nor get-fab: no app travels to nodes
 
 
 class Gate:
@@ -71,7 +71,7 @@ class Gate:
 
     async def _pass_on_call(self, here: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Pass one call on and its answer back; True where another may follow on this connection."""
-        request = await _next_event(here, reader)
+        request = await next_event(here, reader)
         if not isinstance(request, h11.Request):
             return False
         name = self.pinned_name(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
@@ -87,62 +87,30 @@ class Gate:
             headers = [(key, value) for key, value in request.headers if key not in (b"connection", b"expect")]
             out.write(there.send(h11.Request(method="POST", target=request.target,
                                              headers=[*headers, (b"connection", b"close")])) or b"")
-            await _pass_body(here, reader, there, out)
-            answer = await _next_event(there, behind)
-            assert isinstance(answer, h11.Response)
+            await pass_body(here, reader, there, out)
+            answer = await next_event(there, behind)
+            if not isinstance(answer, h11.Response):
+                return False
             kept = [(key, value) for key, value in answer.headers if key != b"connection"]
             writer.write(here.send(h11.Response(status_code=answer.status_code, headers=kept)) or b"")
-            await _pass_body(there, behind, here, writer)
+            await pass_body(there, behind, here, writer)
         finally:
-            out.close()
+            out.transport.abort()      # the answer is complete, or lost
         return True
 
 
-async def _next_event(side: h11.Connection, reader: asyncio.StreamReader) -> Any:
-    """The next event of an HTTP connection, read from `reader` as far as needed."""
+async def next_event(side: h11.Connection, reader: asyncio.StreamReader) -> Any:
+    """The next event of the HTTP connection `side`, read from `reader` as far as needed."""
     while (event := side.next_event()) is h11.NEED_DATA:
         side.receive_data(await reader.read(CHUNK))
     return event
 
 
-async def _pass_body(side: h11.Connection, reader: asyncio.StreamReader, other: h11.Connection,
+async def pass_body(side: h11.Connection, reader: asyncio.StreamReader, other: h11.Connection,
                      writer: asyncio.StreamWriter) -> None:
     """Pass the body of a request or an answer on from `side` to `other`, piece by piece, to its end."""
-    while isinstance(event := await _next_event(side, reader), h11.Data):
+    while isinstance(event := await next_event(side, reader), h11.Data):
         writer.write(other.send(h11.Data(data=bytes(event.data))) or b"")
         await writer.drain()
     writer.write(other.send(h11.EndOfMessage()) or b"")
     await writer.drain()
-
-
-async def forward_to_gate(folder: Path, host: str, port: int, name: str | None = None) -> asyncio.Server:
-    """Listen on a free port of 127.0.0.1 and forward each connection to the gate at `host` and `port`; the caller closes it.
-
-    `folder` is the node's: its certificate node.crt with key.pem is presented, and the gate must be certified by its ca.crt, for
-    `name` (by default `host`). A connection that the gate refuses is closed.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(folder / "ca.crt")
-    context.load_cert_chain(folder / "node.crt", folder / "key.pem")
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Connect to the gate and copy bytes both ways until one side ends."""
-        with suppress(OSError, ssl.SSLError):
-            behind, out = await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
-            tasks = [asyncio.create_task(_copy(reader, out)), asyncio.create_task(_copy(behind, writer))]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            out.close()
-        writer.close()
-
-    return await asyncio.start_server(forward, "127.0.0.1", 0)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes from `reader` to `writer` until the end."""
-    with suppress(OSError, ssl.SSLError):
-        while data := await reader.read(CHUNK):
-            writer.write(data)
-            await writer.drain()

@@ -1,4 +1,7 @@
-"""A whole deployment on this machine: a SuperLink, SuperNodes that are registered by their keys, TLS between them."""
+"""A whole deployment on this machine, by the commands that a real one has: a SuperLink behind its gate, and nodes.
+
+Nodes are registered by their keys and pinned by their certificates.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.flower.folder import LINK, DeploymentFolder
-from fedtail.deployment.policy_example import write_loopback_policy
+from fedtail.deployment.flower.folder import LINK, DeploymentFolder, write_gate_address
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
 }
-
+PROCESS = [sys.executable, "-m", "fedtail.deployment.flower.process"]
 
 
 class Loopback:
     """Starts and ends the processes of a deployment on this machine; leaving the `with` block ends every one of them."""
 
     def __init__(self, folder: DeploymentFolder):
-        """Choose a free port for the SuperLink and write its address into the configuration of `flwr` in `folder`.
-
-        Nothing is started.
-        """
+        """Choose a free port for the gate and write its address into the server's folder in `folder`; nothing is started."""
         self.folder, self.port = folder, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self._seen: set[int] = set()
         self._before: Any = None
         self._logged: dict[Path, int] = {}                   # how long the log of a run was when it was submitted
-        self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
+        write_gate_address(folder.server_folder, "127.0.0.1", self.port)
 
     def __enter__(self) -> Loopback:
         """Return this object; until the block ends, SIGTERM makes this process exit with code 143.
@@ -62,17 +61,11 @@ class Loopback:
             send_signal(pid, signal.SIGKILL)
 
     def start_superlink(self, patience: float = 60.0) -> None:
-        """Start the SuperLink with its database in the server's folder, and wait until it answers.
+        """Start the gate and the SuperLink behind it, with its database in the server's folder, and wait until it answers.
 
         Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
-        server = self.folder.server_folder
-        self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-                                          "--database", str(server / "link.db"), "--enable-supernode-auth",
-                                          "--ssl-ca-certfile", str(server / "ca.crt"),
-                                          "--ssl-certfile", str(server / "server.pem"),
-                                          "--ssl-keyfile", str(server / "server.key"),
-                                          "--disable-runtime-dependency-installation"])
+        self._start_process("superlink", [*PROCESS, "serve", str(self.folder.server_folder)])
         end = time.monotonic() + patience
         while not self._run_flwr("ls", LINK)[0]:
             self._check_alive("superlink")
@@ -90,16 +83,16 @@ class Loopback:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
-        """Start the SuperNode of the node `name`, without waiting for it; `environment` is added to its environment variables.
+        """Start the process of the node `name`, without waiting for it; `environment` is added to its environment variables.
 
         A node without a policy gets one that allows many trainings.
         """
+        from fedtail.deployment.policy_example import write_loopback_policy
+
         place = self.folder.node_folder(name)
         write_loopback_policy(place)
-        self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-                                   "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
-                                   "--auth-supernode-private-key", str(place / "key"),
-                                   "--node-config", f'settings="{place / "node.toml"}"'], environment)
+        write_gate_address(place, "127.0.0.1", self.port)
+        self._start_process(name, [*PROCESS, "join", str(place)], environment)
 
     def submit_run(self, app: Path | None = None, **settings: Any) -> None:
         """Submit a run with these settings to the SuperLink and return at once; raises RuntimeError where it is refused.
@@ -180,7 +173,7 @@ class Loopback:
         On Linux the process is ended with this one. `more` is added to its environment variables.
         """
         self.log_file(name).parent.mkdir(exist_ok=True)
-        environment = {**self._process_environment(), **(more or {})}
+        environment = {**process_environment(self.folder.home_folder), **(more or {})}
         with self.log_file(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                                     env=environment, start_new_session=True, preexec_fn=die_with_parent)
@@ -195,17 +188,18 @@ class Loopback:
 
         Raises subprocess.TimeoutExpired after 120 seconds.
         """
-        done = subprocess.run(["flwr", *words], env=self._process_environment(), stdin=subprocess.DEVNULL,
+        done = subprocess.run(["flwr", *words], env=process_environment(self.folder.home_folder), stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=120, check=False)
         return done.returncode == 0, (done.stdout + done.stderr).strip()
 
-    def _process_environment(self) -> Mapping[str, str]:
-        """The environment variables of all processes: those of this process, and what Flower needs.
 
-        FLWR_HOME is the deployment's, telemetry is off, and the folder of this Python interpreter comes first in PATH.
-        """
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home_folder), "PATH": path}
+def process_environment(home: Path) -> dict[str, str]:
+    """The environment variables of Flower's processes: those of this process, and what they need.
+
+    FLWR_HOME is `home`, telemetry is off, and the folder of this Python interpreter comes first in PATH.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
 def die_with_parent() -> None:

@@ -7,6 +7,7 @@ import time
 from flwr.clientapp import ClientApp
 from flwr.common import ConfigRecord, Context, Message, RecordDict
 
+from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.settings import NodeSettings
 
 app = ClientApp()
@@ -28,7 +29,9 @@ def answer_message(message: Message, context: Context) -> Message:
     site = settings.make_site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
         site.restore(bytes_from_records(context.state, "site"))
-    reply = site.handle(bytes_from_records(message.content, "letter"), began, store_state)
+    content = bytes_from_records(message.content, "letter")
+    note_asked(settings.folder, content)
+    reply = site.handle(content, began, store_state)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 
 
@@ -36,7 +39,8 @@ def answer_message(message: Message, context: Context) -> Message:
 def reply_with_node_info(message: Message, context: Context) -> Message:
     """Reply to `message` with the signed node info: the node's name, and its clients' keys, masses and groups.
 
-    Reads the node's data, which the configuration in `context` names; the message holds the challenge that is signed with it.
+    Reads the node's data, which the configuration in `context` names; the message holds the request, with the
+    challenge that is signed with it.
     """
     from fedtail.deployment.registry import signed_node_info
 

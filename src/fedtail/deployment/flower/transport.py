@@ -40,19 +40,19 @@ class FlowerTransport:
         `seconds` and logs a line.
         """
         began, here = time.monotonic(), self.online_nodes()
-        sent = {self.ids[node]: message for node, message in messages.items() if self.ids[node] in here}
+        sent = {self.ids[node]: message for node, message in messages.items() if self.ids.get(node) in here}
         replies = self._send_messages("query.letter", {one: {"letter": message} for one, message in sent.items()})
         ours = {theirs: node for node, theirs in self.ids.items()}
         self.seconds.append(time.monotonic() - began)
         self.log(f"exchange {len(self.seconds)}: {len(messages)} messages, {len(replies)} replies, {self.seconds[-1]:.1f} s")
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
-    def request_node_info(self, nodes: Iterable[int], challenge: bytes) -> dict[int, bytes]:
+    def request_node_info(self, nodes: Iterable[int], request: bytes) -> dict[int, bytes]:
         """Ask nodes, given by Flower's ids, for their node info and return it, serialised and signed, by these ids.
 
-        They sign it together with `challenge`. Those that do not answer within `timeout` seconds are left out.
+        Each is sent `request`, with the challenge that it signs. Those that do not answer within `timeout` seconds are left out.
         """
-        replies = self._send_messages("query.who", {one: {"ask": challenge} for one in nodes})
+        replies = self._send_messages("query.who", {one: {"ask": request} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
     def _send_messages(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:

@@ -64,6 +64,11 @@ class ByteCell:
         """The authenticated names of the peers that are connected now."""
         return set(self.cell.agents)
 
+    def disconnect(self, peer: str) -> None:
+        """End the connections of a peer, which may connect again where its certificate still admits it."""
+        for one in self.cell.communicator.conn_manager.get_connections(peer) or ():
+            one.conn.close()
+
     def send(self, peer: str, topic: str, number: int, content: bytes) -> bool:
         """Send bytes to a connected peer, without waiting; False where it is not connected."""
         if peer not in self.cell.agents:

@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.flower.folder import DeploymentFolder, write_node_folder
-from fedtail.deployment.keys import make_certificates, make_node_certificate
+from fedtail.deployment.flower.folder import DeploymentFolder, check_new_folder, write_node_folder
+from fedtail.deployment.keys import make_certificates
 
 RUN = """\
 listen = "0.0.0.0"               # the address of this machine at which nodes arrive
@@ -38,20 +37,13 @@ def write_cell_folder(path: Path, experiment: Path, nodes: Sequence[str], host: 
     FileExistsError where the folder is not empty, and ValueError for fewer than two nodes, two of one name, and names that a cell
     cannot have.
     """
-    if path.exists() and any(path.iterdir()):
-        raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
-    if len(nodes) < 2 or len(set(nodes)) < len(nodes):
-        raise ValueError(f"a deployment needs two nodes or more, of different names; got {', '.join(nodes) or 'none'}.")
-    for name in nodes:
-        check_name(name)
+    check_new_folder(path, nodes)
     folder = DeploymentFolder(path.resolve())
     folder.path.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(experiment, folder.path / "experiment.toml")
     make_certificates(folder.server_folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
     for name in nodes:
         write_node_folder(folder, name, experiment, **of_nodes)
-        make_node_certificate(folder.node_folder(name))
-        shutil.copyfile(folder.node_folder(name) / "node.crt", folder.node_keys / f"{name}.crt")
     write_addresses(folder, nodes, host, port)
     return folder
 
@@ -61,12 +53,6 @@ def write_addresses(folder: DeploymentFolder, nodes: Sequence[str], host: str, p
     (folder.server_folder / "run.toml").write_text(RUN.format(port=port, nodes=len(nodes)), encoding="utf-8")
     for name in nodes:
         (folder.node_folder(name) / "server.toml").write_text(f'host = "{host}"\nport = {port}\n', encoding="utf-8")
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError unless a node may have this name: letters, digits, - and _, at most 64, and not "server"."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) or name == "server":
-        raise ValueError(f"a node of NVFlare is named by letters, digits, - and _, and not server; got {name!r}.")
 
 
 def cell_commands(folder: DeploymentFolder, host: str, port: int) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
 from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
@@ -41,15 +42,20 @@ class ResidentNode:
         """Answer one message of the server; messages that come meanwhile wait their turn."""
         began = time.monotonic()
         with self._one_at_a_time:
-            reply = self._node_info(content) if topic == INFO else self.site.handle(content, began)
+            reply = self._node_info(content) if topic == INFO else self._answer(content, began)
         self.cell.send(SERVER, REPLY, number, reply)
 
-    def _node_info(self, challenge: bytes) -> bytes:
+    def _answer(self, content: bytes, began: float) -> bytes:
+        """The reply to a message of a run, noted as asked before it is answered; `began` is when the message came."""
+        note_asked(self.settings.folder, content)
+        return self.site.handle(content, began)
+
+    def _node_info(self, request: bytes) -> bytes:
         """The signed node info; b"", with the reason logged here, where there is none: the server is not told why."""
         from fedtail.deployment.registry import signed_node_info
 
         try:
-            return signed_node_info(self.settings, challenge)
+            return signed_node_info(self.settings, request)
         except Exception:
             log.exception("the node info could not be sent")
             return b""

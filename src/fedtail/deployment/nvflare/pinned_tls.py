@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nvflare.fuel.f3.drivers.aio_conn import AioConnection
 from nvflare.fuel.f3.drivers.aio_tcp_driver import AioTcpDriver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+
+from fedtail.deployment.live_tls import live_context
 
 SERVER = "server"                  # the server's name, as NVFlare has it
 SCHEME = "fedtail"                 # of the address that a cell listens at or connects to
@@ -91,8 +94,8 @@ class PinnedDriver(AioTcpDriver):
 
     async def _tcp_listen(self, host: str, port: str) -> None:
         """Listen for nodes until the driver is shut down."""
-        self.server = await asyncio.start_server(self._serve_node, host, int(port), ssl=server_context(self._folder()),
-                                                 ssl_handshake_timeout=HANDSHAKE)
+        context = live_context(partial(server_context, self._folder()), self._folder())
+        self.server = await asyncio.start_server(self._serve_node, host, int(port), ssl=context, ssl_handshake_timeout=HANDSHAKE)
         async with self.server:
             await self.server.serve_forever()
 

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from fedtail.deployment.nvflare.cells import INFO, LETTER, ByteCell
@@ -33,6 +34,7 @@ class CellTransport:
         self._changed = threading.Condition()
         self._waiting: dict[int, str] = {}                   # number of a message -> the node that is to reply
         self._replies: dict[int, bytes] = {}
+        self._folder, self._certificates = folder, _pinned_certificates(folder)
         self.cell = ByteCell(SERVER, folder, address, self._receive, log)
         self.cell.start()
 
@@ -49,26 +51,32 @@ class CellTransport:
         self.cell.close()
 
     def online_nodes(self) -> set[str]:
-        """The names of the nodes that are connected now."""
-        return self.cell.peers()
+        """The names of the nodes that are connected now; one whose certificate was removed or replaced is disconnected first."""
+        now, before, peers = _pinned_certificates(self._folder), self._certificates, self.cell.peers()
+        self._certificates = now
+        changed = {name for name in peers if now.get(name) != before.get(name, now.get(name))}
+        for name in changed:
+            self.cell.disconnect(name)
+            self.log(f"{name} is disconnected: its certificate was {'replaced' if name in now else 'removed'}.")
+        return {name for name in peers - changed if name in now}
 
     def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send one message to each node and return the replies that come within `timeout` seconds; both by our node numbers.
 
         Nodes that are not connected, or whose connection ends, are left out. Appends the duration to `seconds` and logs a line.
         """
-        began = time.monotonic()
-        replies = self._ask(LETTER, {self.ids[node]: message for node, message in messages.items()})
+        began, here = time.monotonic(), self.online_nodes()
+        replies = self._ask(LETTER, {self.ids[node]: message for node, message in messages.items() if self.ids.get(node) in here})
         self.seconds.append(time.monotonic() - began)
         self.log(f"exchange {len(self.seconds)}: {len(messages)} messages, {len(replies)} replies, {self.seconds[-1]:.2f} s")
-        return {node: replies[self.ids[node]] for node in messages if self.ids[node] in replies}
+        return {node: replies[self.ids[node]] for node in messages if self.ids.get(node) in replies}
 
-    def request_node_info(self, nodes: Iterable[str], challenge: bytes) -> dict[str, bytes]:
+    def request_node_info(self, nodes: Iterable[str], request: bytes) -> dict[str, bytes]:
         """Ask nodes, given by name, for their node info and return it, serialised and signed, by name.
 
-        They sign it together with `challenge`. Those that do not answer within `timeout` seconds are left out.
+        Each is sent `request`, with the challenge that it signs. Those that do not answer within `timeout` seconds are left out.
         """
-        return self._ask(INFO, dict.fromkeys(nodes, challenge))
+        return self._ask(INFO, dict.fromkeys(nodes, request))
 
     def _ask(self, topic: str, contents: Mapping[str, bytes]) -> dict[str, bytes]:
         """Send each node its content, and return the replies of those that answer in time; both by name."""
@@ -98,3 +106,12 @@ class CellTransport:
                 self._changed.notify_all()
                 return
         self.log(f"a reply of {peer} is not waited for, or came too late.")
+
+
+def _pinned_certificates(folder: Path) -> dict[str, bytes]:
+    """The content of each node's certificate in the server's `folder`, by the node's name; {} where there are none."""
+    found = {}
+    for path in (folder / "nodes").glob("*.crt"):
+        with suppress(FileNotFoundError):                    # removed in this moment
+            found[path.stem] = path.read_bytes()
+    return found

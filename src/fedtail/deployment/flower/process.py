@@ -1,0 +1,102 @@
+"""`python -m fedtail.deployment.flower.process join|serve FOLDER`: the processes of a node or of the server, which SIGTERM ends.
+
+The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder and a SuperNode that knows
+nothing but the forwarder. `fedtail deploy join` and `fedtail deploy serve` are these, with sentences for errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtail.deployment.flower.folder import DeploymentFolder
+from fedtail.deployment.flower.forwarder import Forwarder
+from fedtail.deployment.flower.gate import Gate
+from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
+from fedtail.deployment.keys import make_certificates
+from fedtail.deployment.node_process import FLOWER as GATE
+from fedtail.deployment.node_process import read_server
+
+ENDS = 10.0               # seconds that a process is given to end
+log = logging.getLogger("fedtail.gate")
+
+
+def serve(folder: Path) -> None:
+    """Run the gate and the SuperLink of the server whose folder is `folder`, until SIGTERM or Ctrl-C.
+
+    Raises ValueError for settings that are not valid and where no node has a certificate, RuntimeError where the SuperLink ends.
+    """
+    host, _, port = read_server(folder / GATE).rpartition(":")
+    asyncio.run(_serve(folder.resolve(), host, int(port)))
+
+
+def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
+    """Run the SuperNode of the node in `folder`, with its forwarder, until SIGTERM or Ctrl-C; its settings are in `file`.
+
+    `address` is "host:port" of the gate, "" that in gate.toml. Raises ValueError where settings, policy or consent do not allow
+    the node to start, RuntimeError where the SuperNode ends.
+    """
+    from fedtail.deployment.consent import check_readiness
+    from fedtail.deployment.settings import NodeSettings
+
+    check_readiness(NodeSettings.read(folder / file))
+    host, _, port = (address or read_server(folder / GATE)).rpartition(":")
+    asyncio.run(_join(folder.resolve(), host, int(port), file))
+
+
+async def _serve(folder: Path, host: str, port: int) -> None:
+    """Start the gate at `host` and `port` and the SuperLink behind it, and wait until a signal or the end of the SuperLink."""
+    behind, made = free_port(), DeploymentFolder(folder.parent)
+    gate = await Gate(folder, behind, log.warning).start(host, port)
+    made.write_superlink_config(f"127.0.0.1:{behind}")
+    command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(behind), "--database", str(folder / "link.db"),
+               "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+               "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem"),
+               "--ssl-keyfile", str(folder / "server.key")]
+    async with gate:
+        await _run_until_told(command, process_environment(made.home_folder))
+
+
+async def _join(folder: Path, host: str, port: int, file: str) -> None:
+    """Start the forwarder to the gate at `host` and `port` and a SuperNode, and wait until a signal or the SuperNode's end."""
+    home = folder / "flower"
+    for old in ("apps", "tls"):
+        shutil.rmtree(home / old, ignore_errors=True)     # only what this process writes may be there
+    home.mkdir(mode=0o700, exist_ok=True)
+    make_certificates(home / "tls", ["127.0.0.1"])        # for the way between two processes: Flower wants TLS there too
+    forwarder = await Forwarder(folder, host, port, log.warning).start(home / "tls")
+    command = ["flower-supernode", "--superlink", f"127.0.0.1:{forwarder.sockets[0].getsockname()[1]}",
+               "--root-certificates", str(home / "tls" / "ca.crt"), "--auth-supernode-private-key", str(folder / "key"),
+               "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
+               "--node-config", f"settings={json.dumps(str(folder / file))}"]
+    async with forwarder:
+        await _run_until_told(command, process_environment(home))
+
+
+async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run `command` until SIGTERM or SIGINT, and end it then; RuntimeError where it ends by itself."""
+    until, loop = asyncio.Event(), asyncio.get_running_loop()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, until.set)
+    process = await asyncio.create_subprocess_exec(*command, env=dict(environment), stdin=asyncio.subprocess.DEVNULL,
+                                                   preexec_fn=die_with_parent, start_new_session=True)
+    ended, told = asyncio.create_task(process.wait()), asyncio.create_task(until.wait())
+    await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if process.returncode is not None:
+        raise RuntimeError(f"{command[0]} ended by itself, with code {process.returncode}.")
+    process.terminate()
+    try:
+        await asyncio.wait_for(ended, ENDS)
+    except TimeoutError:
+        process.kill()
+
+
+if __name__ == "__main__":
+    {"join": join, "serve": serve}[sys.argv[1]](Path(sys.argv[2]))

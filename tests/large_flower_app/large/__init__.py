@@ -1,0 +1,1 @@
+"""Messages of 100 MB."""
