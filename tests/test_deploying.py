@@ -114,7 +114,7 @@ def test_deploy_init_writes_what_each_side_needs_and_nothing_more(tmp_path, file
     assert said.exit_code == 0, said.output
     assert "flower-superlink --host 0.0.0.0 --port 8000" in said.output
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
-    node = ["ca.crt", "experiment.toml", "key", "key.pub", "node.toml", "superlink.toml"]
+    node = ["ca.crt", "experiment.toml", "key", "key.pub", "node.toml"]
     assert names == sorted(["app/pyproject.toml", "experiment.toml", "server/ca.crt", "server/server.key", "server/server.pem", "server/home/config.toml",
                             *(f"server/nodes/{name}.pub" for name in ("north", "south")),
                             *(f"nodes/{name}/{one}" for name in ("north", "south") for one in node)])
