@@ -276,7 +276,7 @@ def tomorrow(server, monkeypatch=None):
     class Early(datetime):
         @classmethod
         def now(cls, zone=None):
-            return datetime.now(UTC) - timedelta(days=1)
+            return datetime.now(UTC) - timedelta(days=10)
 
     return Early
 
