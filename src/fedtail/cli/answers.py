@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,14 +11,15 @@ if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
 
-def show_answers(answers: list[dict[str, Any]], split: str, metric: str = "error") -> None:
-    """Print the verdicts about one metric, a sentence for each method, then what their intervals are about.
+def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[str] = ("error",)) -> None:
+    """Print the verdicts about these metrics, a sentence for each method, then what their intervals are about.
 
-    `answers` are those of `comparison_answers`; `split` says whether seeds have splits of their own.
+    `answers` are those of `comparison_answers`; `split` says whether seeds have splits of their own. What is the same for all
+    metrics, as of a method that has diverged, is said once.
     """
-    shown = [one for one in answers if one["metric"] == metric]
-    for one in shown:
-        typer.secho(one["sentence"], bold=True)
+    shown = [one for metric in metrics for one in answers if one["metric"] == metric]
+    for text in dict.fromkeys(one["sentence"] for one in shown):
+        typer.secho(text, bold=True)
     for text in dict.fromkeys(_interval_note(one, split) for one in shown if one["estimand"]):
         typer.echo(text)
 

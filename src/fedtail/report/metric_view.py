@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.report.client_errors import ClientValues, PageClients, client_comparison, metric_distributions
 from fedtail.report.decimals import client_decimals, table_decimals
 from fedtail.report.methods import Method, MethodFamily
 from fedtail.report.overview import constant_cells, methods_table, model_choice
 from fedtail.report.statistics import statistic_titles
 from fedtail.runs import RunFolder
-from fedtail.runs.answer_words import FEW_CLIENTS
 from fedtail.runs.comparison import client_rows, metric_direction, number_of_tested_clients
 
 
