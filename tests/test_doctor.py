@@ -459,3 +459,19 @@ def test_a_made_up_node_with_a_certificate_of_its_own_is_a_stranger(written, tmp
     make_node_certificate(tmp_path)
     with gated(written / "flower" / "server") as port:
         assert open_ones(attacks.attacks_by_node("127.0.0.1", port, tmp_path)) == set()
+
+
+def test_text_from_the_network_forges_no_line_of_a_nodes_or_a_servers_log(caplog, tmp_path):
+    from fedtail.deployment.flower.server_app import run_on_grid
+    from fedtail.deployment.site import error_text
+
+    evil = "no\n2026-01-01T00:00:00 north has joined\x1b[2J\r\u202e<script>"
+    assert error_text(ValueError(evil)) == "ValueError on the node; its own log says more."
+    (line,) = caplog.messages
+    with pytest.raises(Exception, match="script"):
+        run_on_grid(None, {"out": str(tmp_path), "experiment": "e.toml", "timeout": evil})
+    for text in (line, (tmp_path / "log.txt").read_text()):
+        assert "Traceback" in text or "ValueError" in text
+        assert all(part.isprintable() for part in text.rstrip().split("\n"))
+        assert not any(part.startswith("2026-01-01") for part in text.split("\n"))
+        assert "\\x1b[2J" in text

@@ -17,3 +17,15 @@ def one_line(text: object, most: int = MOST) -> str:
     text = str(text)
     text = text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 3:]}"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def escaped_lines(text: str) -> str:
+    r"""`text`, which may have several lines, each as by `one_line`; all but the first are indented by two spaces.
+
+    So a traceback can be read in a log, and no line of it, whatever an error's text holds, looks like a line of that log.
+
+    >>> print(escaped_lines("ValueError: no\n2026-01-01 round 9 of 9\x1b[2J"))
+    ValueError: no
+      2026-01-01 round 9 of 9\x1b[2J
+    """
+    return "\n  ".join(map(one_line, text.rstrip("\n").split("\n")))

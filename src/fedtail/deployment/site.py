@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedtail.deployment.audit_log import AuditLog
+from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
@@ -265,5 +267,5 @@ def error_text(why: Exception) -> str:
     """
     if isinstance(why, Refused):
         return str(why)
-    log.error("a message could not be answered", exc_info=why)
+    log.error("a message could not be answered: %s", escaped_lines("".join(traceback.format_exception(why))))
     return f"{type(why).__name__} on the node; its own log says more."

@@ -239,7 +239,7 @@ class SimulationRecords:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
         about = RunAnswers(self.experiment, self.splits, self.tested_split, self._within, benign is not None)
-        about.add_moments(rows, trained)
+        about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
 

@@ -22,7 +22,7 @@ from fedtail.deployment.doctor.doors import (
     stranger_context,
     unknown_key_context,
 )
-from fedtail.deployment.doctor.findings import NOT_TESTED, OPEN, Finding, found
+from fedtail.deployment.doctor.findings import CLOSED, NOT_TESTED, OPEN, Finding, found
 
 NO_NAME = "doctor"                      # of a node that does not exist
 NO_KEY = b"\x0a\x04none"               # Flower's request to register a key, with something that is none
@@ -45,9 +45,10 @@ def attacks_from_outside(host: str, port: int, authority: Path | None) -> Iterat
         yield Finding("reached", NOT_TESTED, f"Nothing answers at {host}:{port} ({why}): start the server, and try again.")
         return
     plain = Door(host, port, "in plain text")
-    yield _plain_text(plain)
+    in_plain = _plain_text(plain)
+    yield in_plain
     yield _server_certificate(host, port, authority)
-    yield _old_versions(host, port)
+    yield _old_versions(host, port) if in_plain.result == CLOSED else Finding("old TLS", NOT_TESTED, "The port has no TLS.")
     strangers = [plain, Door(host, port, "a stranger", stranger_context()),
                  Door(host, port, "somebody with a key of their own", unknown_key_context())]
     heard = [one for one in strangers if _speaks_http(one)]
@@ -95,7 +96,7 @@ def _old_versions(host: str, port: int) -> Finding:
         return Finding("old TLS", OPEN, f"TLS {old} is taken, which shows who connects to whoever listens. Only 1.3 should be.")
     tried = [name for name, yes in taken.items() if yes is not None]
     if not tried:
-        return Finding("old TLS", NOT_TESTED, "The port has no TLS, or this machine cannot speak versions before 1.3.")
+        return Finding("old TLS", NOT_TESTED, "This machine cannot speak versions before 1.3.")
     return found("old TLS", [], f"TLS {', '.join(tried)} is refused.")
 
 

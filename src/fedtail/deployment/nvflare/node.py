@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
+from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
 from fedtail.deployment.nvflare.pinned_tls import SERVER
@@ -57,7 +59,7 @@ class ResidentNode:
         try:
             return signed_node_info(self.settings, request)
         except Exception:
-            log.exception("the node info could not be sent")
+            log.error("the node info could not be sent: %s", escaped_lines(traceback.format_exc()))
             return b""
 
 
