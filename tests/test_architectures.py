@@ -104,6 +104,7 @@ def test_every_kernel_is_the_textbook_with_the_same_masks(name):
         assert torch.allclose(updates(kernel, task, people, some=some), expected[some], rtol=1e-8, atol=1e-11), kernel.name
 
 
+@pytest.mark.filterwarnings("ignore::fedtail.engine.kernel_choice.SlowKernelWarning")      # packed GRUs
 @pytest.mark.parametrize("name", SUITE)
 def test_workers_and_interruptions_change_no_bit(name, monkeypatch):
     monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
