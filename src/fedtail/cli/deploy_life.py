@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,7 +142,7 @@ def dashboard(
 
 def add_commands(deploy: typer.Typer) -> None:
     """Add the commands of this module to `deploy`."""
-    briefs = {add: "Admit a new node, without a restart.", remove: "Exclude a node for good.",
+    briefs: dict[Callable[..., None], str] = {add: "Admit a new node, without a restart.", remove: "Exclude a node for good.",
               rotate: "Replace the keys of a node, or the server's.", status: "Say how the deployment is.",
               dashboard: "A live page about the deployment."}
     for command, brief in briefs.items():

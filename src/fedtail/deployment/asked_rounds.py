@@ -46,7 +46,7 @@ def read_asked(folder: Path, training: bytes) -> tuple[Asked, ...]:
     found = Counter[tuple[int, bytes]]()
     for line in _lines(folder / FILE):
         if line.get("training") == training.hex():
-            found[int(line["round"]), bytes.fromhex(line["run"])] += 1
+            found[int(line["round"]), bytes.fromhex(str(line["run"]))] += 1
     return tuple((round, run, count) for (round, run), count in found.items())
 
 

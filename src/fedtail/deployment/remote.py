@@ -298,8 +298,9 @@ class RemoteFleet:
             self._messages += 1
             broadcasts = tuple(self._unsent[node]) if node in asks else ()
             asked = NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle)
-            about = {"training": self._nodes.training, "round": self._broadcast.round} if asked.ask else {}
-            messages[node] = encode_message(replace(asked, **about))
+            if asked.ask:
+                asked = replace(asked, training=self._nodes.training, round=self._broadcast.round)
+            messages[node] = encode_message(asked)
         came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
         for node, message in messages.items():
