@@ -10,9 +10,8 @@ from typing import Any
 
 from cryptography import x509
 
-from fedtail.deployment.flower.folder import DeploymentFolder, write_node_folder
+from fedtail.deployment.flower.folder import DeploymentFolder, check_name, write_node_folder
 from fedtail.deployment.keys import make_node_certificate, make_node_key
-from fedtail.deployment.nvflare.folder import check_name
 from fedtail.deployment.settings import NodeSettings
 
 KEY_FILES = ("key", "key.pub", "key.pem", "node.crt")      # of a node; the second and the last are the server's too
