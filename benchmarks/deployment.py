@@ -146,9 +146,9 @@ def our_times(transport: str, path: Path, nodes: int, rounds: int) -> dict[str, 
         for method in METHODS:
             out = folder.path / "runs" / method
             if more:
-                loopback.start_server(out, method=method, nodes=nodes)
+                loopback.start_server(out, method=method, nodes=nodes, timeout=300)      # a loaded machine loses no round
             else:
-                loopback.submit_run(method=method, out=str(out), nodes=nodes)
+                loopback.submit_run(method=method, out=str(out), nodes=nodes, timeout=300.0)
             ended = seconds_of_rounds(out, rounds)
             loopback.wait_for_result(out, 300.0)
             found[method] = ended, compare_with_simulator(folder, people, method, out).difference

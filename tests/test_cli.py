@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,12 @@ def test_another_seed_gives_other_numbers(first, other_seed):
     assert other_seed.returncode == 0, other_seed.stderr
     a, b = (json.loads(done.stdout)["rows"] for done in (first, other_seed))
     assert all(x["mean"] != y["mean"] for x, y in zip(a, b, strict=True))
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(tmp_path):
+    file = tmp_path / "many.csv"
+    long = "import typer\nfrom fedtail.cli.terminal import print_errors_as_sentences as words\n@words\ndef f():\n" \
+           "    for k in range(100000): print('some line of output', k)\nf()"
+    done = subprocess.run(["bash", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(long)} 2>{file} | head -1"], capture_output=True)
+    assert done.stdout == b"some line of output 0\n"
+    assert "Broken pipe" not in file.read_text()

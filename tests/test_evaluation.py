@@ -525,7 +525,7 @@ def test_errors_are_reachable_by_client_and_by_example_whatever_weights_were_ask
         assert found.by_example.error.mean() == pytest.approx(wrong.mean(), abs=1e-12)
     worst = np.sort(np.repeat(each, sizes))[-21:]                    # the worse half of the examples, each with its client's error
     assert result.by_example.error.worst(0.5) == pytest.approx(worst.mean(), abs=1e-12)
-    last = [line.split()[-1] for line in result.table().splitlines()]
+    last = [line.split()[-1] for line in result.table().split("\n\n")[0].splitlines()]
     assert last == ["mean_by_example", f"{result.by_example.loss.mean():.4f}", f"{wrong.mean():.4f}"]
     assert metrics_line(3, [{"test": result}])["members"][0]["test"]["error"]["mean_by_example"] == pytest.approx(wrong.mean(), abs=1e-12)
     with pytest.raises(ValueError, match=r"^this Distribution does not know how many examples each client has\. Give it sizes=population.size, or take one from fedtail.evaluate\.$"):
@@ -564,8 +564,11 @@ def test_an_evaluation_refuses_names_it_does_not_have_and_prints_those_it_has():
     result = evaluate(mlp(), clients_of())
     with pytest.raises(KeyError, match="no metric 'auc'; there are loss, error"):
         result["auc"]
-    head, *rows = result.table().splitlines()
-    assert head.split() == ["5", "clients", "mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "mean_by_example"]
+    whole = evaluate(mlp(), clients_of((2,) * 20))
+    assert whole.table().splitlines()[0].split() == ["20", "clients", "mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10",
+                                                     "mean_by_example"]
+    head, *rows = result.table().split("\n\n")[0].splitlines()
+    assert head.split() == ["5", "clients", "mean", "std", "p50", "worst", "client", "best", "client", "mean_by_example"]
     assert [row.split()[0] for row in rows] == ["loss", "error"]
     assert rows[1].split()[1] == f"{result.error.mean():.4f}"
 
@@ -787,14 +790,15 @@ def test_halves_are_split_with_seed_zero_unless_told_otherwise():
     for a, b in ((plain.before, told.before), (plain.after, told.after)):
         assert a.loss.values.tolist() == b.loss.values.tolist()
     lines = [line.split() for line in plain.table().splitlines()]
-    assert lines[0] == ["error", "mean", "std", "p10", "p50", "p90", "worst10"]
+    assert lines[0] == ["error", "mean", "std", "p50", "worst", "client", "best", "client"]
     for line, evaluation in zip(lines[1:], (plain.before, plain.after), strict=True):
-        assert line[1:] == [f"{evaluation.error.statistic(name):.4f}" for name in lines[0][1:]]
+        error = evaluation.error
+        assert line[1:] == [f"{value:.4f}" for value in (error.mean(), error.std(), error.percentile(50), *error.values.aminmax()[::-1])]
     plain, told = evaluate_family(family_of(several(3)), population), evaluate_family(family_of(several(3)), population, 0.5, 0)
     assert [d.values.tolist() for d in plain.members] == [d.values.tolist() for d in told.members]
     assert plain.choice.tolist() == told.choice.tolist()
     last = plain.table().splitlines()[-1]
-    assert last.split()[-3:] == [f"{plain.chosen.statistic(name):.4f}" for name in ("mean", "p90", "worst10")]
+    assert last.split()[-3:] == [f"{value:.4f}" for value in (plain.chosen.percentile(50), *plain.chosen.values.aminmax()[::-1])]
 
 
 def test_a_family_is_refused_labels_it_has_no_output_for_and_names_that_are_too_many_or_too_few():
@@ -856,10 +860,10 @@ def test_evaluate_family_is_a_loop_over_clients(error):
     assert result.chosen.values.tolist() == pytest.approx([by_held[j, k] for k, j in enumerate(choice)])
     assert result.counts() == {name: choice.count(j) for j, name in enumerate("abc")}
     lines = result.table().splitlines()
-    assert lines[0].split() == ["error", "mean", "p90", "worst10"]
-    assert [line.rsplit(maxsplit=3)[0] for line in lines[1:]] == [
+    assert lines[0].split() == ["error", "mean", "p50", "worst", "client", "best", "client"]
+    assert [line.rsplit(maxsplit=4)[0] for line in lines[1:]] == [
         *(f"{name} (picked by {choice.count(j)})" for j, name in enumerate("abc")), "each client's own pick"]
-    assert lines[-1].split()[-3] == f"{result.chosen.mean():.4f}"
+    assert lines[-1].split()[-4] == f"{result.chosen.mean():.4f}"
 
 
 def test_the_choice_never_looks_at_the_judged_half():

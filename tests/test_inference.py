@@ -3,6 +3,8 @@
 Tests that draw at random hold with a stated probability, and their seeds are fixed.
 """
 
+import importlib
+import itertools
 import math
 import time
 from dataclasses import replace
@@ -21,12 +23,13 @@ from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resample
 from fedtail.inference.statistics import statistic_named
 from fedtail.report.statistics import worst_mean
 from fedtail_studies.inference import coverage, populations
-from fedtail_studies.inference.measuring import comparison, one_method, spread
+from fedtail_studies.inference.measuring import alike_called_real, comparison, one_method, spread, wrong_verdicts
 from fedtail_studies.results import Results
 from fedtail_studies.running import reproduce
 from test_public_names import imported_after
 
 RANDOM = np.random.default_rng
+floors = importlib.import_module("fedtail.inference.noise_floor")      # of which the package exports a function by this name
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
@@ -418,6 +421,43 @@ def test_real_differences_are_above_the_floor_and_alike_clients_seldom():
     assert above <= stats.binom.ppf(1 - 1e-4, 100, 0.06)
 
 
+@pytest.mark.parametrize("name", populations.ALIKE)
+@pytest.mark.parametrize("examples", [2, 10])
+def test_alike_tails_of_any_losses_are_called_real_in_one_of_twenty(name, examples):
+    assert alike_called_real(name, examples, 60, 300, 199)["real"] <= stats.binom.ppf(1 - 1e-4, 300, 0.05) / 300
+
+
+def test_dealing_out_all_examples_is_a_permutation_test():
+    """Three clients with two examples each: the tail of a third is the worst of the three means, over all 6! orders."""
+    losses = np.array([0.0, 1.0, 3.0, 8.0, 20.0, 50.0])
+    orders = np.array(list(itertools.permutations(losses))).reshape(-1, 3, 2).mean(2).max(1)
+    found = noise_floor(losses.reshape(3, 2).mean(1), [2] * 3, "worst33.33333333", example_losses=losses, draws=4000)
+    assert found.floor == pytest.approx(orders.mean(), abs=4 * found.monte_carlo_error)
+    assert found.highest == found.observed == 35                                         # of 15 pairs one is the best, 14/15 < 95%
+    assert found.is_noise
+
+
+def test_of_many_examples_fewer_are_drawn_with_the_same_noise(monkeypatch):
+    losses, sizes = RANDOM(0).gamma(0.5, 2, 40_000).astype(np.float32), np.full(100, 400)
+    values = losses.reshape(100, 400).mean(1)
+    dealt = noise_floor(values, sizes, "worst10", example_losses=losses, draws=400)
+    monkeypatch.setattr(floors, "MOST_DRAWS", 100 * 50 * 199)                            # 50 of 400 examples each
+    drawn = noise_floor(values, sizes, "worst10", example_losses=losses[::3])
+    assert floors._examples_drawn(sizes) == 50
+    assert drawn.floor - losses.mean() == pytest.approx(dealt.floor - losses.mean(), rel=0.1)
+
+
+def test_losses_that_are_all_equal_are_no_tail():
+    assert noise_floor(np.full(20, 0.1), [3] * 20, example_losses=np.full(60, 0.1, np.float32)).is_noise
+
+
+@pytest.mark.parametrize(("methods", "seeds"), [(1, 2), (3, 3)])
+def test_methods_that_are_equally_good_seldom_get_a_verdict(methods, seeds):
+    """At most one in twenty comparisons, whatever the number of methods; beyond the limit once in 10,000 times."""
+    found = wrong_verdicts("normal", 10, 100, methods, seeds, 0.01, 120, 199)
+    assert found["wrong"] <= stats.binom.ppf(1 - 1e-4, 120, 0.05) / 120
+
+
 @pytest.mark.parametrize(("values", "sizes", "settings", "told"), [
     ([0.5, 0.55], [2, 2], {}, "values must be error rates, errors over sizes, where nothing is said about examples"),
     ([0.5, 1.5], [2, 2], {}, "Give example_losses or example_variance for other losses"),
@@ -425,6 +465,7 @@ def test_real_differences_are_above_the_floor_and_alike_clients_seldom():
     ([0.5], [2], {}, "sizes must be one number of examples for each of at least two values"),
     ([0.5, math.nan], [2, 2], {}, "values must be finite"),
     ([0.5, 0.5], [2, 2], {"example_losses": [1.0], "example_variance": 1.0}, "example_losses must be given without example_variance"),
+    ([0.5, 0.5], [2, 2], {"example_losses": [1.0, math.nan]}, "example_losses must be finite losses of single examples"),
 ])
 def test_floors_refuse_what_does_not_fit(values, sizes, settings, told):
     with pytest.raises(FieldError, match=told):

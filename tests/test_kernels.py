@@ -187,6 +187,15 @@ class Branching(nn.Module):
         return self.last(x) if bool(x.sum() > 0) else -self.last(x)
 
 
+class Last(nn.Module):
+    def __init__(self, recurrent):
+        super().__init__()
+        self.recurrent, self.last = recurrent, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.recurrent(x)[0][:, -1])
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -200,12 +209,14 @@ class Tied(nn.Module):
 @pytest.mark.parametrize(("module", "kind", "shape"), [
     (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 4)), StackedKernel, (6,)),
-    (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4)), ModuleKernel, (6,)),
-    (Hidden(), ModuleKernel, (6,)), (Branching(), ModuleKernel, (6,)), (Tied(), ModuleKernel, (6,)),
+    (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4)), StackedKernel, (6,)),
+    (Hidden(), StackedKernel, (6,)), (Tied(), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 20000), nn.ReLU(), nn.Linear(20000, 4)), ModuleKernel, (6,)),
     (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), ModuleKernel, (7, 5)),
+    (Last(nn.GRU(5, 4, batch_first=True)), StackedKernel, (7, 5)),
+    (nn.Sequential(nn.Conv1d(7, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)), StackedKernel, (7, 5)),
     (SoftmaxRegression(6, 4), LinearKernel, (6,)),
-], ids=["mlp", "no dropout", "dropout", "hidden dropout", "branching", "tied", "large", "convolution", "recurrent", "linear"])
+], ids=["mlp", "no dropout", "dropout", "hidden dropout", "tied", "large", "convolution", "lstm", "gru", "sensors", "linear"])
 def test_the_kernel_is_chosen_by_what_the_module_is(module, kind, shape):
     population = people(shape)
     assert type(kernel_for(Task(module), CPU, torch.float32, population)) is kind
@@ -223,9 +234,8 @@ def test_a_kernel_can_be_asked_for_by_name():
         assert all(torch.allclose(run, runs[0], atol=1e-6) for run in runs)
     with pytest.raises(ValueError, match=r"kernel='closed' needs a linear .* which Sequential is not\. Write kernel='auto'\."):
         fedtail.train(fedtail.fedavg(3), deep, population, rounds=1, engine=fedtail.Engine(kernel="closed"))
-    dropping = Task(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.2)))
-    with pytest.raises(ValueError, match="kernel='stacked' needs a module without dropout"):
-        fedtail.train(fedtail.fedavg(3), dropping, population, rounds=1, engine=fedtail.Engine(kernel="stacked"))
+    with pytest.raises(ValueError, match=r"kernel='stacked' needs a module .* which Branching is not: Branching does not stack"):
+        fedtail.train(fedtail.fedavg(3), Task(Branching()), population, rounds=1, engine=fedtail.Engine(kernel="stacked"))
     with pytest.raises(ValueError, match="kernel must be one of auto, closed, stacked, module, got 'fast'"):
         fedtail.train(fedtail.fedavg(3), linear, population, rounds=1, engine=fedtail.Engine(kernel="fast"))
 

@@ -170,7 +170,7 @@ def test_the_gradient_is_that_of_the_objective_where_masks_are_drawn():
     task, population = Task(Dropping().to(WIDE)), people()
     params, local = task.params(), MAML(1.0, inner_learning_rate=0.3, inner_steps=2)
     kernel = kernel_for(task, CPU, WIDE, population)
-    assert kernel.draws
+    assert kernel.counted_draws
 
     def values(w):
         return local.objective.losses(shard_of(replace(task, module=task.with_params(w)), population, kernel).clients(), 0)

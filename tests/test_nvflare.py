@@ -304,7 +304,7 @@ def test_folders_share_no_secret_and_say_how_to_start(tmp_path):
 
 
 def test_settings_of_the_server_and_the_address_are_read_strictly(tmp_path):
-    from fedtail.deployment.nvflare.node import read_address
+    from fedtail.deployment.node_process import read_server
     from fedtail.deployment.nvflare.server import read_settings
 
     path = tmp_path / "run.toml"
@@ -317,7 +317,7 @@ def test_settings_of_the_server_and_the_address_are_read_strictly(tmp_path):
     for text in ('host = "h"', 'host = "h"\nport = 0', 'host = "h"\nport = 1\nmore = 2', "host = 1\nport = 1"):
         path.write_text(text)
         with pytest.raises(ValueError, match="must say host and port"):
-            read_address(path)
+            read_server(path)
 
 
 def test_fedtail_does_not_load_nvflare():

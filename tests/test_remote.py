@@ -6,7 +6,6 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -220,13 +219,13 @@ def test_nodes_that_are_told_of_other_cohorts_have_other_contexts(schedule):
     assert "context" in fleet.reports[0].problems[3]
 
 
-def test_a_node_of_which_nothing_is_said_answers_under_masks_only():
+def test_a_node_of_which_nothing_is_said_answers_under_masks_only(tmp_path):
     """Unknown is the safe case: in the clear only where somebody wrote so."""
     ask = encode_message(NodeMessage(b"run", 3, 1, ask=b"question"))
     for settings in ({}, {"masked_only": True}):
         site = Site(lambda: Node(PEOPLE, TASK, workers=1), **settings)
         assert read_reply(ask, site.handle(ask)).problem == b"this node answers under masks only (masked_only)."
-    settings = NodeSettings(Path(), "north", "experiment.toml", "d.npz")
+    settings = NodeSettings(tmp_path, "north", "experiment.toml", "d.npz")
     assert read_reply(ask, settings.make_site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from fedtail.report.page import script_safe_json
 from fedtail.report.settings import method_settings
 from fedtail.report.statistics import STATISTICS, bin_edges, bin_shares, quantile_classes, summary_statistics, thinned_positions
 from fedtail.runs import RunError, RunFolder, find_runs
+from fedtail.runs.metric_bounds import RATES
+from fedtail.runs.promise_entries import promise_entry
 from run_folders import SEEDS, THETAS, change, once, trained_family, write_folder, write_run
 
 NASTY = "</script><b onclick=\"x\">&amp; ${x} %{y} 'q' \u2028"
@@ -388,3 +391,51 @@ def test_a_damaged_experiment_has_no_settings_and_the_page_is_written(tmp_path, 
     assert [one["name"] for one in method_settings([folder])] == ["FedAvg"]
     assert method_settings([damaged]) == []
     assert write_page([damaged], tmp_path).is_file()
+
+
+def shown_cells(text: str, statistic: str) -> list[str]:
+    return re.findall(rf'data-statistic="{statistic}"[^>]*>([^<]*)', text)
+
+
+def test_numbers_are_rounded_by_their_uncertainty(tmp_path):
+    """Means over seeds that differ by ten points have no hundredths of a point."""
+    for name, shift in (("a", 0.0), ("b", 0.02)):
+        for seed in range(3):
+            write_folder(tmp_path / name / str(seed), np.linspace(0.1, 0.3, 30) + 0.1 * seed + shift + 0.001 * seed, seed=seed, name=name)
+    runs = find_runs([tmp_path])
+    page = page_data(runs)
+    deviation = 100 * np.std([0.0, 0.101, 0.202], ddof=1)
+    assert page["decimals"]["values"]["mean"] == 1 - math.floor(math.log10(deviation)) == 0
+    text = write_page(runs, tmp_path).read_text()
+    assert shown_cells(text, "mean")[:2] == ["30 ", "32 "]
+    assert "+2.00 (0.00)" in text                            # the difference to the baseline is known better than either
+    one = page_data([write_folder(tmp_path / "one", [0.1, 0.2, 0.3] * 10)])      # one seed: the standard error over clients, 1.5
+    assert one["decimals"]["values"]["mean"] == 1
+
+
+def test_a_method_that_has_diverged_has_no_floor_no_share_and_no_promise(tmp_path):
+    good = write_folder(tmp_path / "good", np.linspace(0.1, 0.5, 40), name="good")
+    lost = write_folder(tmp_path / "lost", np.full(40, np.nan), name="lost")
+    promises = [{"error": promise_entry(dict(enumerate(np.linspace(0.1, 0.5, 40))), (), RATES, "lower", 0.95)}]
+    for run in (good, lost):
+        (run.path / "result.json").write_text(json.dumps({**run.result, "promises": promises}))
+    runs = [RunFolder.open(run.path) for run in (good, lost)]
+    page = page_data(runs)
+    panel = next(one for one in page["answers"]["panels"] if one["metric"] == "error")
+    assert [row["diverged"] for row in page["table"]] == [[], [0]]
+    assert "lost" not in [line["label"] for line in panel["noise"]]
+    assert [model["label"] for model in panel["promises"]["models"]] == ["good"]
+
+
+def test_the_page_names_the_experiment_by_the_folder_of_its_runs(tmp_path):
+    runs = [write_folder(tmp_path / "hospitals" / name / "seed-0", [0.1, 0.2], name=name) for name in ("a", "b")]
+    assert page_data(runs)["facts"]["Experiment"] == "hospitals"
+    apart = [write_folder(tmp_path / f"x{k}" / "deep" / "er" / "run", [0.1, 0.2], name=str(k)) for k in range(2)]
+    assert page_data(apart)["facts"]["Experiment"] == ""
+
+
+def test_few_clients_have_no_bar_for_a_share_of_one(tmp_path):
+    runs = [write_folder(tmp_path / str(k), [0.1 * k + 0.1, 0.2, 0.4, 0.3, 0.5], name=str(k)) for k in range(2)]
+    panel = page_data(runs)["answers"]["panels"][1]
+    assert [bar["name"] for bar in panel["rows"][0]["bars"]] == ["mean"]
+    assert "all future clients" not in write_page(runs, tmp_path).read_text()

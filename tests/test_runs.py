@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedtail
+from fedtail.engine import LocalFleet
 from fedtail.experiment import Source
 from fedtail.experiment.experiment import build_experiments
 from fedtail.privacy import Ledger
@@ -661,3 +662,23 @@ def test_comparisons_are_means_deviations_and_paired_differences(tmp_path):
     assert less["mean"]["mean"] == pytest.approx(paired.mean())
     assert less["mean"]["stderr"] == pytest.approx(paired.std(ddof=1) / np.sqrt(3))
     assert rows_by_method(runs[:1])[0]["mean"]["std"] is None
+
+
+def test_a_run_whose_dropout_was_drawn_in_another_way_is_refused(tmp_path):
+    folder = interrupted(tmp_path)
+    place = folder / "run.json"
+    about = json.loads(place.read_text())
+    assert "randomness" not in about                      # a linear model draws nothing
+    place.write_text(json.dumps({**about, "randomness": 1}))
+    with pytest.raises(RunError, match=r"drew dropout, .* in another way .* Finish it with that version, or start again"):
+        run(experiment(), 3, folder, Onlooker(), resume=True)
+
+
+def test_a_run_goes_on_with_the_kernel_it_began_with(tmp_path, monkeypatch):
+    folder, chosen = interrupted(tmp_path), []
+    place = folder / "run.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "kernel": "module"}))
+    monkeypatch.setattr(LocalFleet, "__init__", lambda self, *args, __made=LocalFleet.__init__, **settings: (
+        chosen.append(settings["kernel"]), __made(self, *args, **settings))[1])
+    run(experiment(), 3, folder, Onlooker(), resume=True)
+    assert set(chosen) == {"module"}

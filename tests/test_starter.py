@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+import fedtail
+from fedtail.cli import app
 from fedtail.experiment import read_experiment
 from fedtail.experiment.starter import starter_text
+from fedtail.experiment.starter_settings import starter_scale
 from fedtail.runs import RunFolder, run
 
 from run_cases import Onlooker
@@ -106,3 +110,22 @@ def test_a_starter_for_a_csv_file_names_its_columns(tmp_path):
     experiment = read_experiment(tmp_path / "e.toml")
     assert experiment.as_table()["data"]["x"] == ["a", "b", "c", "d"]
     assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished
+
+
+def test_bytes_that_are_codes_are_scaled_by_columns_and_pixels_by_255(tmp_path):
+    made = np.random.default_rng(0)
+    for highest, kind in ((19, "columns"), (255, {"scale": 255.0})):
+        x = made.integers(0, highest + 1, (60, 8)).astype("uint8")
+        x[0, 0] = highest
+        assert starter_scale(fedtail.Population.from_arrays(x, [0, 1] * 30, np.arange(60) % 6)) == kind
+
+
+def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("tokens.npz", x=np.arange(60).reshape(30, 2), y=[0, 1] * 15, client=np.arange(30) % 6)
+    said = CliRunner().invoke(app, ["init", "--data", "tokens.npz"]).output
+    assert "write mine.py beside it, with a torch.nn.Module called Net" in said
+    refused = CliRunner().invoke(app, ["run", "experiment.toml"])
+    assert refused.exit_code == 2
+    assert "there is no mine.py in" in refused.output
+    assert "installed package" not in refused.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def evaluated(population: fedtail.Population) -> fedtail.Evaluation:
 def test_reprs_are_one_short_line():
     population = labelled([0.5] * 9, [20] * 9)
     found = evaluated(population)
-    assert re.fullmatch(r"Evaluation\(9 clients; loss [\d.]+ \(worst 10%: [\d.]+\), error [\d.]+ \(worst 10%: [\d.]+\)\)", repr(found))
+    assert re.fullmatch(r"Evaluation\(9 clients; loss [\d.]+ \(worst client: [\d.]+\), error [\d.]+ \(worst client: [\d.]+\)\)", repr(found))
+    assert re.fullmatch(r"Evaluation\(20 clients; .* error [\d.]+ \(worst 10%: [\d.]+\)\)", repr(evaluated(labelled([0.5] * 20, [9] * 20))))
     trained = fedtail.train(fedtail.fedavg(4), fedtail.Task(SoftmaxRegression(4, 2)), population, rounds=2, progress=False)
     assert repr(trained) == "Trained(model SoftmaxRegression of 10 parameters, rounds 2, seed 0)"
     assert repr(found.error).startswith("Distribution(9 clients; mean ")
@@ -159,3 +161,19 @@ def test_an_evaluation_of_sums_knows_no_clients():
         found.worst_clients(3)
     assert repr(found).startswith("Evaluation(")
     assert "<table>" in found._repr_html_()
+
+
+def test_few_clients_are_shown_by_name_and_not_by_a_share_of_one():
+    population = labelled([0.2, 0.5, 0.8], [20, 30, 40])
+    population = replace(population, names=np.array(["north", "Zürich", "<b>"]))
+    found = evaluated(population)
+    head, clients = (part.splitlines() for part in found.table().split("\n\n"))
+    assert not re.search("worst10|worst5|p90", found.table() + found._repr_html_())
+    errors = dict(zip(["north", "Zürich", "<b>"], found.error.values.tolist(), strict=True))
+    worst_first = sorted(errors, key=errors.get, reverse=True)
+    assert [line.split()[0] for line in clients] == ["client", *worst_first]
+    assert [line.split()[-1] for line in clients[1:]] == [f"{errors[name]:.4f}" for name in worst_first]
+    assert head[2].split()[4:6] == [f"{max(errors.values()):.4f}", f"{min(errors.values()):.4f}"]
+    assert "&lt;b&gt;" in found._repr_html_()
+    assert "worst10" in evaluated(labelled([0.5] * 20, [9] * 20)).table()
+    assert "\n\n" not in evaluated(labelled([0.5] * 20, [9] * 20)).table()

@@ -155,7 +155,7 @@ def test_whatever_a_client_draws_is_its_own_however_many_processes_there_are(eag
 
 def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clients():
     task = dropout()
-    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION, "module"), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with lock_and_restore_generators():
         together = full_gradients(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
@@ -531,7 +531,7 @@ module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.1))
 def tell(progress):
     import multiprocessing
     print("round", *[child.pid for child in multiprocessing.active_children()], flush=True)
-fedtail.train(fedtail.fedavg(20), fedtail.Task(module, loss=loss), people, rounds=1000, workers=3, on_round=tell)
+fedtail.train(fedtail.fedavg(20), fedtail.Task(module, loss=loss), people, rounds=1000, workers=3, kernel="module", on_round=tell)
 """
 
 
@@ -631,14 +631,18 @@ def test_trainings_with_dropout_in_threads_do_not_disturb_each_other(eager):
 def test_modules_that_draw_nothing_neither_seed_nor_wait():
     torch.manual_seed(0)
     task = Task(nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 4)))
-    fleet, done = LocalFleet(POPULATION, task, workers=1), []
-    assert (fleet.kernel.name, fleet.kernel.draws) == ("module", False)
+    fleet, done = LocalFleet(POPULATION, task, workers=1, kernel="module"), []
+    assert (fleet.kernel.draws, fleet.kernel.counted_draws) == (False, False)
     thread = threading.Thread(target=lambda: done.append(fedtail.train(METHODS["delta_fl"], task, fleet=fleet, rounds=1)))
     with lock_and_restore_generators():                             # as if another training were in the middle of a client
         thread.start()
         thread.join(60)
         assert done
-    assert LocalFleet(POPULATION, dropout(), workers=1).kernel.draws
+    kernel = LocalFleet(POPULATION, dropout(), workers=1).kernel
+    assert (kernel.name, kernel.draws, kernel.counted_draws) == ("stacked", False, True)      # by counters, with nothing to wait for
+    noisy = Task(nn.Sequential(nn.Linear(6, 4), nn.RReLU()))
+    with pytest.warns(fedtail.engine.kernel_choice.SlowKernelWarning, match=r"1 \(RReLU\) draws from torch's generators by another"):
+        assert LocalFleet(POPULATION, noisy, workers=1).kernel.draws
 
 
 def test_shared_memory_holds_sums_of_64_bits():

@@ -173,3 +173,43 @@ def test_losses_per_example_are_not_taken_for_others():
     for loss in (nn.CrossEntropyLoss(reduction="none"), nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0]), reduction="none"),
                  nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")):
         Task(nn.Linear(4, 3), loss=loss).check(LABELLED)
+
+
+def test_metrics_none_and_missing_values_are_told_in_words():
+    with pytest.raises(TypeError, match=r"^metrics is None\. Leave it out, or write metrics=\[\]"):
+        fedtail.Task(torch.nn.Linear(2, 2), metrics=None)
+    x = np.zeros((6, 3), "float32")
+    x[[0, 2, 5], 2], x[1, 0] = np.nan, np.inf
+    with pytest.raises(ValueError, match=r"4 of 6 examples .*, in columns 2 \(3\), 0 \(1\)\. Drop or impute"):
+        fedtail.Population.from_arrays(x, [0, 1] * 3, [0, 1] * 3)
+
+
+def test_values_that_would_be_read_wrongly_are_refused():
+    x, y, client = np.zeros((4, 2), "float32"), [0, 1, 0, 1], [0, 0, 1, 1]
+    with pytest.raises(ValueError, match=r"masked array with 2 masked values"):
+        Population.from_arrays(np.ma.masked_array(x, mask=[[1, 0], [0, 0], [0, 1], [0, 0]]), y, client)
+    with pytest.raises(ValueError, match=r"y holds whole numbers up to 18446744073709551615"):
+        Population.from_arrays(x, np.array([0, 1, 0, 2**64 - 1], "uint64"), client)
+    with pytest.raises(TypeError, match=r"x holds numbers as Python objects\. Write x\.astype\('float32'\)"):
+        Population.from_arrays(x.astype(object), y, client)
+    assert Population.from_arrays(np.ma.masked_array(x), np.array(y, "uint64"), client).targets.tolist() == y
+
+
+def test_a_metric_that_fails_is_called_by_its_name_and_odd_counts_are_refused():
+    population = Population.from_arrays(np.zeros((4, 2), "float32"), [0, 1, 0, 1], [0, 0, 1, 1])
+    for function in (lambda o, t: {}["gone"], lambda o, t: "text"):
+        with pytest.raises(ValueError, match=r"^mine fails on a client with outputs of shape \(2, 2\)"):
+            fedtail.evaluate(nn.Linear(2, 2), population, Task(nn.Linear(2, 2), metrics=[Metric("mine", function, per="client")]))
+    with pytest.raises(ValueError, match="at least 1, got -1"):
+        fedtail.evaluate(nn.Linear(2, 2), population).worst_clients(-1)
+    with pytest.raises(TypeError, match=r"rounds must be a whole number, got 1\.5"):
+        fedtail.train(fedtail.fedavg(2, learning_rate=0.1), Task(nn.Linear(2, 2)), population, rounds=1.5)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b"a;y;c\n1,5;0;n\n", r"separates its columns by ';'.*pandas\.read_csv"), (b"a\ty\tc\n1\t0\tn\n", r"separates its columns by"),
+    ("a,y,c\n1,0,z\u00fcrich\n".encode("latin-1"), "is not UTF-8 text")])
+def test_tables_of_other_forms_are_refused_with_what_to_write(tmp_path, content, said):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        Population.from_csv(tmp_path / "t.csv", y="y", client="c")

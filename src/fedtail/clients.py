@@ -137,6 +137,7 @@ class Shard:
         (dropout) is added to `drawing`, and clients are then computed one at a time, each after seeding with its own stream:
         values do not depend on who else is sampled or on which process computes.
         """
+        clients.seed_torch("objective")
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
         if objective not in self.drawing:                  # most draw nothing: they are computed in evaluation mode
@@ -254,12 +255,16 @@ class Clients:
         return self.random_bits(name) <= limit
 
     def seed_torch(self, name: str, *parts: int) -> None:
-        """Seed torch's generator, which dropout draws from, with bits of the first client of the batch for this name and parts.
+        """Seed what the kernel draws in training with bits of these clients for this name and parts.
 
-        Does nothing where the kernel draws no random numbers.
+        Dropout and its like are drawn by counters for each client: rows of the kernel's calls must be in the order of this batch.
+        Other draws are from torch's generator, which is seeded for the first client of the batch. Does nothing where the kernel
+        draws no random numbers.
         """
         if self.kernel.draws:
             self.kernel.reseed(int(self.take(slice(1)).random_bits(name, *parts)))
+        if self.kernel.counted_draws:
+            self.kernel.use_streams(self.random_bits(name, *parts))
 
     def noise_source(self, number: int) -> Randomness:
         """The source of these clients' noise for the round's question with this number.

@@ -1,4 +1,4 @@
-"""Which end of a metric is the bad one: the percentile that shows it, and which of two values is better. Needs no torch."""
+"""Which end of a metric is the bad one, how few clients have no tail, which of two values is better. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 Better = Literal["lower", "higher"]
 SPREADS = ("std", "variance")               # better small, whichever way the metric points
+FEW_CLIENTS = 20                            # fewer are shown by name: a tenth of them is less than two
 
 
 def bad_percentile_name(better: str, share: float = 10) -> str:

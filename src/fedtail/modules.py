@@ -42,12 +42,22 @@ def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def training_copy(module: nn.Module) -> nn.Module:
+def copy_around_frozen(module: nn.Module) -> nn.Module:
+    """A deep copy of the module that shares the memory of its frozen parameters, which nobody may write to.
+
+    A frozen base of many parameters therefore exists once, however many copies compute with it.
+    """
+    frozen = (p for p in module.parameters() if not p.requires_grad and type(p) is nn.Parameter)
+    return copy.deepcopy(module, {id(p): nn.Parameter(p.data, requires_grad=False) for p in frozen})
+
+
+def training_copy(module: nn.Module, share_frozen: bool = False) -> nn.Module:
     """A deep copy of the module in training mode, except that layers with running statistics are in evaluation mode.
 
-    Those layers therefore use the statistics they came with and do not update them.
+    Those layers therefore use the statistics they came with and do not update them. With `share_frozen` the memory of frozen
+    parameters is shared with `module`.
     """
-    module = copy.deepcopy(module).train()
+    module = (copy_around_frozen(module) if share_frozen else copy.deepcopy(module)).train()
     for part in module.modules():
         if has_running_statistics(part):
             part.eval()

@@ -58,6 +58,8 @@ def refuse_wrong_metrics(metrics: Any, kind: type) -> None:
         name = next(iter(metrics), "mine")
         raise TypeError("metrics is a dict; a list of Metric is needed, which also says which values are better. Write "
                         f"metrics=[Metric({name!r}, {_name_of(metrics.get(name))}, better=\"higher\")].")
+    if metrics is None:
+        raise TypeError("metrics is None. Leave it out, or write metrics=[]: the loss and the error are always evaluated.")
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
         raise TypeError(f"metrics must be a list of Metric, got {_name_of(metrics)}. Write "
                         f"metrics=[{_as_metric(metrics, kind)}].")
@@ -140,4 +142,4 @@ def _as_metric(value: Any, kind: type) -> str:
     name = getattr(value, "__name__", "mine")
     if getattr(value, "__module__", "") == "fedtail.metrics":
         return f"{name}(): ready-made metrics are called"
-    return f'Metric("{name}", {name}), with better="higher" and per="client" where they apply'
+    return f'Metric("{name}", {name}, better="higher")'

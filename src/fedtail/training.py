@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -355,6 +356,8 @@ def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None
     if population is not None and not isinstance(population, Population):
         raise TypeError(f"population must be a Population, got {type(population).__name__}. "
                         "Write Population.from_arrays(x, y, client).")
+    if not isinstance(rounds, Integral):
+        raise TypeError(f"rounds must be a whole number, got {rounds!r}.")
     if rounds < 0:
         raise ValueError(f"rounds must be at least 0, got {rounds}.")
 

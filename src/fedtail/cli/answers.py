@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,14 +11,15 @@ if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
 
-def show_answers(answers: list[dict[str, Any]], split: str, metric: str = "error") -> None:
-    """Print the verdicts about one metric, a sentence for each method, then what their intervals are about.
+def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[str] = ("error",)) -> None:
+    """Print the verdicts about these metrics, a sentence for each method, then what their intervals are about.
 
-    `answers` are those of `comparison_answers`; `split` says whether seeds have splits of their own.
+    `answers` are those of `comparison_answers`; `split` says whether seeds have splits of their own. What is the same for all
+    metrics, as of a method that has diverged, is said once.
     """
-    shown = [one for one in answers if one["metric"] == metric]
-    for one in shown:
-        typer.secho(one["sentence"], bold=True)
+    shown = [one for metric in metrics for one in answers if one["metric"] == metric]
+    for text in dict.fromkeys(one["sentence"] for one in shown):
+        typer.secho(text, bold=True)
     for text in dict.fromkeys(_interval_note(one, split) for one in shown if one["estimand"]):
         typer.echo(text)
 
@@ -25,12 +27,12 @@ def show_answers(answers: list[dict[str, Any]], split: str, metric: str = "error
 def show_noise(rows: list[dict[str, Any]]) -> None:
     """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
 
-    Rows of which that is not known are left out.
+    Rows of which that is not known are left out, and so are those of models that have diverged.
     """
     from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 
     for row in rows:
-        if "floors" in row["noise"]:
+        if "floors" in row["noise"] and not row["diverged"]:
             all_noise = noise_outcome(row["noise"]) == NOISE
             typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
 
@@ -47,7 +49,18 @@ def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
     for text in told:
         typer.echo(text[0].upper() + text[1:])
     if any("reason" not in one for one in entries) and len(entries) > 1:
-        typer.echo("What each model promises about new clients is in its result.json, and for all at once on the page.")
+        typer.echo(_few_held_out(entries) or "What each model promises about new clients is in its result.json, and for all at "
+                                             "once on the page.")
+
+
+def _few_held_out(entries: list[dict[str, Any]]) -> str:
+    """That no model promises anything, and how many held-out clients it takes; "" where one has a bound."""
+    bounds = [one for entry in entries for one in entry.values() if isinstance(one, dict) and "bound" in one]
+    needed = [one["clients_needed"] for one in bounds if one["clients_needed"]]
+    if not needed or any(one["bound"] is not None for one in bounds):
+        return ""
+    held = min(entry["clients"] for entry in entries if "clients" in entry)
+    return f"No promise about new clients: it takes {min(needed)} held-out clients, and there are {held}."
 
 
 def _interval_note(one: dict[str, Any], split: str) -> str:

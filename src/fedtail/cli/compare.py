@@ -71,8 +71,7 @@ def compare(
         few = are_clients_named(runs[0])
         for rows in less.values():
             show_differences(rows, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)", few)
-        for name in less:
-            show_answers(found["answers"], found["split"], name)
+        show_answers(found["answers"], found["split"], less)
         show_saved_folder(folder)
     fail_if_diverged(runs)
 

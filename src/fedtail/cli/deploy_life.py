@@ -37,7 +37,8 @@ def add(folder: Path = FOLDER, name: str = NAME) -> None:
                "data in node.toml. Then on the node:")
     typer.echo("  fedtail node init node.toml\n  fedtail node accept node.toml")
     if is_over_flower(place):
-        typer.echo(f"  (the flower-supernode command of the other nodes)\nOn the server, now:\n"
+        typer.echo(f"  (the commands of the other nodes)\nOn the server, start fedtail deploy serve again, whose "
+                   f"gate reads certificates when it starts; then:\n"
                    f"  flwr supernode register {made / 'key.pub'} fedtail")
     else:
         typer.echo("  fedtail deploy join .")

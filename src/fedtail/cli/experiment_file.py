@@ -28,6 +28,10 @@ def init(
     text = starter_text(file, data, options.name_or_names(x), y, client)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+    if 'part = "mine:Net"' in text:
+        typer.echo(f"Wrote {file}.  No model of fedtail fits these inputs and targets: write mine.py beside it, with a "
+                   f"torch.nn.Module called Net, then:  fedtail run {file} --trust {file.parent}")
+        return
     typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")
 
 

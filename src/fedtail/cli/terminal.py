@@ -29,7 +29,8 @@ def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
     """Decorate a command so that expected errors are printed to stderr without a traceback and end it with an exit code.
 
     The code is 2 for errors in REFUSALS (wrong input, nothing was done), 1 for other RuntimeErrors and OSErrors (a run failed),
-    130 after Ctrl-C. Other exceptions are bugs and pass through.
+    130 after Ctrl-C. Where the reader of the output has gone (`| head`), the command ends without a word. Other exceptions are
+    bugs and pass through.
     """
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -38,6 +39,9 @@ def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
             command(*args, **kwargs)
         except typer.Exit:                             # which is a RuntimeError
             raise
+        except BrokenPipeError:                        # "| head" has read enough; it is a ConnectionError, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # or Python complains when it flushes at exit
+            raise typer.Exit(0) from None
         except REFUSALS as reason:
             exit_with_message(str(reason), REFUSED)
         except (RuntimeError, OSError) as reason:      # RunError, and what torch says when memory or a device fails
@@ -85,7 +89,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
     cells = []
     for row in rows:
         cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
-        floors = (row.get("noise") or {}).get("floors", {})
+        floors = {} if row.get("diverged") else (row.get("noise") or {}).get("floors", {})
         if any(key in floors for _, key in columns):
             alike = [_number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
             cells.append(["  if all were alike", *alike, *([""] if some else [])])

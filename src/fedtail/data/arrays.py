@@ -16,6 +16,7 @@ from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
 BOOLEANS = ("False", "True")     # the names of classes 0 and 1 where targets are booleans
+MOST_NAMED = 5                   # columns in an error
 DENSE_BYTES = 1 << 31            # what a sparse matrix may take as an array
 
 
@@ -281,6 +282,9 @@ def as_array(values: Any, name: str) -> Any:
     """
     if isinstance(values, Tensor):
         return values.detach()
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        raise ValueError(f"{name} is a masked array with {int(values.mask.sum())} masked values, and there are no missing values "
+                         f"here. Drop or impute them, {name}.filled(0) say.")
     try:
         array = np.asarray(values)
         if array.dtype.kind == "O" and array.ndim:
@@ -288,6 +292,11 @@ def as_array(values: Any, name: str) -> Any:
     except ValueError:
         raise ValueError(f"{name} holds rows of different shapes. Pad them to one shape first; for sequences there is "
                          "pad_sequences, which also gives their lengths.") from None
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds whole numbers up to {array.max()}, and PyTorch's end at {np.iinfo(np.int64).max}. Write "
+                         "smaller ones, or floats.")
+    if array.dtype == object and array.size and all(isinstance(one, (int, float, np.number)) for one in array.flat):
+        raise TypeError(f"{name} holds numbers as Python objects. Write {name}.astype('float32'), or 'int64' for whole ones.")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} holds {array.dtype} values, numbers are needed. Encode text as integer tokens first.")
     if array.dtype == np.float64 and not isinstance(values, np.ndarray):
@@ -332,8 +341,19 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
             client = int(torch.searchsorted(size.cumsum(0), bad[0], right=True))
             called = client if names is None else np.asarray(names[client]).item()
             raise ValueError(f"{name} is NaN or infinite in {len(bad)} of {len(values)} examples (first: example "
-                             f"{int(bad[0])} in client order, client {called!r}). Drop or impute them before building "
-                             "the population.")
+                             f"{int(bad[0])} in client order, client {called!r}){_wrong_columns(wrong)}. Drop or impute them "
+                             "before building the population.")
+
+
+def _wrong_columns(wrong: Tensor) -> str:
+    """In which columns of a matrix values are `wrong`, a mask of its shape, those with the most first; "" for other shapes."""
+    if wrong.ndim != 2 or wrong.shape[1] < 2:
+        return ""
+    counts = wrong.sum(0)
+    worst = counts.argsort(descending=True, stable=True)[:MOST_NAMED].tolist()
+    named = ", ".join(f"{k} ({int(counts[k])})" for k in worst if counts[k])
+    more = int((counts > 0).sum()) - len([k for k in worst if counts[k]])
+    return f", in columns {named}{f' and {more} more' if more else ''}"
 
 
 def _padding_mask(lengths: Tensor, values: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ def _client_sentences(clients: int, found: dict[str, Any], rates: bool) -> list[
 
 def _example_sentences(clients: int, median: int, found: dict[str, Any]) -> list[str]:
     """Sentences on the number of examples: how precisely errors of single clients are known, and the noise of their tail."""
+    plural = "" if median == 1 else "s"
     return [f"One client's error rate is known to 10 points from {found['examples']} examples on, which "
             f"{found['clients_with_examples']:,} of {clients:,} clients have. If all clients were alike, with an error of "
-            f"{ERROR:.0%}, the worst tenth of clients with {median:,} examples would show {found['floor']:.0%}."]
+            f"{ERROR:.0%}, the worst tenth of clients with {median:,} example{plural} would show {found['floor']:.0%}."]

@@ -45,6 +45,7 @@ def _parsed(path: str | Path, content: bytes, names: Sequence[str] = (), labels:
 
     options = csv.ConvertOptions(include_columns=list(names), column_types={name: pyarrow.string() for name in labels},
                                  strings_can_be_null=False)
+    _refuse_other_separators(path, content)
     with refuse_damaged(str(path), AGAIN):
         table = csv.read_csv(pyarrow.BufferReader(content.removeprefix(b"\xef\xbb\xbf")), csv.ReadOptions(use_threads=False),
                              convert_options=options)
@@ -54,6 +55,20 @@ def _parsed(path: str | Path, content: bytes, names: Sequence[str] = (), labels:
     if not table.num_rows:
         raise Unreadable(f"{path} has no rows below its header.")
     return table
+
+
+def _refuse_other_separators(path: str | Path, content: bytes) -> None:
+    """Raise Unreadable for a file whose header has semicolons or tabs and no comma, as spreadsheets write it, or no UTF-8."""
+    header = content.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
+    for mark, shown in ((b";", "';'"), (b"\t", "'\\t'")):
+        if mark in header and b"," not in header:
+            raise Unreadable(f"{path} separates its columns by {shown}, and a comma is needed. Write it with commas, or "
+                             f"Population.from_pandas(pandas.read_csv({str(path)!r}, sep={shown}), ...).")
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Unreadable(f"{path} is not UTF-8 text. Write it anew in UTF-8, or Population.from_pandas("
+                         f"pandas.read_csv({str(path)!r}, encoding='latin-1'), ...).") from None
 
 
 def _readable_part(path: str | Path, most: int) -> bytes:

@@ -268,9 +268,11 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: b
     for name, spread in spreads.items():
         kind = inputs[name]["dtype"]
         if kind == "uint8":
+            pixels = len(inputs[name]["shape"]) > 1 or spread.high == 255
+            scale = "{ scale = 255.0 }" if pixels else '"columns"'
             found.append(f"{name} holds bytes, {spread.low:g} to {spread.high:g}, and weights are floats. Write "
-                         f"{name}.astype('float32'), and / 255 for pixels."
-                         + (" A file does it with scale = { scale = 255.0 } below [data]." if alone else ""))
+                         f"{name}.astype('float32'){', and / 255 for pixels' if pixels else ''}."
+                         + (f" A file does it with scale = {scale} below [data]." if alone else ""))
         elif alone and inputs[name]["shape"] and not kind.startswith(("float", "bfloat")):
             found.append(f"{name} holds {kind}, which linear and convolutional layers refuse. If these are features and not "
                          f"tokens, write {name}.astype('float32'); in a file, scale = \"columns\" makes them floats.")

@@ -164,8 +164,10 @@ class DataBudget:
 
     def _ledger(self, unit: Unit = "client") -> Ledger:
         """The ledger of private answers, read from its file; LogDamaged where that does not hold what was charged before."""
-        if self._mark and not LedgerFile(self.folder / LEDGER).matches_mark(LedgerMark(*self._mark, 0)):
-            raise LogDamaged(damaged_text(LEDGER))
+        if self._mark:
+            size, digest = self._mark
+            if not LedgerFile(self.folder / LEDGER).matches_mark(LedgerMark(size, digest, 0)):
+                raise LogDamaged(damaged_text(LEDGER))
         budget = PrivacyBudget(self.policy.epsilon, self.policy.delta, randomness="os", unit=unit)
         return Ledger(budget, self.folder / LEDGER)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from cryptography import x509
 
-from fedtail.deployment.flower.folder import DeploymentFolder, check_name, write_node_folder
+from fedtail.deployment.flower.folder import DeploymentFolder, check_name, write_gate_address, write_node_folder
 from fedtail.deployment.keys import make_node_certificate, make_node_key
+from fedtail.deployment.node_process import read_server
 from fedtail.deployment.settings import NodeSettings
 
 KEY_FILES = ("key", "key.pub", "key.pem", "node.crt")      # of a node; the second and the last are the server's too
@@ -49,11 +50,14 @@ def add_node(folder: DeploymentFolder, name: str, test_share: float = 0.0) -> Pa
         raise FileExistsError(f"there is a node {name} already. Choose another name, or remove that one first.")
     if (place / "node.toml").is_file():                      # it was there before: its settings are its operator's
         make_node_key(place)
+        make_node_certificate(place)
         shutil.copyfile(folder.server_folder / "ca.crt", place / "ca.crt")
     else:
         write_node_folder(folder, name, folder.path / "experiment.toml", **_settings_of_another(folder, test_share))
-    make_node_certificate(place)
-    if not is_over_flower(folder):
+    if is_over_flower(folder):
+        port = int(read_server(folder.server_folder / "gate.toml").rpartition(":")[2])
+        write_gate_address(place, server_hosts(folder)[0], port)
+    else:
         host, port = server_address(folder)
         (place / "server.toml").write_text(f'host = "{host}"\nport = {port}\n', encoding="utf-8")
     admit(folder, name)

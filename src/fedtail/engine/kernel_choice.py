@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from fedtail.data.population import Population
 from fedtail.engine.engine import KERNELS
 from fedtail.engine.gpu.precision import Precision, check_precision
-from fedtail.engine.kernels import Kernel, ModuleKernel, training_uses_random_numbers
+from fedtail.engine.kernels import Kernel, ModuleKernel, TrainingDraws, training_draws
 from fedtail.engine.linear import LinearKernel, residual_function
-from fedtail.engine.stacked import StackedKernel, can_be_stacked, stacking_is_faster
+from fedtail.engine.stacked import StackedKernel, stacking_is_faster, stacking_refusal
 from fedtail.task import Task
 
-REFUSED = {"closed": "a linear model with its own loss and nothing else in it",
-           "stacked": "a module without dropout or tied parameters whose operations torch.func can stack"}
+DRAWN = "draws from torch's generators by another function than dropout, rand, randn and bernoulli"
+INSTEAD = ("Write its forward without what depends on values of tensors (if, .item(), pack_padded_sequence), and draw by "
+           "F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it is meant.")
+
+
+_WARNED: set[str] = set()
+
+
+class SlowKernelWarning(UserWarning):
+    """A model is trained one client after the other where clients side by side would be faster, but cannot be stacked."""
 
 
 def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None,
@@ -32,15 +42,31 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
     residual = residual_function(task, population) if kernel in ("auto", "closed") else None
     if residual:
         return LinearKernel(task, residual, device)
-    stacked = population is not None and kernel in ("auto", "stacked") and (
-        kernel == "stacked" or stacking_is_faster(task, device))
-    if stacked and population is not None and can_be_stacked(task, device, dtype, population):
-        return StackedKernel(task, device, dtype, precision)
-    if kernel in ("closed", "stacked"):
-        name = type(task.module).__name__
-        raise ValueError(f"kernel={kernel!r} needs {REFUSED[kernel]}, which {name} is not. Write kernel='auto'.")
-    draws = population is None or training_uses_random_numbers(task, device, dtype, population)
-    return ModuleKernel(task, device, dtype, precision, draws)
+    name = type(task.module).__name__
+    if kernel == "closed":
+        raise ValueError(f"kernel='closed' needs a linear model with its own loss and nothing else in it, which {name} is not. "
+                         "Write kernel='auto'.")
+    draws = TrainingDraws(True, True) if population is None else training_draws(task, device, dtype, population)
+    if population is not None and (kernel == "stacked" or (kernel == "auto" and stacking_is_faster(task, device))):
+        refusal = (f"{draws.layer or name} {DRAWN}" if draws.generators
+                   else stacking_refusal(task, device, dtype, population))
+        if not refusal:
+            return StackedKernel(task, device, dtype, precision, draws.counted)
+        if kernel == "stacked":
+            raise ValueError(f"kernel='stacked' needs a module whose operations torch.func can stack, which {name} is not: "
+                             f"{refusal}. Write kernel='auto'.")
+        if not draws.generators or draws.layer:            # a step that raised raises again in training
+            _warn_once(f"{name} is trained one client after the other, the slowest way: {refusal}. {INSTEAD}")
+    elif kernel == "stacked":
+        raise ValueError("kernel='stacked' needs a population, on whose first example it is tried. Write kernel='auto'.")
+    return ModuleKernel(task, device, dtype, precision, draws.generators, draws.counted)
+
+
+def _warn_once(text: str) -> None:
+    """Warn by a SlowKernelWarning, unless this process has warned by the same text before."""
+    if text not in _WARNED:
+        _WARNED.add(text)
+        warnings.warn(text, SlowKernelWarning, stacklevel=3)
 
 
 def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,

@@ -6,22 +6,25 @@ lean loop over any `nn.Module` is stacks of one.
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, select_rows
+from fedtail.engine.counted_draws import REPLACED, CountedDraws, step_keys, without_override
 from fedtail.engine.gpu.convolutions import FlatOperations
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.losses import symmetrised_kl
 from fedtail.modules import (
     call_module,
     cast_inputs,
+    copy_around_frozen,
     generator_states,
     lock_and_restore_generators,
     set_precision,
@@ -75,10 +78,15 @@ class Kernel(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether gradients draw from torch's generators (dropout), so that callers must seed these for each client by `reseed`.
+        """Whether gradients draw from torch's generators, so that callers must seed these for each client by `reseed`.
 
         Such a kernel computes one client at a time.
         """
+        ...
+
+    @property
+    def counted_draws(self) -> bool:
+        """Whether gradients draw numbers by counters (dropout), so that callers must say for which clients by `use_streams`."""
         ...
 
     @property
@@ -139,7 +147,15 @@ class Kernel(Protocol):
         ...
 
     def reseed(self, bits: int) -> None:
-        """Seed the generators that dropout draws from with `bits`, a 64-bit integer; does nothing if the kernel draws nothing."""
+        """Seed torch's generators with `bits`, a 64-bit integer; does nothing if the kernel draws nothing from them."""
+        ...
+
+    def use_streams(self, streams: Tensor) -> None:
+        """Name the clients of the calls that follow by `streams` (clients,), 64 bits each, from which counted draws are hashed.
+
+        The first row of a call is the first client and so on; a call may have fewer rows. Of a single client, a call may have
+        many rows: examples that are given as clients of their own. Each call is another step, with draws of its own.
+        """
         ...
 
     def divergence_kernel(self) -> Kernel:
@@ -163,7 +179,8 @@ class ModuleKernel:
 
     Two copies of the module, one in each mode, whose parameters are made views of the flat vector before a call: cheaper
     than `torch.func.functional_call`, which takes the module apart every time. `draws` is False for a module that is known to
-    draw nothing when it trains: then nobody seeds torch's generators for it, nor waits for them.
+    draw nothing from torch's generators when it trains: then nobody seeds them for it, nor waits for them. Dropout and its like
+    are drawn by counters (`CountedDraws`), unless `counted_draws` is False.
     """
 
     name = "module"
@@ -171,20 +188,25 @@ class ModuleKernel:
     tells_losses = False               # those of evaluation come from the copy in the other mode, in larger batches
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
-    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True,
+                 counted_draws: bool | None = None):
         """Copy the task's module twice to `device` and `dtype`, one copy in training and one in evaluation mode.
 
-        The task's own module is not changed. `draws=False` says that training draws no random numbers. On a CPU, unless the class
-        sets `channels_last` to False, convolutions get a hook that lays images out with channels innermost. Raises ValueError for
-        an unknown `precision`.
+        The task's own module is not changed; frozen parameters share its memory where they are there in this dtype already.
+        `draws=False` says that training draws nothing from torch's generators, and `counted_draws`, by default the same, whether
+        dropout and its like are drawn by counters. On a CPU, unless the class sets `channels_last` to False, convolutions get a
+        hook that lays images out with channels innermost. Raises ValueError for an unknown `precision`.
         """
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
-        self.training = set_precision(training_copy(task.module), dtype).to(device)
+        self.counted_draws = draws if counted_draws is None else counted_draws
+        self._streams: Tensor | None = None      # of the clients that were seeded last
+        self._steps = 0                          # since then
+        self.training = set_precision(training_copy(task.module, share_frozen=True), dtype).to(device)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
-        self.evaluating = copy.deepcopy(self.training).eval()
+        self.evaluating = copy_around_frozen(self.training).eval()
         self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
         self.dim = sum(self.sizes)
@@ -208,8 +230,8 @@ class ModuleKernel:
         is not finite where its loss is not.
         """
         rows = []
-        for k in range(len(params)):
-            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
+        for k, key in enumerate(self._row_keys(len(params))):
+            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
@@ -220,8 +242,8 @@ class ModuleKernel:
         those of training mode.
         """
         sums, rows = [], []
-        for k in range(len(params)):
-            losses, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
+        for k, key in enumerate(self._row_keys(len(params))):
+            losses, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
             sums.append((losses * weight[k]).sum(dtype=torch.float64))
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(sums), torch.stack(rows)
@@ -232,10 +254,10 @@ class ModuleKernel:
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
         """
         rows = []
-        for k in range(len(params)):
+        for k, key in enumerate(self._row_keys(len(params))):
             self._bind_parameters(self.trained, params[k])
-            with torch.no_grad(), use_precision(self.precision, self.device):
-                outputs = call_module(self.training, select_rows(inputs, k))
+            with torch.no_grad():
+                outputs = self._call_in_training(select_rows(inputs, k), key)
             rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
         return torch.stack(rows)
 
@@ -246,7 +268,8 @@ class ModuleKernel:
         """
         one = params.new_ones(1)
         alone = [(select_rows(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
-        found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
+        keys = self._row_keys(len(targets))
+        found = (self._losses_and_gradient(params, *example, one, key)[1] for example, key in zip(alone, keys, strict=True))
         return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
 
     def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
@@ -256,11 +279,10 @@ class ModuleKernel:
         (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
         rows = []
-        for k in range(len(params)):
+        for k, key in enumerate(self._row_keys(len(params))):
             self._bind_parameters(self.trained, params[k])
             with torch.enable_grad(), twice_differentiable():
-                with use_precision(self.precision, self.device):
-                    outputs = call_module(self.training, select_rows(inputs, k)).to(params.dtype)
+                outputs = self._call_in_training(select_rows(inputs, k), key).to(params.dtype)
                 losses = self.task.loss(outputs, targets[k])
                 slopes = torch.autograd.grad(losses, self.trained, weight[k].to(losses.dtype), create_graph=True,
                                              materialize_grads=True)
@@ -279,27 +301,51 @@ class ModuleKernel:
         The module's parameters are views of a client's row, so that no flat gradient vector is made. `inputs` and `targets` are
         (clients, batch, ...), `weight` is (clients, batch).
         """
-        for k in range(len(params)):
-            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k])
+        for k, key in enumerate(self._row_keys(len(params))):
+            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
 
-    def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor,
-                             weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor,
+                             key: int | None) -> tuple[Tensor, list[Tensor]]:
         """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
 
-        `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,). The gradients are dense. If the
-        weighted sum is not finite, the first of them is all NaN, so that the client is left out.
+        `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,); counted draws follow from `key`. The
+        gradients are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
-            with use_precision(self.precision, self.device):
-                outputs = call_module(self.training, inputs).to(params.dtype)
+            outputs = self._call_in_training(inputs, key).to(params.dtype)
             losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
         losses = losses.detach()
         first = parts[0].to_dense() + 0 * torch.dot(losses, weight.to(losses.dtype))      # NaN unless the loss is finite
         return losses, [first, *(part.to_dense() for part in parts[1:])]
+
+    def _call_in_training(self, inputs: Examples, key: int | None) -> Tensor:
+        """The outputs of the copy in training mode for `inputs` (batch, ...), with counted draws that follow from `key`."""
+        drawing = CountedDraws(key) if self.counted_draws else nullcontext()
+        with use_precision(self.precision, self.device), drawing:
+            return call_module(self.training, inputs)
+
+    def _row_keys(self, rows: int) -> Sequence[int | None]:
+        """The key of each row of a step, by which its counted draws are hashed; the step is counted.
+
+        None for rows of a kernel without counted draws, and where nobody was seeded: a draw then raises RuntimeError.
+        """
+        keys = self._step_keys(rows)
+        return [None] * rows if keys is None else keys.tolist()
+
+    def _step_keys(self, rows: int) -> Tensor | None:
+        """The keys (rows,) of a step, on the device of the streams, and count the step; None without streams."""
+        if not self.counted_draws or self._streams is None:
+            return None
+        self._steps += 1
+        return step_keys(self._streams, self._steps, rows)
+
+    def use_streams(self, streams: Tensor) -> None:
+        """Begin to count the steps of the clients with these `streams`, (clients,) int64, which stand for their counted draws."""
+        self._streams, self._steps = streams, 0
 
     def reseed(self, bits: int) -> None:
         """Seed torch's default CPU generator, and on a GPU its CUDA generator too, with `bits`; nothing if `draws` is False."""
@@ -314,7 +360,8 @@ class ModuleKernel:
 
         Their targets are reference scores. Device, dtype and precision are those of this kernel.
         """
-        return ModuleKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision, self.draws)
+        return ModuleKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision, self.draws,
+                            self.counted_draws)
 
     def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
         """Make the module's `parameters` views of the flat vector `params` (dim,), so that steps on them change it in place.
@@ -332,19 +379,68 @@ def divergence_task(task: Task) -> Task:
     return replace(task, loss=symmetrised_kl, error=symmetrised_kl, metrics=())
 
 
-def training_uses_random_numbers(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether a training step of the task's module draws from torch's random generators, as dropout does.
+class TrainingDraws(NamedTuple):
+    """Where a training step of a module draws random numbers from: torch's generators, and what `CountedDraws` replaces."""
 
-    Found out by one gradient on two examples of `population`, computed on `device` in `dtype`; True where that raises. The
-    generators are restored afterwards.
+    generators: bool
+    counted: bool
+    layer: str = ""      # that draws from torch's generators, where it is known
+
+
+class _Watch(TorchFunctionMode):
+    """Notices whether a function that `CountedDraws` replaces is called; all functions run as they are."""
+
+    called = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The result of `func`."""
+        self.called |= func in REPLACED
+        return func(*args, **(kwargs or {}))
+
+
+def training_draws(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> TrainingDraws:
+    """What a training step of the task's module draws, found out by one on two examples of `population`, on `device` in `dtype`.
+
+    Generators are restored afterwards. Both are true where the step raises. A module that computes layers with dropout again in
+    the backward pass (checkpointing) is left to torch's generators, which are restored for it, while a counter would go on.
     """
-    kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
-    with lock_and_restore_generators(device), suppress(Exception):
+    kernel, layers = ModuleKernel(task, device, dtype, draws=False), [""]
+    _note_drawing_layers(kernel.training, device, layers)
+    inputs, targets = two_client_batch(population, device, dtype)
+    kernel._bind_parameters(kernel.trained, task.params().to(device, dtype))
+    with lock_and_restore_generators(device), suppress(Exception), torch.enable_grad():
         before = generator_states(device)
-        kernel.gradients(task.params().to(device, dtype)[None], select_rows(inputs, slice(1)), targets[:1],
-                         torch.full((1, 2), 0.5, device=device, dtype=dtype))
-        return not all(map(torch.equal, before, generator_states(device)))
-    return True
+        with CountedDraws(0) as mode:
+            outputs = call_module(kernel.training, select_rows(inputs, 0)).to(dtype)
+        losses = task.loss(outputs, targets[0])
+        with _Watch() as backward:
+            without_override(torch.autograd.grad)(losses.sum(), kernel.trained, allow_unused=True)
+        generators = not all(map(torch.equal, before, generator_states(device)))
+        if backward.called and mode.draws:
+            return TrainingDraws(True, False, "what is computed again in the backward pass (torch.utils.checkpoint)")
+        layer = ([*layers[1:], "the loss"][0] if generators else "")
+        return TrainingDraws(generators, mode.draws > 0 or has_active_dropout(kernel.training), layer)
+    return TrainingDraws(True, True)
+
+
+def _note_drawing_layers(module: nn.Module, device: torch.device, found: list[str]) -> None:
+    """Make each layer of `module` add its name to `found` when a call of it draws from torch's generators, innermost first."""
+    states: list[list[Tensor]] = []
+    for name, part in module.named_modules():
+        def compare(*_: Any, text: str = f"{name} ({type(part).__name__})" if name else type(part).__name__) -> None:
+            """Compare the generators' states with those when the call began."""
+            if not all(map(torch.equal, states.pop(), generator_states(device))):
+                found.append(text)
+
+        part.register_forward_pre_hook(lambda *_: states.append(generator_states(device)))
+        part.register_forward_hook(compare)
+
+
+def has_active_dropout(module: nn.Module) -> bool:
+    """Whether the module has a layer in training mode that may drop: dropout, a recurrence or attention with a positive rate."""
+    rates = ((part.p if isinstance(part, nn.modules.dropout._DropoutNd) else part.dropout) for part in module.modules()
+             if part.training and isinstance(part, (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)))
+    return any(rate > 0 for rate in rates)
 
 
 def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:

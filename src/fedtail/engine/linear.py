@@ -30,7 +30,7 @@ class LinearKernel:
 
     name = "closed"
     flat = 16384
-    draws = False
+    draws = counted_draws = False
     tells_losses = True                # the residual is made of the same exponentials
 
     def __init__(self, task: Task, residual: Residual, device: torch.device):
@@ -114,6 +114,9 @@ class LinearKernel:
         inputs = _feature_tensor(inputs).flatten(2)
         losses, residual = _LOSSES_AND_RESIDUALS[self.residual](self._scores(params, inputs), targets)
         return (losses * weight).sum(1, dtype=torch.float64), self._flat_gradients(residual.mul_(weight[:, None]), inputs)
+
+    def use_streams(self, streams: Tensor) -> None:
+        """Do nothing: linear models draw no random numbers."""
 
     def reseed(self, bits: int) -> None:
         """Do nothing with `bits`: linear models draw no random numbers."""

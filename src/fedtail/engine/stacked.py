@@ -13,16 +13,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedtail.data.population import Population
+from fedtail.devices import to_device
+from fedtail.engine.counted_draws import UNSEEDED, CountedDraws
 from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call_module, trainable_parameters, training_copy, twice_differentiable
+from fedtail.modules import call_module, trainable_parameters, twice_differentiable
 from fedtail.task import Task
 from fedtail.types import Examples
 
-SMALL = 2**17                # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
+SMALL, SMALL_GRU = 2**17, 2**18      # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
@@ -30,21 +32,23 @@ CLOSE = 1e-3                 # how far a stacked gradient may be from the lean l
 class StackedKernel(ModuleKernel):
     """Computes many clients at once: one module with its parameters and batches stacked by client.
 
-    For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU for
-    small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is as in
-    `ModuleKernel`.
+    For modules whose operations `torch.func.vmap` can stack and that draw nothing from torch's generators; dropout is drawn by
+    counters. On a CPU for small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed.
+    Evaluation is as in `ModuleKernel`.
     """
 
     name = "stacked"
     channels_last = False
 
-    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full",
+                 counted_draws: bool = False):
         """Copy the task's module to `device` and `dtype`, and make functions for losses and gradients of many clients at once.
 
-        On a GPU, gradients are recorded as CUDA graphs when a shape comes the second time, and outputs when it comes the 32nd
+        `counted_draws` says that training draws dropout and its like, which needs `use_streams` before each training. On a GPU,
+        gradients are recorded as CUDA graphs when a shape comes the second time, and outputs when it comes the 32nd
         time. Raises ValueError for an unknown `precision`.
         """
-        super().__init__(task, device, dtype, precision, draws=False)
+        super().__init__(task, device, dtype, precision, draws=False, counted_draws=counted_draws)
         self.stack = stack_size(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = make_output_function(self.evaluating, precision, device)
@@ -68,7 +72,7 @@ class StackedKernel(ModuleKernel):
         finite where the client's loss is not. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its
         buffers.
         """
-        gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
+        gradients = self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params)))
         return gradients.clone() if self._replays else gradients      # the next replay writes there
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +81,8 @@ class StackedKernel(ModuleKernel):
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). CUDA graphs
         are not used.
         """
-        losses, gradients = self._function.losses_and_gradients(params, inputs, targets, weight.to(params.dtype))
+        losses, gradients = self._function.losses_and_gradients(params, inputs, targets, weight.to(params.dtype),
+                                                                *self._keys(len(params)))
         return losses.double(), gradients
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
@@ -85,21 +90,21 @@ class StackedKernel(ModuleKernel):
 
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...). CUDA graphs are not used.
         """
-        return self._function.losses(params, inputs, targets)
+        return self._function.losses(params, inputs, targets, *self._keys(len(params)))
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The gradient of each example's loss, (examples, dim), under one model `params` (dim,), all at once, no CUDA graphs.
 
         `inputs` and `targets` are (examples, ...).
         """
-        return self._function.example_gradients(params, inputs, targets)
+        return self._function.example_gradients(params, inputs, targets, *self._keys(len(targets)))
 
     def divergence_kernel(self) -> StackedKernel:
         """A new kernel of many clients at once for the same module whose loss is `losses.symmetrised_kl`, for its gradients.
 
         Their targets are reference scores. Device, dtype and precision are those of this kernel.
         """
-        return StackedKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision)
+        return StackedKernel(divergence_task(self.task), self.device, self.trained[0].dtype, self.precision, self.counted_draws)
 
     def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
         """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), for all at once.
@@ -110,7 +115,8 @@ class StackedKernel(ModuleKernel):
         """
         if _has_costly_layers(self.training):
             return super().hessian_products(params, inputs, targets, weight, vectors)
-        return self._function.hessian_products(params, inputs, targets, weight.to(params.dtype), vectors)
+        return self._function.hessian_products(params, inputs, targets, weight.to(params.dtype), vectors,
+                                               *self._keys(len(params)))
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
@@ -119,12 +125,29 @@ class StackedKernel(ModuleKernel):
         Where a client's loss is not finite, its row gets a NaN, so that the client is left out.
         """
         if self._replays:
-            params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
+            params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params))), alpha=rate)
             return
         named = self._function.split_by_name(params)           # steps on the parameters themselves, not joined to one vector
-        found, losses = self._function.gradients_by_name(named, inputs, targets, weight.to(params.dtype))
+        found, losses = self._function.gradients_by_name(named, inputs, targets, weight.to(params.dtype),
+                                                         *self._keys(len(params)))
         torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
         params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
+
+    def use_streams(self, streams: Tensor) -> None:
+        """Begin to count the steps of the clients with these `streams`, (clients,) int64, which are copied to the device."""
+        super().use_streams(to_device(streams, self.device))
+
+    def _keys(self, rows: int) -> tuple[Tensor, ...]:
+        """The keys (rows,) of a step as the last argument of a function of stacked clients; none without counted draws.
+
+        Raises RuntimeError where draws are counted and nobody was seeded.
+        """
+        if not self.counted_draws:
+            return ()
+        keys = self._step_keys(rows)
+        if keys is None:
+            raise RuntimeError(UNSEEDED)
+        return (keys,)
 
 
 class StackedGradients:
@@ -148,83 +171,90 @@ class StackedGradients:
         everything = (*module.named_parameters(), *module.named_buffers())
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
-        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype,
+        def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype, *key: Tensor,
                            operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
             """Losses (batch,) of one client's examples, `inputs` and `targets` (batch, ...), in `dtype`.
 
-            `named` are the client's trained parameters by name. `operations` makes the context in which the module is called:
-            `StackedOperations` for this package's convolutions, which have first derivatives only.
+            `named` are the client's trained parameters by name; counted draws follow from `key`, if there is one. `operations`
+            makes the context in which the module is called: `StackedOperations` for this package's convolutions, which have
+            first derivatives only.
             """
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-            with use_precision(precision, device), operations():
+            with use_precision(precision, device), operations(), CountedDraws(*key) if key else nullcontext():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
-        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+        def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor, *key: Tensor,
                           operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
             """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`.
 
-            `named` are its trained parameters by name, `inputs` and `targets` (batch, ...) its examples; `operations` makes the
-            context in which the module is called.
+            `named` are its trained parameters by name, `inputs` and `targets` (batch, ...) its examples; counted draws follow
+            from `key`. `operations` makes the context in which the module is called.
             """
-            return (example_losses(named, inputs, targets, weight.dtype, operations) * weight).sum()
+            return (example_losses(named, inputs, targets, weight.dtype, *key, operations=operations) * weight).sum()
 
         def slope_along(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
-                        vector: dict[str, Tensor]) -> Tensor:
+                        vector: dict[str, Tensor], *key: Tensor) -> Tensor:
             """The derivative of one client's `weighted_loss` in the direction `vector`, a scalar; by PyTorch's own operations."""
-            slopes = grad(partial(weighted_loss, operations=nullcontext))(named, inputs, targets, weight)
+            slopes = grad(partial(weighted_loss, operations=nullcontext))(named, inputs, targets, weight, *key)
             return torch.stack([(slopes[name] * vector[name]).sum() for name in named]).sum()
 
         self._hessian_products = vmap(grad(slope_along))
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))
-        self._gradients_of_examples = vmap(grad_and_value(weighted_loss), in_dims=(None, 0, 0, 0))      # all of one model
-        self._losses = vmap(example_losses, in_dims=(0, 0, 0, None))
+        self._gradients_of_examples, self._losses_of_all = grad_and_value(weighted_loss), example_losses
 
-    def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, *keys: Tensor) -> Tensor:
         """The gradient of each client's weighted sum of losses, (clients, dim); a row is not finite where its loss is not.
 
-        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). `keys`
+        (clients,) are those of counted draws, if there are any.
         """
-        return self.losses_and_gradients(params, inputs, targets, weight)[1]
+        return self.losses_and_gradients(params, inputs, targets, weight, *keys)[1]
 
-    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor,
+                             *keys: Tensor) -> tuple[Tensor, Tensor]:
         """Each client's weighted sum of losses, (clients,), and its gradient, (clients, dim).
 
-        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). A gradient is
-        not finite where the loss is not.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch), and `keys`
+        (clients,) are those of counted draws. A gradient is not finite where the loss is not.
         """
-        found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight)
+        found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight, *keys)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
         return losses, flat
 
-    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor, *keys: Tensor) -> Tensor:
         """The loss of every example, (clients, batch), without gradients.
 
-        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `keys` (clients,) are of counted draws.
         """
+        of_all = vmap(self._losses_of_all, in_dims=(0, 0, 0, None, *[0] * len(keys)))
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
-            return self._losses(self.split_by_name(params), inputs, targets, params.dtype)
+            return of_all(self.split_by_name(params), inputs, targets, params.dtype, *keys)
 
-    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
+    def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor,
+                         *keys: Tensor) -> Tensor:
         """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim).
 
-        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        `params` and `vectors` are (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch),
+        and `keys` (clients,) are those of counted draws.
         """
         named, vector = self.split_by_name(params), self.split_by_name(vectors)
         with use_precision(self.precision, self.device, activations=False), twice_differentiable():
-            found = self._hessian_products(named, inputs, targets, weight, vector)
+            found = self._hessian_products(named, inputs, targets, weight, vector, *keys)
         return torch.cat([found[name].flatten(1) for name in named], 1)
 
-    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, *keys: Tensor) -> Tensor:
         """The gradient of each example's loss, (examples, dim), under one model `params` (dim,).
 
-        `inputs` and `targets` are (examples, ...). A row is not finite where the loss is not.
+        `inputs` and `targets` are (examples, ...), and `keys` (examples,) are those of counted draws. A row is not finite where
+        the loss is not.
         """
+        of_all = vmap(self._gradients_of_examples, in_dims=(None, 0, 0, 0, *[0] * len(keys)))
         alone = {k: v[:, None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:, None]
         named = {name: part[0] for name, part in self.split_by_name(params[None]).items()}
         with use_precision(self.precision, self.device, activations=False):
-            found, losses = self._gradients_of_examples(named, alone, targets[:, None], params.new_ones(len(targets), 1))
+            found, losses = of_all(named, alone, targets[:, None], params.new_ones(len(targets), 1), *keys)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
         return flat
@@ -234,15 +264,15 @@ class StackedGradients:
         split = params.split([size for *_, size in self._parts], 1)
         return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
 
-    def gradients_by_name(self, named: dict[str, Tensor], inputs: Examples, targets: Tensor,
-                weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def gradients_by_name(self, named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor,
+                          *keys: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients by parameter name, each (clients, ...), and each client's weighted sum of losses, (clients,).
 
         `named` are trained parameters by name, each (clients, ...); `inputs` and `targets` are (clients, batch, ...), `weight` is
-        (clients, batch).
+        (clients, batch), and `keys` (clients,) are those of counted draws.
         """
         with use_precision(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
-            return self._gradients_of_all(named, inputs, targets, weight)
+            return self._gradients_of_all(named, inputs, targets, weight, *keys)
 
 
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
@@ -282,42 +312,56 @@ def _skip_flattening() -> None:
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
     """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
-    True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
+    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with a GRU, whose steps in time are mostly overhead. There not
+    for 2-D and 3-D convolutions, LSTMs (which oneDNN computes well alone) and attention, whose steps are mostly arithmetic.
     """
+    if device.type != "cpu":
+        return True
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
-    return device.type != "cpu" or (dim <= SMALL and not _has_costly_layers(task.module))
+    parts = list(task.module.modules())
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+    bound = SMALL_GRU if any(isinstance(part, nn.GRU) for part in parts) else SMALL
+    return dim <= bound and all(isinstance(part, (nn.Conv1d, nn.GRU)) for part in parts if isinstance(part, heavy))
 
 
-def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether `StackedKernel` computes the same gradients of `task` as `ModuleKernel`, tried on the population's first example.
+def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> str:
+    """Why `StackedKernel` cannot compute `task`, in words; "" where its gradients are those of `ModuleKernel`.
 
-    It is tried on `device` in `dtype`. False without a trial for a module with tied parameters or active dropout.
+    Tried on the population's first example, on `device` in `dtype`, with two different models. Gradients agree if they differ by
+    at most 1e-3 of the largest entry. Floating-point values are clamped to [-1, 1] first, so that no loss overflows.
     """
-    if _has_tied_parameters(task.module) or _has_active_dropout(task.module):
-        return False
-    return _gradients_agree(task, device, dtype, *two_client_batch(population, device, dtype))
-
-
-def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
-    """Whether two clients with different models of `task` get the same gradients stacked and one by one, on `device` in `dtype`.
-
-    `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. Gradients agree if they differ
-    by at most 1e-3 of the largest entry. False where either computation raises.
-    """
+    inputs, targets = two_client_batch(population, device, dtype)
     start = task.params().to(device, dtype)
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
-    weight = torch.full(targets.shape[:2], 0.5).to(params)
+    weight, streams = torch.full(targets.shape[:2], 0.5).to(params), torch.tensor([1, 2])
     inputs = {k: _clamp_floats(v) for k, v in inputs.items()} if isinstance(inputs, dict) else _clamp_floats(inputs)
-    targets = _clamp_floats(targets)
+    found, kernel = [], StackedKernel(task, device, dtype, counted_draws=True)
+    where = follow_layers(kernel.training)
     try:
         with use_precision("full", device), warnings.catch_warnings():
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
-            stacked = StackedKernel(task, device, dtype).gradients(params, inputs, targets, weight)
-            alone = ModuleKernel(task, device, dtype).gradients(params, inputs, targets, weight)
-    except Exception:      # whatever an operation that cannot be stacked says
-        return False
-    scale = alone.abs().max().clamp(min=1e-30)
-    return bool((stacked - alone).abs().max() <= CLOSE * scale)
+            for one in (kernel, ModuleKernel(task, device, dtype, draws=False, counted_draws=True)):
+                one.use_streams(streams)
+                found.append(one.gradients(params, inputs, _clamp_floats(targets), weight))
+    except Exception as reason:      # whatever an operation that cannot be stacked says
+        told = (str(reason) or type(reason).__name__).strip().splitlines()[0]
+        return f"{where[-1] if where else type(task.module).__name__} does not stack ({told[:200]})"
+    stacked, alone = found
+    close = bool((stacked - alone).abs().max() <= CLOSE * alone.abs().max().clamp(min=1e-30))
+    return "" if close else f"{type(task.module).__name__} has other gradients when clients are stacked"
+
+
+def follow_layers(module: nn.Module) -> list[str]:
+    """A list that names the layers of `module` that are being called at any time, outermost first; the module gets hooks.
+
+    After a call that raised, the last is the layer that did.
+    """
+    calling: list[str] = []
+    for name, part in module.named_modules():
+        text = f"{name} ({type(part).__name__})" if name else type(part).__name__
+        part.register_forward_pre_hook(lambda *_, text=text: calling.append(text))
+        part.register_forward_hook(lambda *_: calling.pop() and None)
+    return calling
 
 
 def _clamp_floats(values: Tensor) -> Tensor:
@@ -326,22 +370,6 @@ def _clamp_floats(values: Tensor) -> Tensor:
 
 
 def _has_costly_layers(module: nn.Module) -> bool:
-    """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`.
-
-    On a CPU their steps are mostly arithmetic, so that stacking saves little.
-    """
+    """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`."""
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
     return any(isinstance(part, heavy) for part in module.modules())
-
-
-def _has_active_dropout(module: nn.Module) -> bool:
-    """Whether the module, in training mode, has a dropout layer with p > 0.
-
-    Such a module is not stacked: each client must draw from a random stream of its own.
-    """
-    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in training_copy(module).modules())
-
-
-def _has_tied_parameters(module: nn.Module) -> bool:
-    """Whether the module uses one parameter under two names, as tied embeddings do."""
-    return len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False)))

@@ -56,8 +56,12 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def _client_number(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """A metric per client of one client's outputs and targets; raises ValueError where it does not return one number."""
-    number = torch.as_tensor(metric.function(outputs, targets), dtype=torch.float64)
+    """A metric per client of one client's outputs and targets; raises ValueError where it fails or does not return one number."""
+    try:
+        number = torch.as_tensor(metric.function(outputs, targets), dtype=torch.float64)
+    except Exception as reason:      # the user's own function may raise anything
+        raise ValueError(f"{metric.name} fails on a client with outputs of shape {tuple(outputs.shape)} and targets of shape "
+                         f"{tuple(targets.shape)}, or returns no number: {type(reason).__name__}: {reason}") from reason
     if number.numel() != 1:
         raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(number.shape)}.")
     return float(number)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.directions import bad_percentile_name
+from fedtail.directions import FEW_CLIENTS, bad_percentile_name
 from fedtail.errors import FieldError
 from fedtail.risk.superquantile import superquantile_weights
 
@@ -285,6 +285,24 @@ def _scale_to_unit(scores: Tensor) -> Tensor:
     return scores * 2.0**-exponent
 
 
+def shown_statistics(found: Any, columns: Sequence[str]) -> dict[str, float]:
+    """The statistics of `found`, a `Distribution` or `ClientHistogram`, that a table shows, by heading.
+
+    They are those named in `columns`. Of fewer than 20 known clients, of whom a tenth would be less than two, the single worst
+    and best client stand in the place of percentiles and tails, beside the median.
+
+    >>> shown_statistics(Distribution(torch.tensor([0.25, 0.5, 0.75])), ("mean", "p90", "worst10"))
+    {'mean': 0.5, 'p50': 0.5, 'worst client': 0.75, 'best client': 0.25}
+    """
+    every = found.summary()
+    if not (isinstance(found, Distribution) and len(found) < FEW_CLIENTS):
+        return {name: every[name] for name in columns}
+    low, high = found.percentile(0), found.percentile(100)
+    worst, best = (high, low) if found.better == "lower" else (low, high)
+    kept = {name: every[name] for name in ("mean", "std") if name in columns}
+    return {**kept, "p50": every["p50"], "worst client": worst, "best client": best}
+
+
 def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
                title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
@@ -298,7 +316,12 @@ def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] |
     """
     columns = list(columns or next(iter(rows.values())))
     cells = [[title, *columns]] + [[name, *(f"{scale * row[c]:.{digits}f}" for c in columns)] for name, row in rows.items()]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(columns) + 1)]
+    return aligned_text(cells)
+
+
+def aligned_text(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines of text: the first column flush left, all others flush right and five characters wide at least."""
+    widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
     lines = [[line[0].ljust(widths[0])] + [cell.rjust(max(w, 5)) for cell, w in zip(line[1:], widths[1:], strict=True)]
              for line in cells]
     return "\n".join("  ".join(line).rstrip() for line in lines)

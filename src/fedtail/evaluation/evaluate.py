@@ -17,8 +17,8 @@ from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.constant import constant_values
-from fedtail.evaluation.distribution import Distribution, text_table
-from fedtail.evaluation.views import evaluation_frame, evaluation_html, evaluation_text, worst_profiles
+from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.views import evaluation_frame, evaluation_html, evaluation_table, evaluation_text, worst_profiles
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas
 
     from fedtail.evaluation.client_profiles import ClientProfiles
-
-COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,18 +102,10 @@ class Evaluation:
         Metrics of personal models follow in lines of their own. The columns are mean, std, p10, p50, p90, worst10, worst5 and
         best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
         are, by the first metric; a metric that is not defined for all of them says for how many. The column `constant` has the
-        mean of a constant prediction, where that is known.
+        mean of a constant prediction, where that is known. Of fewer than 20 clients there are the worst and the best instead of
+        percentiles and tails, and below them every client by name, worst first.
         """
-        clients = len(next(iter(self.distributions.values()), ()))
-        own = {} if self.personal is None else self.personal.distributions
-        rows = {f"{name}{defined_note(d)}": d.summary() for name, d in self.distributions.items()}
-        rows |= {f"{name}, personal{defined_note(d)}": d.summary() for name, d in own.items()}
-        columns = [*COLUMNS, *(["mean_by_example"] if all("mean_by_example" in row for row in rows.values()) else [])]
-        if self.constant is not None:
-            columns.append("constant")
-            for name, row in zip((*self.distributions, *own), rows.values(), strict=True):
-                row["constant"] = self.constant[name].mean()
-        return text_table(rows, columns, digits=4, title=f"{clients} clients")
+        return evaluation_table(self)
 
     def worst_clients(self, count: int = 5, metric: str = "error") -> ClientProfiles:
         """The clients that do worst by a metric, the worst first, and what is special about each: size, labels, features.
@@ -140,12 +130,6 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """The statistics over clients as a table, for notebooks."""
         return evaluation_html(self)
-
-
-def defined_note(found: Any) -> str:
-    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
-    few = isinstance(found, Distribution) and found.num_defined < len(found)
-    return f", defined for {found.num_defined} of {len(found)}" if few else ""
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,

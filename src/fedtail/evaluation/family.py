@@ -14,8 +14,9 @@ from fedtail.directions import bad_percentile_name
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_values import client_values_in_blocks
-from fedtail.evaluation.distribution import Distribution, text_table
-from fedtail.evaluation.evaluate import defined_note, evaluation_from_values
+from fedtail.evaluation.distribution import Distribution, shown_statistics, text_table
+from fedtail.evaluation.evaluate import evaluation_from_values
+from fedtail.evaluation.views import defined_note
 from fedtail.history import html_table
 from fedtail.task import Metric, Task
 from fedtail.training import Trained, result_params
@@ -84,16 +85,16 @@ class FamilyEvaluation:
     def table(self) -> str:
         """Aligned text with the mean, the percentile at the bad end (p90, or p10 where higher is better) and the worst tenth.
 
-        One line for each model, which says how many clients picked it, and a last line for the models that clients picked.
+        One line for each model, which says how many clients picked it, and a last line for the models that clients picked. Of
+        fewer than 20 clients there are the median, the worst and the best client instead.
         """
-        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
-        return text_table(self._rows(), columns, digits=4, title=f"{self.metric}{defined_note(self.chosen)}")
+        return text_table(self._rows(), digits=4, title=f"{self.metric}{defined_note(self.chosen)}")
 
     def _repr_html_(self) -> str:
         """What `table` shows, as a table for notebooks."""
-        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
-        cells = [[name, *(f"{row[column]:.4g}" for column in columns)] for name, row in self._rows().items()]
-        return html_table([self.metric, *columns], cells)
+        rows = self._rows()
+        cells = [[name, *(f"{value:.4g}" for value in row.values())] for name, row in rows.items()]
+        return html_table([self.metric, *next(iter(rows.values()))], cells)
 
     def __repr__(self) -> str:
         """The number of models and clients, and the statistics of the clients' own picks, in one line."""
@@ -101,9 +102,10 @@ class FamilyEvaluation:
 
     def _rows(self) -> dict[str, dict[str, float]]:
         """The statistics of each model and of the clients' own picks, by what they are called in a table."""
+        columns = ("mean", bad_percentile_name(self.chosen.better), "worst10")
         picks = zip(self.counts().items(), self.members, strict=True)
-        rows = {f"{name} (picked by {count})": values.summary() for (name, count), values in picks}
-        return {**rows, "each client's own pick": self.chosen.summary()}
+        rows = {f"{name} (picked by {count})": shown_statistics(values, columns) for (name, count), values in picks}
+        return {**rows, "each client's own pick": shown_statistics(self.chosen, columns)}
 
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,

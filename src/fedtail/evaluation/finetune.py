@@ -17,13 +17,14 @@ from fedtail.engine.kernels import isolate_generators
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.client_values import client_values, client_values_in_blocks
-from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.distribution import shown_statistics, text_table
 from fedtail.evaluation.evaluate import Evaluation, evaluation_from_values, task_with_model
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained
 
+COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10")
 AT_ONCE = 2**25      # numbers in the models side by side: all clients train, not a cohort, and activations come on top
 
 
@@ -35,9 +36,12 @@ class FineTuned:
     after: Evaluation
 
     def table(self, metric: str = "error") -> str:
-        """Aligned text: a metric before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
-        return text_table({"before": self.before[metric].summary(), "after": self.after[metric].summary()},
-                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=metric)
+        """Aligned text: a metric before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients.
+
+        Of fewer than 20 clients there are the median, the worst and the best client instead of percentiles and tails.
+        """
+        found = {"before": self.before[metric], "after": self.after[metric]}
+        return text_table({name: shown_statistics(one, COLUMNS) for name, one in found.items()}, digits=4, title=metric)
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,

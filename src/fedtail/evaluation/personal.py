@@ -12,9 +12,10 @@ from fedtail.data.population import Population
 from fedtail.engine.blocks import cohort_blocks
 from fedtail.engine.engine import Engine
 from fedtail.engine.kernel_choice import evaluation_kernel
+from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.client_values import client_values, client_values_in_blocks
-from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.distribution import shown_statistics, text_table
 from fedtail.evaluation.evaluate import Evaluation, check_task_once, evaluation_from_values
 from fedtail.personal.base import PersonalModels
 from fedtail.rows import Recalled, RowReferences, Rows
@@ -33,11 +34,14 @@ class PersonalEvaluation:
     def table(self, metric: str = "error") -> str:
         """Aligned text: a metric of the shared and of the personal models, with its statistics over clients.
 
-        The corner says how many clients have a personal model.
+        The corner says how many clients have a personal model. Of fewer than 20 clients there are the worst and the best instead
+        of percentiles and tails.
         """
-        rows = {"shared": self.shared[metric].summary(), "personal": self.personal[metric].summary()}
+        columns = ("mean", "std", "p10", "p50", "p90", "worst10")
+        found = {"shared": self.shared[metric], "personal": self.personal[metric]}
+        rows = {name: shown_statistics(one, columns) for name, one in found.items()}
         title = f"{metric}, {int(self.has_model.sum())} of {len(self.has_model)} with a model of their own"
-        return text_table(rows, ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title=title)
+        return text_table(rows, digits=4, title=title)
 
 
 def evaluate_personal(trained: Trained, population: Population, task: Task | None = None, weighted: bool = False,
@@ -49,30 +53,57 @@ def evaluate_personal(trained: Trained, population: Population, task: Task | Non
     gives loss, error and metrics, by default those of training. `model` is the member of a family. Raises ValueError where the
     run trained no personal models, or keeps them on its nodes.
     """
-    part = _personal_part(trained, model)
     task = task or trained.task
     check_task_once(task, population)
-    shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype, copy=True)
-    kernel = evaluation_kernel(task, shared.device, shared.dtype, population, engine.precision)
-    kept = kept_personal_rows(trained, population.key, model)
-    has, received = _has_row(kept), member_states(trained.state)[model].params.to(shared)
-    owners = has.nonzero()[:, 0]
-    blocks = cohort_blocks(population.size[owners], kernel.dim, 1, shared.device)
+    own = own_models(trained, population, task, engine, model)
+    owners = own.has_model.nonzero()[:, 0]
+    blocks = cohort_blocks(population.size[owners], own.kernel.dim, 1, own.shared.device)
 
     def block_values(block: int) -> dict[str, Tensor]:
         """The metrics of the clients in one block of `owners`, each by its own model: a dict by name of tensors (clients,)."""
-        found = []
-        for k in owners[slice(*blocks[block])].tolist():
-            own = part.models(kept.take(torch.tensor([k])).read().rows.to(received), received)[0]
-            found.append(client_values(kernel, own, population.select([k]), task.all_metrics))
+        found = [client_values(own.kernel, own.params_of(k), population.select([k]), task.all_metrics)
+                 for k in owners[slice(*blocks[block])].tolist()]
         return {m.name: torch.cat([values[m.name] for values in found]) for m in task.all_metrics}
 
-    before = client_values_in_blocks(kernel, shared, population, task.all_metrics, engine.workers)
-    parts = run_blocks(block_values, len(blocks), num_workers(shared.device, engine.workers))
+    before = client_values_in_blocks(own.kernel, own.shared, population, task.all_metrics, engine.workers)
+    parts = run_blocks(block_values, len(blocks), num_workers(own.shared.device, engine.workers))
     after = {name: values.index_copy(0, owners, torch.cat([values[:0], *(part[name] for part in parts)]))
              for name, values in before.items()}
-    own = replace(evaluation_from_values(task, after, population, weighted), has_model=has)
-    return PersonalEvaluation(evaluation_from_values(task, before, population, weighted), own, has)
+    personal = replace(evaluation_from_values(task, after, population, weighted), has_model=own.has_model)
+    return PersonalEvaluation(evaluation_from_values(task, before, population, weighted), personal, own.has_model)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModels:
+    """The models by which each client of a population is evaluated, with the kernel that does it.
+
+    `shared` are the parameters of the shared model and `has_model`, (clients,) bool, says who has one of its own.
+    """
+
+    part: PersonalModels
+    kernel: Kernel
+    shared: Tensor
+    received: Tensor
+    kept: RowReferences | Recalled
+    has_model: Tensor
+
+    def params_of(self, client: int) -> Tensor:
+        """The parameters of the model of the client at this position: its own, or the shared ones where it has none."""
+        if not self.has_model[client]:
+            return self.shared
+        return self.part.models(self.kept.take(torch.tensor([client])).read().rows.to(self.received), self.received)[0]
+
+
+def own_models(trained: Trained, population: Population, task: Task, engine: Engine, model: int = 0) -> OwnModels:
+    """The models of the clients of `population` beside the member `model` of a run, on the engine's device.
+
+    Raises ValueError where the run trained no personal models, or keeps them on its nodes.
+    """
+    part = _personal_part(trained, model)
+    shared = result_params(trained.algorithm, trained.state)[model].to(engine.device, engine.dtype, copy=True)
+    kernel = evaluation_kernel(task, shared.device, shared.dtype, population, engine.precision)
+    kept = kept_personal_rows(trained, population.key, model)
+    return OwnModels(part, kernel, shared, member_states(trained.state)[model].params.to(shared), kept, _has_row(kept))
 
 
 def personal_module(trained: Trained, population: Population, client: int | str, model: int = 0) -> nn.Module:

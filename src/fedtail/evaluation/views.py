@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from fedtail.data.population import Population
+from fedtail.directions import FEW_CLIENTS
 from fedtail.evaluation.client_profiles import ClientProfiles, client_profiles
-from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.distribution import Distribution, aligned_text, shown_statistics, text_table
 from fedtail.history import data_frame, html_table
 
 if TYPE_CHECKING:
@@ -17,21 +18,47 @@ if TYPE_CHECKING:
 
     from fedtail.evaluation.evaluate import Evaluation
 
+COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 SHOWN = ("mean", "std", "p50", "p90", "worst10", "best10")
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
-    """The number of clients, and the mean and worst tenth of every metric, in one line."""
-    parts = [f"{name} {one.mean():.4g} (worst 10%: {one.worst(0.1):.4g})" for name, one in evaluation.distributions.items()]
+    """The number of clients, and of every metric the mean and the worst tenth, or the worst of few clients, in one line."""
+    parts = []
+    for name, one in evaluation.distributions.items():
+        row = shown_statistics(one, ("mean", "worst10"))
+        tail = "worst client" if "worst client" in row else "worst10"
+        parts.append(f"{name} {row['mean']:.4g} ({tail.replace('worst10', 'worst 10%')}: {row[tail]:.4g})")
     return f"Evaluation({_clients(evaluation)} clients; {', '.join(parts)})"
 
 
+def evaluation_table(evaluation: Evaluation) -> str:
+    """Statistics over clients as aligned text, a line for each metric; of few clients, below them each by name, worst first."""
+    rows = {}
+    for name, one, constant in _metrics(evaluation):
+        row = rows[f"{name}{defined_note(one)}"] = shown_statistics(one, COLUMNS)
+        row |= {"mean_by_example": one.by_example().mean()} if getattr(one, "sizes", None) is not None else {}
+        row |= {} if constant is None else {"constant": constant.mean()}
+    columns = min(rows.values(), key=len, default={})
+    found = text_table(rows, list(columns) or COLUMNS, digits=4, title=f"{_clients(evaluation)} clients")
+    names, cells = _clients_by_name(evaluation, "{:.4f}")
+    return "\n\n".join([found, aligned_text([names, *cells])] if cells else [found])
+
+
 def evaluation_html(evaluation: Evaluation) -> str:
-    """The statistics over clients as an HTML table, one row for each metric, those of personal models last."""
-    own = {} if evaluation.personal is None else evaluation.personal.distributions
-    rows = {**evaluation.distributions, **{f"{name}, personal": one for name, one in own.items()}}
-    cells = [[name, *(f"{one.statistic(statistic):.4g}" for statistic in SHOWN)] for name, one in rows.items()]
-    return html_table(["metric", *SHOWN], cells, f"over {_clients(evaluation)} clients")
+    """Statistics over clients as an HTML table, a row for each metric, and for few clients a second table with each by name."""
+    rows = {f"{name}{defined_note(one)}": shown_statistics(one, SHOWN) for name, one, _ in _metrics(evaluation)}
+    heads = next(iter(rows.values()), dict.fromkeys(SHOWN, 0.0))
+    cells = [[name, *(f"{value:.4g}" for value in row.values())] for name, row in rows.items()]
+    found = html_table(["metric", *heads], cells, f"over {_clients(evaluation)} clients")
+    names, cells = _clients_by_name(evaluation, "{:.4g}")
+    return found + html_table(names, cells, "every client, worst first") if cells else found
+
+
+def defined_note(found: Any) -> str:
+    """", defined for 19 of 20" where a metric is not defined for all clients of the distribution `found`, else ""."""
+    few = isinstance(found, Distribution) and found.num_defined < len(found)
+    return f", defined for {found.num_defined} of {len(found)}" if few else ""
 
 
 def evaluation_frame(evaluation: Evaluation) -> pandas.DataFrame:
@@ -54,11 +81,46 @@ def worst_profiles(evaluation: Evaluation, count: int, metric: str) -> ClientPro
     for an unknown metric.
     """
     found, population = evaluation[metric], _known_clients(evaluation)
-    badness = (found.values if found.better == "lower" else -found.values).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    order = badness.argsort(descending=True, stable=True)
+    if count < 1:
+        raise ValueError(f"the number of worst clients must be at least 1, got {count}.")
+    order = _worst_first(found)
     order = order[:count] if found.defined is None else order[found.defined[order]][:count]
     first = {metric: found.values, **{name: one for name, one in _values(evaluation).items() if name != metric}}
     return client_profiles(population, order, first, f"the {len(order)} worst of {len(population)} clients by {metric}")
+
+
+def _worst_first(found: Distribution) -> torch.Tensor:
+    """The positions of the clients from the worst to the best, those whose value is NaN before all."""
+    badness = (found.values if found.better == "lower" else -found.values).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return badness.argsort(descending=True, stable=True)
+
+
+def _metrics(evaluation: Evaluation) -> list[tuple[str, Any, Any]]:
+    """The name, the distribution and that of a constant prediction (None: not known) of each metric, personal ones last."""
+    own = {} if evaluation.personal is None else evaluation.personal.distributions
+    constant = {} if evaluation.constant is None else evaluation.constant.distributions
+    return [*((name, one, constant.get(name)) for name, one in evaluation.distributions.items()),
+            *((f"{name}, personal", one, constant.get(name)) for name, one in own.items())]
+
+
+def _clients_by_name(evaluation: Evaluation, form: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table of every client, worst first by the error; no cells where there are many or none is known.
+
+    Numbers are written as `form` says; a dash stands where a metric is not defined.
+    """
+    metrics = _metrics(evaluation)
+    if evaluation.population is None or not 0 < _clients(evaluation) < FEW_CLIENTS:
+        return [], []
+    names, size = evaluation.population.names, evaluation.population.size
+    first = evaluation.distributions.get("error", metrics[0][1])
+
+    def cell(one: Distribution, client: int) -> str:
+        """The value of a client."""
+        return form.format(float(one.values[client])) if one.defined is None or bool(one.defined[client]) else "-"
+
+    cells = [[str(client if names is None else names[client]), str(int(size[client])),
+              *(cell(one, client) for _, one, _ in metrics)] for client in _worst_first(first).tolist()]
+    return ["client", "examples", *(name for name, _, _ in metrics)], cells
 
 
 def _known_clients(evaluation: Evaluation) -> Population:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -271,6 +272,10 @@ def _refuse_untrusted_code(source: Source, key: Key, name: str, beside: Path | N
                                    f"trust={shown!r}; in node.toml trust = [\".\"] for the node's own folder).")
     if beside is None and not source.trust.allows_package(module):
         package = module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            raise source.error_at(key, f"{name!r} names code of your own, and there is no {package}.py in {source.folder}. Write "
+                                       f"it there, with {name.partition(':')[2]} in it, and then --trust "
+                                       f"{shlex.quote(_command_line_folder(source.folder.resolve()))}.")
         raise source.error_at(key, f"{name!r} is not fedtail's: it would import the installed package {package} (there is no "
                                    f"{package}.py in {source.folder}), and that runs code. If you trust that this file uses it, "
                                    f"write --trust {package} (in Python trust={package!r}; in node.toml "

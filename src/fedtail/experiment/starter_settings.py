@@ -33,14 +33,14 @@ class StepPlan:
 def starter_scale(population: Population) -> By | dict[str, float] | None:
     """How a first experiment scales the inputs, as `scale` of [data]: "columns", "pixels", {"scale": 255.0} for bytes, or None.
 
-    Vectors are scaled by columns, and images by pixels unless they are in [-1, 1] already. None for several inputs, single
-    numbers, and whole numbers of several axes, which may be tokens.
+    Vectors are scaled by columns, those of bytes too unless they reach 255 as flat images do, and images by pixels unless they
+    are in [-1, 1] already. None for several inputs, single numbers, and whole numbers of several axes, which may be tokens.
     """
     inputs = population.inputs
     if isinstance(inputs, dict) or inputs.ndim < 2 or not inputs[0].numel():
         return None
     if inputs.dtype == torch.uint8:
-        return {"scale": PIXELS}
+        return {"scale": PIXELS} if inputs.ndim > 2 or float(inputs.max()) == PIXELS else "columns"      # codes are no pixels
     if not inputs.is_floating_point():
         return None
     if inputs.ndim == 2:

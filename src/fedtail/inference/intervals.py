@@ -76,10 +76,11 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     not: the noise in each client's value belongs to it (`noise_floor` says how much).
 
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
-    by their influence function and widened by Student's quantile for the clients in the tail, and by 15% more for differences
-    of tails in which most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters with
-    Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed the
-    ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
+    by their influence function and widened by Student's quantile for the degrees of freedom [Satterthwaite46] of the variance of
+    the influences, few where few clients make most of it. Differences of tails have no more of these than clients in the tail,
+    and are 15% wider where most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters
+    with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed
+    the ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
     interval for a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError
     for input that cannot be used.
 
@@ -126,7 +127,7 @@ def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatisti
     found, tested = resample(tables, statistic, counts), tables[0].table.tested
     is_difference = len(tables) > 1
     widened = TIED if is_difference and are_tied(tables, statistic) else 1.0
-    low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, widened)
+    low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, is_difference, widened)
     client_error = float(np.nanstd(found.by_seed[1:].mean(1), ddof=1))
     return Interval(statistic.name, float(found.by_seed[0].mean()), low, high, confidence, is_difference, tested.shape[1],
                     int(tested.sum(1).min()), len(tested), client_error, seed_error, tables[0].table.left_out)
@@ -145,11 +146,12 @@ def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic:
     return replace(made, low=min(low, made.estimate), high=math.inf, note=note)
 
 
-def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: float,
+def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: float, is_difference: bool,
           widened: float) -> tuple[float, float, float]:
     """The ends of the interval with `level` beyond each, and the standard error of the seeds (NaN for one seed).
 
-    `widened` multiplies the part of the clients.
+    `widened` multiplies the part of the clients. A difference of tails has no more degrees of freedom than clients in the tail:
+    the influences of two methods mostly cancel, and what is left of both, beyond the first order, does not.
     """
     from scipy.special import ndtri, stdtrit
 
@@ -157,8 +159,9 @@ def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: fl
     if statistic.kind == "percentile":
         deviations = means[1:] - estimate
     else:
-        contributing = min(statistic.share * clients, found.contributors)
-        factor = widened * stdtrit(max(contributing - 1, 1.0), 1 - level) / ndtri(1 - level)
+        most = statistic.share * clients if is_difference else clients
+        freedom = max(min(most, found.contributors) - 1, 1.0)
+        factor = widened * stdtrit(freedom, 1 - level) / ndtri(1 - level)
         pivots = _studentised(means[1:] - estimate, found.errors[1:]) if found.errors[0] > 0 else means[1:] - estimate
         deviations = -factor * (found.errors[0] or 1.0) * pivots
     low, high = _quantiles_with_seeds(deviations[~np.isnan(deviations)], found.by_seed, level, widened > 1)

@@ -12,8 +12,11 @@ import numpy as np
 from fedtail.errors import FieldError
 from fedtail.inference.statistics import statistic_named
 
-MOST_DRAWS = 20_000_000         # of single example losses
-SYMMETRIC = 1e-3                # a skewness below which noise is normal
+FEWEST_DRAWS = 199              # simulations: the 190th smallest is the end of 95%
+MOST_DRAWS = 20_000_000         # of single example losses, in all simulations together
+FEWEST_EXAMPLES = 20            # that are drawn for a client with more; the noise of their mean is scaled down
+ROUNDING = 1e-6                 # relative, of losses in float32
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class NoiseFloor:
     """A statistic of the observed clients beside what it would be if all clients were alike.
 
     `floor` is its mean over simulated clients that all have the `overall` error, known up to `monte_carlo_error` (a standard
-    error); 95% of the simulations are below `highest`. `is_noise` is whether the observed statistic is not above that: then it
-    is no larger than chance alone explains.
+    error); `highest` is the end of 95% of the simulations. `is_noise` is whether the observed statistic is not above that: then
+    it is no larger than chance alone explains.
     """
 
     statistic: str
@@ -35,7 +38,7 @@ class NoiseFloor:
     @property
     def is_noise(self) -> bool:
         """Whether the observed statistic is one that clients who are all alike would show, at the 5% level."""
-        return self.observed <= self.highest
+        return self.observed <= self.highest + ROUNDING * max(abs(self.observed), abs(self.highest))
 
     def __str__(self) -> str:
         """The facts in one sentence."""
@@ -45,31 +48,30 @@ class NoiseFloor:
 
 
 def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_losses: Any = None,
-                example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000,
-                seed: int = 0) -> NoiseFloor:
+                example_variance: float | None = None, draws: int = 999, seed: int = 0) -> NoiseFloor:
     """What `statistic` would be if all clients had the overall error, by simulation of clients of these sizes.
 
     `values`, (clients,), are means over each client's `sizes`, (clients,), examples. The overall error is the mean over all
     examples. Without more, values are error rates and a client's number of errors is binomial. For other losses give
-    `example_losses`, the losses of single examples of all clients in one array, which are drawn with replacement, or
-    `example_variance`, the variance of losses within clients, for noise with that variance over the size; the variance of pooled
-    losses would include what clients differ by. Beside it, `example_skewness` is the skewness of losses within clients: the
-    noise is a shifted gamma variable of that skewness over the root of the size, normal for 0. Losses are skewed, and the tail
-    of clients with few examples is much longer than normal noise has it. `statistic` is "mean", "std", "p90" or "worst10". Raises
-    FieldError for values that are no error rates where neither is given, for both, and for sizes that do not fit.
+    `example_losses`, those of single examples of all clients in one array. If they are all examples, they are dealt out anew
+    to clients of these sizes: a permutation test, which calls at most 5% of the tails of alike clients real, however their losses
+    are distributed and however few each has. If they are fewer (some of many examples), or there are more than 100,000, they are
+    drawn with replacement. Where losses are not known, `example_variance`, the variance within clients, gives normal noise;
+    losses are skewed, so that it calls many a tail of clients with few examples real. `statistic` is "mean", "std", "p90" or
+    "worst10"; `draws` is the most simulations, 199 at least. Raises FieldError for values that are no error rates where neither
+    is given, for both, for losses that are not finite, and for sizes that do not fit.
 
     >>> same = noise_floor([0.2, 0.3, 0.1, 0.4, 0.2, 0.3] * 10, [10] * 60)
     >>> same.is_noise, round(same.observed, 3)
     (True, 0.4)
     """
     [found] = noise_floors(values, sizes, (statistic,), example_losses=example_losses, example_variance=example_variance,
-                           example_skewness=example_skewness, draws=draws, seed=seed)
+                           draws=draws, seed=seed)
     return found
 
 
 def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_losses: Any = None,
-                 example_variance: float | None = None, example_skewness: float = 0.0, draws: int = 1000,
-                 seed: int = 0) -> list[NoiseFloor]:
+                 example_variance: float | None = None, draws: int = 999, seed: int = 0) -> list[NoiseFloor]:
     """The noise floor of several statistics, in order, from one simulation; arguments and errors are those of `noise_floor`."""
     values, sizes = _checked(values, sizes)
     if example_losses is not None and example_variance is not None:
@@ -77,10 +79,11 @@ def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_
     overall = float(values @ sizes / sizes.sum())
     random = np.random.default_rng(seed)
     if example_losses is not None:
-        draw = _pooled_draw(np.asarray(example_losses, float), sizes, random)
-        draws = max(200, min(draws, int(MOST_DRAWS / sizes.sum())))
+        draw = _pooled_draw(_checked_losses(example_losses), sizes, overall, random)
+        draws = max(FEWEST_DRAWS, min(draws, MOST_DRAWS // int(sizes.sum())))
     elif example_variance is not None:
-        draw = _skewed_draw(overall, np.sqrt(example_variance / sizes), example_skewness / np.sqrt(sizes), random)
+        spread = np.sqrt(example_variance / sizes)
+        draw = lambda rows: random.normal(overall, spread, (rows, len(sizes)))               # noqa: E731
     else:
         _check_error_rates(values, sizes)
         draw = lambda rows: random.binomial(sizes, overall, (rows, len(sizes))) / sizes      # noqa: E731
@@ -89,35 +92,45 @@ def noise_floors(values: Any, sizes: Any, statistics: Sequence[str], *, example_
     drawn = (draw(min(block, draws - start)) for start in range(0, draws, block))
     parts = [[reduce(rows) for reduce in reduced] for rows in drawn]
     found = [np.concatenate(one) for one in zip(*parts, strict=True)]
-    return [NoiseFloor(name, float(reduce(values[None])[0]), overall, float(one.mean()), float(np.quantile(one, 0.95)),
+    place = min(draws, math.ceil(LEVEL * (draws + 1))) - 1                   # the observed one is one more of them
+    return [NoiseFloor(name, float(reduce(values[None])[0]), overall, float(one.mean()), float(np.sort(one)[place]),
                        float(one.std(ddof=1) / math.sqrt(draws)))
             for name, reduce, one in zip(statistics, reduced, found, strict=True)]
 
 
-def _pooled_draw(losses: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> Callable[[int], np.ndarray]:
-    """A function from a number of rows to client means, (rows, clients), of examples drawn from `losses` with replacement."""
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+def _pooled_draw(losses: np.ndarray, sizes: np.ndarray, overall: float,
+                 random: np.random.Generator) -> Callable[[int], np.ndarray]:
+    """A function from a number of rows to client means, (rows, clients), of examples taken from `losses`.
+
+    All examples are dealt out anew in each row where they are as many as the clients have, and not too many; else they are drawn
+    with replacement, for each client as many as it has or fewer: it has the `overall` error and the noise of a mean over n of
+    these, times the root of n over its size.
+    """
+    total = int(sizes.sum())
+    dealt = len(losses) == total and total * FEWEST_DRAWS <= MOST_DRAWS
+    counts = sizes if dealt else np.minimum(sizes, _examples_drawn(sizes))
+    starts, centre = np.concatenate([[0], np.cumsum(counts)[:-1]]), losses.mean()
+
+    def row() -> np.ndarray:
+        """The means of all clients in one simulation."""
+        taken = random.permutation(losses) if dealt else losses[random.integers(0, len(losses), counts.sum())]
+        return np.add.reduceat(taken, starts, dtype=float) / counts
 
     def draw(rows: int) -> np.ndarray:
-        """Client means of drawn examples, (rows, clients)."""
-        drawn = (losses[random.integers(0, len(losses), sizes.sum())] for _ in range(rows))
-        return np.stack([np.add.reduceat(examples, starts) / sizes for examples in drawn])
+        """Client means in so many simulations."""
+        means = np.stack([row() for _ in range(rows)])
+        return means if dealt else overall + np.sqrt(counts / sizes) * (means - centre)
 
     return draw
 
 
-def _skewed_draw(mean: float, spread: np.ndarray, skewness: np.ndarray,
-                 random: np.random.Generator) -> Callable[[int], np.ndarray]:
-    """A function from a number of rows to values, (rows, clients), around `mean`, of these standard deviations and skewnesses.
-
-    They are shifted gamma variables, of which means over examples are such again: those of n examples have the variance over n,
-    the skewness over the root of n. Normal where the skewness is almost 0.
-    """
-    if np.abs(skewness).max() < SYMMETRIC:
-        return lambda rows: random.normal(mean, spread, (rows, len(spread)))
-    shape = 4 / skewness**2
-    scale = np.sign(skewness) * spread / np.sqrt(shape)
-    return lambda rows: mean + scale * (random.standard_gamma(shape, (rows, len(spread))) - shape)
+def _examples_drawn(sizes: np.ndarray) -> int:
+    """The most examples that are drawn for a client, so that all simulations take about MOST_DRAWS; FEWEST_EXAMPLES at least."""
+    low, high = FEWEST_EXAMPLES, max(int(sizes.max()), FEWEST_EXAMPLES)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.minimum(sizes, middle).sum() * FEWEST_DRAWS <= MOST_DRAWS else (low, middle - 1)
+    return low
 
 
 def _row_statistic(name: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -151,6 +164,15 @@ def _checked(values: Any, sizes: Any) -> tuple[np.ndarray, np.ndarray]:
     if (sizes < 1).any() or (sizes != np.floor(sizes)).any():
         raise FieldError("sizes", "whole numbers, 1 or more", sizes.min(), "Leave clients without examples out.")
     return values, sizes.astype(np.int64)
+
+
+def _checked_losses(example_losses: Any) -> np.ndarray:
+    """Losses of single examples as an array (examples,). Raises FieldError where there is none, or one is not finite."""
+    losses = np.asarray(example_losses, float).ravel()
+    if not len(losses) or not np.isfinite(losses).all():
+        raise FieldError("example_losses", "finite losses of single examples", "none" if not len(losses) else "NaN or infinity",
+                         "Leave clients without a value out, with their examples.")
+    return losses
 
 
 def _check_error_rates(values: np.ndarray, sizes: np.ndarray) -> None:

@@ -30,8 +30,9 @@ class Replicates(NamedTuple):
     """A statistic in the data, row 0, and in each replicate: `by_seed` (1 + replicates, seeds), `errors` (1 + replicates,).
 
     `errors` are standard errors for the mean over seeds from the statistic's influence function, zero for percentiles, whose
-    influence function needs a density. `contributors` is the kurtosis-adjusted number of clients behind the first of them:
-    that of normal values with the same kurtosis, as many as there are clients for normal ones, few where a few clients dominate.
+    influence function needs a density. `contributors` is how many clients make up the first of them, 3 (sum psi^2)^2 / sum psi^4
+    of their influences psi: where psi_k is normal with a variance of its own, v_k, this estimates (sum v)^2 / sum v^2, the
+    degrees of freedom of sum psi^2 [Satterthwaite46]. For normal values these are all clients; in a tail those well within it.
     """
 
     by_seed: np.ndarray

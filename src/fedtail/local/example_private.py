@@ -85,7 +85,7 @@ class ExamplePrivateSGD(LocalTraining):
 
         `done` is the number of the first noise stream, by which models of a family have noise of their own.
         """
-        if clients.kernel.draws and len(clients) > 1:
+        if (clients.kernel.draws or clients.kernel.counted_draws) and len(clients) > 1:      # each example draws of its own
             own = start.expand(len(clients), -1)
             return torch.cat([self.models(one, anchor, own[k], None, done) for k, one in enumerate(clients.batches_of_one())])
         clients.seed_torch("dropout", done)

@@ -36,6 +36,7 @@ class APFL(PersonalModels):
     def train(self, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
         """The clients' own models v, (clients, dim), after the steps of `local` from `start`; `received` (dim,) is w."""
         few, order, stream = self.local.sorted_batches(clients)
+        few.seed_torch("personal")                         # in the order of the rows
         where, rate, kernel = to_device(order, start.device), self.local.rate(clients.round), clients.kernel
         own, shared = start[where], received.repeat(len(few), 1)
         for batch in stream:
@@ -83,6 +84,7 @@ class Mapper(PersonalModels):
     def _train_with(self, mix: float, clients: Clients, received: Tensor, start: Tensor) -> Tensor:
         """Rows (clients, dim + 1) of v after the steps of `local` from `start` (clients, dim) with this mix, and the mix."""
         few, order, stream = self.local.sorted_batches(clients)
+        few.seed_torch("personal", self.mixes.index(mix))
         where, rate = to_device(order, start.device), self.local.rate(clients.round)
         own = start[where]
         for batch in stream:

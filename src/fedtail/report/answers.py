@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
 from fedtail.runs.answer_words import confidence_words, digits_for, rounded_text
@@ -17,6 +18,7 @@ from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
 
 ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
+NO_BOUND = "none"
 KINDS = {"take it": "take", "do not": "not", "cannot tell": "open"}
 
 
@@ -39,9 +41,12 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
 
 
 def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each method on how much of its tail is noise, and whether all of it is; none where it is not known."""
+    """A line for each method on how much of its tail is noise, and whether all of it is.
+
+    None where it is not known, and for models that have diverged, whose spread says nothing.
+    """
     return [{"label": m.label, "text": noise_sentence(one), "all_noise": noise_outcome(one, TAIL) == NOISE}
-            for m, one in zip(methods, found, strict=True) if "floors" in one]
+            for m, one in zip(methods, found, strict=True) if "floors" in one and not m.diverged_seeds]
 
 
 def _floors(found: dict[str, Any], run: RunFolder, metric: str) -> dict[str, float]:
@@ -69,7 +74,8 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
     axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
     shown = [{"method": row["method"], "kind": KINDS.get(row["answer"], "none"), "verdict": row["verdict"],
               "changes": row["changes"],
-              "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))]
+              "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))
+                       if key == "mean" or row["clients_per_seed"] >= FEW_CLIENTS]
               if row["estimand"] else []} for row in rows]
     first: dict[str, Any] = known[0] if known else {}
     return {"metric": metric, "better": metric_direction(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
@@ -115,7 +121,8 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
     """What the models of all finished runs promise about new clients in a metric, all at once, whichever is chosen.
 
     With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
-    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, and the `count` of models.
+    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, the `count` of models, and whether
+    there is `any` bound at all. A model that has diverged is not shown, though counted.
     """
     entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
                if (entry := _stored_promise(run, m.member, metric)) is not None]
@@ -124,9 +131,11 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
     if any(m.personal for m in methods):
         refused.append("personal models: a new client has none, so nothing is promised about them.")
     each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
-    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m]) for m in methods]
+    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m and run.seed not in m.diverged_seeds])
+            for m in methods]
     return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
-            "count": len(held)}
+            "count": len(held), "any": any(not text.startswith(NO_BOUND) for _, found in rows for one in found
+                                           for text in one["bounds"].values())}
 
 
 def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -155,4 +164,5 @@ def _bound_text(one: dict[str, Any], percent: bool) -> str:
     """A bound as text, "34.2%", or why there is none: how many clients it takes."""
     if one["bound"] is not None:
         return shown_number(one["bound"], percent)
-    return f"none: takes {one['clients_needed']} clients" if one["clients_needed"] else "none: no bound on the metric"
+    why = f"takes {one['clients_needed']} clients" if one["clients_needed"] else "the metric has no bound"
+    return f"{NO_BOUND}: {why}"

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.report.client_errors import ClientValues, PageClients, client_comparison, metric_distributions
+from fedtail.report.decimals import client_decimals, table_decimals
 from fedtail.report.methods import Method, MethodFamily
 from fedtail.report.overview import constant_cells, methods_table, model_choice
 from fedtail.report.statistics import statistic_titles
 from fedtail.runs import RunFolder
-from fedtail.runs.answer_words import FEW_CLIENTS
 from fedtail.runs.comparison import client_rows, metric_direction, number_of_tested_clients
 
 
@@ -47,14 +48,18 @@ def metric_view(content: PageContent, metric: str, values: ClientValues | None, 
 
     `metric`, `better` and `percent` say what it is; `statistics` are the names and titles of the table's columns, the first three
     those of the read-out; `table` has a row for each method and `constant` the cells of the constant prediction, or None;
+    `decimals` has the number of decimals of the statistics' `values`, their `differences`, and of single `clients`;
     `distributions`, `clients` and `choices` (one for each family) are the plots' data, None where there is none; `by_client` has
     every client by name where those are few. `values` and `kept` are the metric of all clients, and the positions of the listed.
     """
     better, percent, few = content.direction(metric), content.is_percent(metric), content.has_few_clients
     clients = content.clients
+    table = methods_table(content.methods, content.baseline, metric, better)
+    tested = min(map(number_of_tested_clients, content.runs))
+    own = client_decimals(values.means, clients.sizes, percent) if values is not None and clients is not None else 2
     return {
         "metric": metric, "better": better, "percent": percent, "statistics": statistic_titles(better, few),
-        "table": methods_table(content.methods, content.baseline, metric, better),
+        "table": table, "decimals": {**table_decimals(table, tested, percent), "clients": own},
         "constant": constant_cells(content.runs, metric),
         "distributions": metric_distributions(content.methods, clients, metric),
         "clients": client_comparison(values, kept) if values is not None and kept is not None else None,

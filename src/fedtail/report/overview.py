@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,19 +41,27 @@ def default_title(runs: Sequence[RunFolder]) -> str:
 
 
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """The facts in the page's header, by title: Data, Clients, Model, Rounds and others, each as text.
+    """The facts in the page's header, by title: Experiment, Data, Clients, Model, Rounds and others, each as text.
 
     Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
     run has a guarantee.
     """
     sizes = _join_distinct_texts(map(_split_sizes, runs))
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
+    return {"Experiment": _common_folder(runs),
+            "Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Model": model_size_line(runs), "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
             **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
             "Date": end_dates(runs), "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs),
             "Versions": versions}
+
+
+def _common_folder(runs: Sequence[RunFolder]) -> str:
+    """The name of the folder that all runs are in, which is that of the experiment; "" where it holds them more than two deep."""
+    common = Path(os.path.commonpath([run.path.resolve() for run in runs]))
+    near = all(len(run.path.resolve().relative_to(common).parts) <= 2 for run in runs)
+    return common.name if near else ""
 
 
 def _split_sizes(run: RunFolder) -> str:

@@ -22,6 +22,7 @@ from fedtail.report.tail import participation_counts, tail_membership
 from fedtail.runs import RunFolder
 from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.files import to_json_values, write_atomically
+from fedtail.runs.rounding import shown_number
 
 STYLE, TEMPLATE = "page.css", "page.html.j2"
 SCRIPTS = ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js", "handing_out.js")
@@ -63,6 +64,7 @@ def render_page(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    rules.filters["shown"] = shown_number
     answers = rules.from_string(_read_page_file(ANSWERS_TEMPLATE)).render(data=data)
     return rules.from_string(_read_page_file(TEMPLATE)).render(
         title=title, data=data, embedded=Markup(script_safe_json(data)), answers=Markup(answers),

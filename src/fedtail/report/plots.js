@@ -4,7 +4,7 @@ function histogram() {
   if (!of) return noValues();
   const edges = scaled(of.edges), width = edges[1] - edges[0];
   const centres = [edges[0] - width / 2, ...edges.map(e => e + width / 2)];
-  const traces = shown().map(k => line(k, centres, [0, ...percent(of.shares[k]), 0], {
+  const traces = shown().filter(k => !hasDiverged(k)).map(k => line(k, centres, [0, ...percent(of.shares[k]), 0], {
     fill: "tozeroy", fillcolor: colour(k, k === state.focus ? 0.28 : 0.1), line: { shape: "hvh" },
     hovertemplate: `%{y:.1f}% of clients near %{x:.3g}${unit()}<extra>%{fullData.name}</extra>`,
   }));
@@ -32,8 +32,13 @@ function cloud(k, x, y, text, more = {}) {
     hovertemplate: "%{text}<extra>%{fullData.name}</extra>", ...more };
 }
 
+function equalSizes(sizes) {          // a plot against one size is a column of dots
+  return unique(sizes).length === 1 && `All of these clients have ${sizes[0].toLocaleString("en-GB")} examples.`;
+}
+
 function size() {
   const c = { ...data.clients, ...view().clients }, x = c.points.map(p => c.sizes[p]);
+  if (equalSizes(x)) return equalSizes(x);
   const traces = compared().flatMap(k => {
     const y = c.points.map(p => c.errors[k][p]);
     const text = c.points.map((p, at) => `${plain(c.names[p])}<br>${x[at]} examples, ${plain(state.metric)} ${number(y[at])}`);
@@ -56,12 +61,13 @@ function rounds(metric) {
   const factor = of_metric.percent ? percent : values => values;
   const has = k => data.curves[k][state.split] && data.curves[k][state.split][metric] && data.curves[k][state.split][metric].rounds.length;
   const of = k => data.curves[k][state.split][metric];
-  const strong = shown().filter(has);
+  const recorded = shown().filter(has), sound = recorded.filter(k => !hasDiverged(k));
+  const strong = sound.length ? sound : recorded;      // a model that has diverged would make all others one line
   if (!strong.length) return "Nothing was recorded for these clients.";
   const one = (k, name, more) => line(k, of(k).rounds, factor(of(k)[name]), { ...named(k, name), ...more });
   const traces = [
     ...band(strong.includes(state.focus) ? of(state.focus) : null, factor),
-    ...faint().filter(has).map(k => background(k, of(k).rounds, factor(of(k).mean))),
+    ...faint().filter(k => has(k) && (!sound.length || !hasDiverged(k))).map(k => background(k, of(k).rounds, factor(of(k).mean))),
     ...strong.map(k => one(k, `p${badPercent(of_metric.better)}`, { showlegend: false, line: { dash: DOT, width: 1.4 } })),
     ...strong.filter(k => k === state.focus).map(k => one(k, "p50", { showlegend: false, line: { dash: DASH, width: 1.4 } })),
     ...strong.map(k => one(k, "mean", {})),

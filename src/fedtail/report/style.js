@@ -30,19 +30,26 @@ function faint() {
   return data.methods.map((_, k) => k).filter(k => !shown().includes(k));
 }
 
+function hasDiverged(k) {             // its numbers mean nothing, so that plots leave it out
+  return data.table[k].diverged.length > 0;
+}
+
 function compared() {                 // the baseline first, so that the focus is drawn on top
   return unique([data.baseline, state.focus]);
 }
 
-function number(value) {
+function rounded(value, decimals) {
+  return Math.abs(value) >= 1e6 ? value.toPrecision(4) : value.toFixed(decimals);
+}
+
+function number(value, decimals = view().decimals.clients) {      // by default as a client's value is shown
   if (value === null || value === undefined) return "–";
-  return view().percent ? (100 * value).toFixed(2) + "%" : String(Number(value.toPrecision(4)));
+  return rounded(scale() * value, decimals) + unit();
 }
 
 function signed(value) {
   if (value === null || value === undefined) return "–";
-  const text = view().percent ? (100 * value).toFixed(2) : String(Number(value.toPrecision(3)));
-  return (value > 0 ? "+" : "") + text.replace("-", "−");
+  return (value > 0 ? "+" : "") + rounded(scale() * value, view().decimals.clients).replace("-", "−");
 }
 
 // Plotly reads a little HTML in its texts, and names are whatever users called things.

@@ -13,7 +13,7 @@ function readOut() {
   view().statistics.slice(0, 3).forEach(([name, title], place) => {
     const cell = byId(`focus-${place}`);
     byId(`focus-title-${place}`).textContent = title;
-    cell.textContent = row.diverged.length ? "diverged" : number(cells[name].mean);
+    cell.textContent = row.diverged.length ? "diverged" : number(cells[name].mean, view().decimals.values[name]);
     cell.dataset.value = cells[name].mean;
     cell.dataset.statistic = name;
   });

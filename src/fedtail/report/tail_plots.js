@@ -59,6 +59,7 @@ function oftenSize() {
   const of = inTail();
   if (typeof of === "string") return of;
   const { sizes, names, log } = data.tail;
+  if (equalSizes(sizes)) return equalSizes(sizes);
   const text = names.map((name, k) => `${plain(name)}<br>${sizes[k]} examples, in the tail ${Math.round(100 * of.points[k])}% of the time`);
   const through = trend(sizes, percent(of.points));
   const traces = [cloud(state.focus, sizes, percent(of.points), text), line(state.focus, through.x, through.y, { showlegend: false, hoverinfo: "skip" })];

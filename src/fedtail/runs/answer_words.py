@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import CANNOT_TELL, Verdict
 
 LARGE = 1e6                                  # from here on, numbers are written with exponents
 ROUNDING = 1e-12                             # differences below this are those of rounding
 Cell = dict[str, Any]                        # a difference with its interval
-FEW_CLIENTS = 20                             # fewer are shown by name: a tenth of them is less than two
+ALL_POSSIBLE = 0.95                          # of the largest difference there can be: an interval that wide excludes nothing
 
 
-def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False) -> str:
+def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False, largest: float = math.inf) -> str:
     """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)".
 
-    `percent` says that differences are shown in points of percent, and `seeds_differ` that training seeds add to the uncertainty.
+    `percent` says that differences are shown in points of percent, and `seeds_differ` that training seeds add to the uncertainty;
+    `largest` is the largest difference that two values can have, about which nothing is said.
     """
     if decided.answer != CANNOT_TELL:
         return f"{decided.answer} (no difference)" if decided.no_difference else decided.answer
@@ -27,18 +29,19 @@ def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = 
             f"about {decided.clients} test clients"
         return f"this data cannot tell ({seen}it would take {needed})"
     most = (100 if percent else 1) * (decided.most or 0.0)
-    limit = f"the tail differs by at most {most:.2g}{' points' if percent else ''}, and " if math.isfinite(most) else ""
+    limit = f"the tail differs by at most {most:.2g}{' points' if percent else ''}, and " if math.isfinite(most) and \
+        (decided.most or 0.0) < ALL_POSSIBLE * largest else ""
     return f"this data cannot tell ({limit}more clients would not tell{': try more training seeds' if seeds_differ else ''})"
 
 
 def confidence_words(confidence: float, compared: int) -> str:
-    """What intervals are called in a sentence: "95% intervals", with what makes those of several methods hold at once.
+    """What intervals are called in a sentence: "95% intervals", with what makes verdicts on several methods hold at once.
 
     >>> confidence_words(0.975, 2)
-    '97.5% intervals, so that those of all 2 methods hold at once with 95%,'
+    '97.5% intervals, so that the verdicts on all 2 methods hold at once with 95%,'
     """
     joint = 1 - compared * (1 - confidence)
-    several = f", so that those of all {compared} methods hold at once with {100 * joint:.3g}%," if compared > 1 else ""
+    several = f", so that the verdicts on all {compared} methods hold at once with {100 * joint:.3g}%," if compared > 1 else ""
     return f"{100 * confidence:.4g}% intervals{several}"
 
 

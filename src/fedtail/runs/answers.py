@@ -106,8 +106,9 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
     decided: Verdict = verdict(found[tail], found["mean"], price)
     cells = {one: _cell(interval, better, percent, bounds) for one, interval in found.items()}
     mean, seeds_differ = found["mean"], any(one.seed_error > 0 for one in (found[tail], found["mean"]))
-    said = verdict_words(decided, percent, seeds_differ)
-    changes = change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
+    said = verdict_words(decided, percent, seeds_differ, bounds[1] - bounds[0])
+    changes = f"each test client has the same {metric} under both" if decided.no_difference else \
+        change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
     changes = f"{changes}.{_wider_tail_hint(found[tail])}"
     return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
             "sentence": f"{name}: {said}; {changes}", "confidence": confidence, "compared": compared, "clients": mean.clients,

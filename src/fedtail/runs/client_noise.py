@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.run_folder import RunFolder
 
 TAILS = ("p90", "worst10", "worst5")         # of values of which larger are worse
-DRAWS, MOST_DRAWS = 1000, 20_000_000         # simulated populations; values of clients in all of them
+DRAWS, MOST_DRAWS = 999, 20_000_000         # simulated populations; values of clients in all of them
 REAL, NOISE, UNKNOWN = "real", "noise", "cannot be told"
 MOSTLY_REAL = 0.5                            # of the variance over clients: a tail is noise where no more than this may be real
 ONE_EXAMPLE = "clients have one example each, and what they differ by cannot be told from noise"
@@ -29,9 +29,11 @@ def variance_column(column: str) -> str:
     return f"{column}_variance"
 
 
-def third_column(column: str) -> str:
-    """The column with the third central moment of a metric over a client's examples: "loss_third_moment" of "loss"."""
-    return f"{column}_third_moment"
+class PooledExamples(NamedTuple):
+    """A metric of single examples of several clients, `values` (examples,), and the row of the client each is from, `owner`."""
+
+    values: np.ndarray
+    owner: np.ndarray
 
 
 def noise_of_run(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str, Any]:
@@ -45,21 +47,22 @@ def noise_of_run(run: RunFolder, model: EvaluatedModel, metric: str) -> dict[str
     return noise_of_columns(run.client_columns(run.tested_split, model.member), model.column(metric), rates, better)
 
 
-def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, better: str) -> dict[str, Any]:
+def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, better: str,
+                     examples: PooledExamples | None = None) -> dict[str, Any]:
     """The noise floor of the tails of a metric, and how much of its spread over clients is real, as a dict for `result.json`.
 
-    `rows` are columns of the table over clients; `column` holds the metric. Error `rates` have binomial noise; other means over
-    examples have noise of the variance in `variance_column(column)` and of the skewness that follows from `third_column(column)`,
-    normal noise where a run of an earlier version has none. `floors` has, by statistic, `observed`, `floor` (its
-    mean if all clients were alike), `highest` (95% of simulations are below) and `is_noise`; `spread` the shares of the variance
-    over clients that is real, or None for fewer than ten clients. Values are in the metric's own unit. Only `reason` where the
-    noise is not known. Clients without a value are left out.
+    `rows` are columns of the table over clients; `column` holds the metric. Error `rates` have binomial noise; means over other
+    numbers that of `examples` dealt out anew, or, without them, as for runs of earlier versions, normal noise of the variance in
+    `variance_column(column)`. `floors` has, by statistic, `observed`, `floor` (its mean if all clients were alike), `highest`
+    (95% of simulations are not above) and `is_noise`; `spread` the shares of the variance over clients that is real, or None for
+    fewer than ten clients. Values are in the metric's own unit. Only `reason` where the noise is not known. Clients without a
+    value are left out.
     """
     values = np.array([math.nan if v is None else v for v in rows[column]], float) if column in rows else np.zeros(0)
-    variances, thirds = (np.array(rows.get(name(column), np.full(len(values), np.nan)), float)
-                         for name in (variance_column, third_column))
+    variances = np.array(rows.get(variance_column(column), np.full(len(values), np.nan)), float)
     known = np.isfinite(values)
-    values, variances, thirds = values[known], variances[known], thirds[known]
+    pool = None if examples is None else examples.values[known[examples.owner]]
+    values, variances = values[known], variances[known]
     sizes = np.asarray(rows["size"])[known] if len(values) else np.zeros(0)
     if len(values) < 2:
         return {"reason": "fewer than two clients have a value"}
@@ -70,7 +73,7 @@ def noise_of_columns(rows: Mapping[str, np.ndarray], column: str, rates: bool, b
         return {"reason": PER_CLIENT}
     sign = 1.0 if better == "lower" else -1.0
     try:
-        floors = _floors(sign * values, sizes, None if binomial else variances, sign * thirds)
+        floors = _floors(sign * values, sizes, None if binomial else variances, None if pool is None else sign * pool)
     except FieldError as refused:            # sizes that no run writes
         return {"reason": short_text(str(refused))}
     turned = {shown_statistic(name, better): _in_metric_direction(found, sign) for name, found in floors.items()}
@@ -112,18 +115,16 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     return f"{all_noise}: clients of these sizes that are all alike would have as bad a one; {share}."
 
 
-def _floors(values: np.ndarray, sizes: np.ndarray, variances: np.ndarray | None, thirds: np.ndarray) -> dict[str, Any]:
-    """The noise floor of each tail, by statistic; `variances` and `thirds` are moments over each client's examples, (clients,).
+def _floors(values: np.ndarray, sizes: np.ndarray, variances: np.ndarray | None, pool: np.ndarray | None) -> dict[str, Any]:
+    """The noise floor of each tail, by statistic.
 
-    `variances` is None for error rates.
+    `variances` are those over each client's examples, (clients,), None for error rates; `pool` the values of single examples,
+    None where they are not known.
     """
-    draws = int(max(200, min(DRAWS, MOST_DRAWS / len(values))))
-    if variances is None:
-        return dict(zip(TAILS, noise_floors(values, sizes, TAILS, draws=draws), strict=True))
-    variance, third = _pooled(variances, sizes - 1), _pooled(thirds, sizes - 2)
-    skewness = third / variance**1.5 if variance > 0 else 0.0
-    found = noise_floors(values, sizes, TAILS, example_variance=variance, example_skewness=skewness, draws=draws)
-    return dict(zip(TAILS, found, strict=True))
+    draws = int(max(199, min(DRAWS, MOST_DRAWS / len(values))))
+    noise: dict[str, Any] = {} if variances is None else \
+        {"example_losses": pool} if pool is not None else {"example_variance": _pooled(variances, sizes - 1)}
+    return dict(zip(TAILS, noise_floors(values, sizes, TAILS, draws=draws, **noise), strict=True))
 
 
 def _in_metric_direction(found: Any, sign: float) -> dict[str, Any]:
@@ -150,6 +151,6 @@ def _are_counts(values: np.ndarray, sizes: np.ndarray) -> bool:
 
 
 def _pooled(moments: np.ndarray, freedom: np.ndarray) -> float:
-    """A moment over examples within clients, pooled by degrees of freedom; clients without one are left out, 0 without any."""
+    """A variance over examples within clients, pooled by degrees of freedom; clients without one are left out, 0 without any."""
     known = np.isfinite(moments) & (freedom > 0)
     return float(moments[known] @ freedom[known] / max(freedom[known].sum(), 1))

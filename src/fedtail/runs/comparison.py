@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.runs.answer_words import FEW_CLIENTS
+from fedtail.directions import FEW_CLIENTS
 from fedtail.runs.answers import TAIL, comparison_answers
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label

@@ -65,6 +65,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         if checkpoint is not None:
+            experiment = computed_as_before(experiment, folder)
             task = load_initial_module(task, folder)
         with (use_deterministic_algorithms(experiment.device),
               checked_fleet(experiment, task, splits, folder / MEMORY, seed) as fleet):
@@ -159,6 +160,17 @@ def evaluated_as_before(experiment: Experiment, folder: Path) -> Experiment:
         return experiment
     every = RunFolder.open(folder, also_deployed=True).about["experiment"].get("evaluate", {}).get("every")
     return replace(experiment, evaluate=replace(experiment.evaluate, every=every)) if every else experiment
+
+
+def computed_as_before(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment with the kernel that the run in `folder` began with, where it leaves the choice to the package.
+
+    So a run goes on to the same bits also where a later version would choose another kernel.
+    """
+    kernel = RunFolder.open(folder).about.get("kernel")
+    if experiment.engine.kernel != "auto" or kernel is None:
+        return experiment
+    return replace(experiment, engine=replace(experiment.engine, kernel=kernel))
 
 
 def is_run_finished_and_intact(folder: Path) -> bool:

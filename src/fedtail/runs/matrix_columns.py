@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.directions import better_statistic_values
-from fedtail.runs.answer_words import FEW_CLIENTS
+from fedtail.directions import FEW_CLIENTS, better_statistic_values
 from fedtail.runs.rounding import decimals_by_uncertainty, shown_number
 
 MODELS = ("shared", "personal")

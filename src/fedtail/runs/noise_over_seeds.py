@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtail.runs.client_noise import noise_of_run
+from fedtail.runs.diverged import diverged_seeds
 from fedtail.runs.values_by_client import Compared
 
 Noise = dict[str, Any]
@@ -16,9 +17,11 @@ def noise_over_seeds(found: Sequence[Compared], metric: str = "error") -> Noise:
     """The noise floors of a method's tails, mean over its (run, model) pairs, and how much of the spread over clients is real.
 
     A dict as `noise_of_columns` returns, with error rates in percent. A tail is noise where it is in more than half of the seeds.
-    The share that is real is the mean over seeds, and its interval the smallest that holds those of all seeds. Only `reason`,
-    that of the first run without floors, where a run has none.
+    The share that is real is the mean over seeds, and its interval the smallest that holds those of all seeds. Only `reason`
+    where a model has diverged, or where a run has no floors, that of the first such run.
     """
+    if diverged_seeds(found):
+        return {"reason": "the model has diverged"}
     each = [noise_of_run(run, model, metric) for run, model in found]
     refused = next((one for one in each if "reason" in one), None)
     if refused is not None:

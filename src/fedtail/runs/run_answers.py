@@ -8,9 +8,9 @@ import numpy as np
 
 from fedtail.data import Population
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.evaluation.example_variance import example_moments
+from fedtail.evaluation.example_values import ExampleValues, example_values
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.client_noise import noise_of_columns, third_column, variance_column
+from fedtail.runs.client_noise import PooledExamples, noise_of_columns, variance_column
 from fedtail.runs.evaluated_models import personal_column
 from fedtail.runs.held_out_promises import Identities, client_identities, held_out_promise, no_promise
 from fedtail.runs.keep_best import selection_split
@@ -33,6 +33,7 @@ class RunAnswers:
         """
         self.experiment, self.splits, self.tested, self.attacked = experiment, splits, tested, attacked
         self.within = within
+        self._examples: dict[tuple[int, str], ExampleValues] = {}          # by position of the model and column
 
     @property
     def used_splits(self) -> dict[str, str]:
@@ -42,18 +43,18 @@ class RunAnswers:
             used[selection_split(self.splits, self.tested)] = "chose the best model (keep_best)"
         return used
 
-    def add_moments(self, rows: Rows, trained: Trained) -> None:
-        """Add how each metric varies over each tested client's examples, in place.
+    def add_variances(self, rows: Rows, trained: Trained) -> None:
+        """Add how each metric varies over each tested client's examples, in place: the columns "loss_variance" and so on.
 
-        The columns are "loss_variance", "loss_third_moment" and so on.
+        The values of single examples are remembered for `result_entries`, and not written.
         """
         for member in range(len(trained.modules)):
             for personal in (False, True) if self._is_personal(trained, member) else (False,):
-                found = example_moments(trained, self.splits[self.tested], self.experiment.evaluation_engine, member, personal)
-                for name, moments in found.items():
+                found = example_values(trained, self.splits[self.tested], self.experiment.evaluation_engine, member, personal)
+                for name, examples in found.items():
                     column = personal_column(name) if personal else name
-                    rows[self.tested, member] |= {variance_column(column): moments.variance.numpy(),
-                                                  third_column(column): moments.third.numpy()}
+                    rows[self.tested, member] |= {variance_column(column): examples.variance.numpy()}
+                    self._examples[member, column] = examples
 
     def result_entries(self, rows: Rows, trained: Trained) -> dict[str, Any]:
         """The entries of `result.json`, lists over models of dicts by metric: `noise`, `personal_noise` and `promises`.
@@ -66,11 +67,15 @@ class RunAnswers:
         rates = gives_rates(trained.task, self.splits[self.tested])
         bounds["error"] = RATES if rates else UNKNOWN
 
+        def noise_of(member: int, column: str, name: str) -> dict[str, Any]:
+            """The noise of the metric `name`, whose values for one model are in this column."""
+            return noise_of_columns(tables[member], column, rates and name == "error", metrics[name],
+                                    self._pooled_examples(rows[self.tested, member], member, column))
+
         def noise(personal: bool) -> list[dict[str, Any]]:
             """For each model, the noise of each metric; {} for a model without personal ones, where those are wanted."""
-            return [{name: noise_of_columns(table, personal_column(name) if personal else name, rates and name == "error", better)
-                     for name, better in metrics.items()} if not personal or self._is_personal(trained, member) else {}
-                    for member, table in enumerate(tables)]
+            return [{name: noise_of(member, personal_column(name) if personal else name, name) for name in metrics}
+                    if not personal or self._is_personal(trained, member) else {} for member in range(len(tables))]
 
         own = [self._is_personal(trained, member) for member in range(len(tables))]
         who = client_identities(self.experiment.data, self.splits)
@@ -90,6 +95,16 @@ class RunAnswers:
     def _is_personal(self, trained: Trained, member: int) -> bool:
         """Whether personal models beside the model at position `member` were evaluated on the tested split."""
         return self.tested in self.within and trained.algorithm.members[member].personal.trains
+
+    def _pooled_examples(self, columns: ClientColumns, member: int, column: str) -> PooledExamples | None:
+        """A metric of single examples of benign clients, whose rows follow each other; None for a metric per client."""
+        found = self._examples.get((member, column))
+        if found is None:
+            return None
+        values, owner = found.values.numpy(), found.owner.numpy()
+        benign = ~columns["corrupted"].astype(bool) if self.attacked else np.ones(len(columns["size"]), bool)
+        kept = benign[owner]
+        return PooledExamples(values[kept], (np.cumsum(benign) - 1)[owner[kept]])
 
     def _benign_rows(self, columns: ClientColumns) -> ClientColumns:
         """The columns without corrupted clients."""

@@ -105,6 +105,7 @@ ABOUT_MORE = {
     "classes": list_check(is_text), "columns": list_check(is_text),
     "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
+    "randomness": whole_number_check(1),
     "inputs": table_check(record_check({"shape": list_check(whole_number_check(0, MOST_NUMBERS)),
                                         "dtype": lambda value: value in DTYPES})),
     "experiment": table_check(lambda value: True), "personal": list_check(lambda value: value in PERSONAL)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedtail.attacks import ClientAttack, benign_clients
 from fedtail.constant_prediction import constant_outputs
 from fedtail.data.population import Population
 from fedtail.data.scaling import SCALING
+from fedtail.engine.counted_draws import VERSION
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
@@ -73,16 +75,17 @@ class SimulationRecords:
         """The entries of `run.json` about clients and data, as JSON values.
 
         They are the number of clients by split, whether errors are rates, data, device, kernel, and digests of the data, of
-        the user's own code and of the initial module; the names of features and classes, where the data have some.
+        the user's own code and of the initial module; the names of features and classes, where the data have some; and, where
+        training draws random numbers, by which version of that.
         """
         return {"rates": gives_rates(self.task, self.splits[self.tested_split]),
                 "splits": {name: len(population) for name, population in self.splits.items()},
-                "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
+                "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel[0],
                 "fingerprint": data_fingerprint(self.splits), "own_code": self.experiment.own_code_digests(),
                 "start": bytes_digest(module_bytes(self.task.module)), "inputs": input_shapes(self.splits["train"]),
                 **{name: list(held) for name, held in (("columns", self.splits["train"].columns),
                                                        ("classes", self.splits["train"].classes)) if held is not None},
-                **self._benign_entry(), **self._personal_entry()}
+                **self._randomness_entry(), **self._benign_entry(), **self._personal_entry()}
 
     def _personal_entry(self) -> dict[str, Any]:
         """The entry of `run.json` that says for each model whether personal models beside it are evaluated; none without any."""
@@ -106,10 +109,15 @@ class SimulationRecords:
         return [{split: one.of_clients(self._benign[split]) for split, one in member.items()} for member in evaluations]
 
     def check_unchanged(self, about: dict[str, Any]) -> None:
-        """Raise RunRefused where the data or the user's own code differ from those that the run began with.
+        """Raise RunRefused where the data, the user's own code or the way to draw dropout differ from what the run began with.
 
         `about` is the content of its `run.json`, which holds their digests.
         """
+        if about.get("randomness") != self._randomness_entry().get("randomness"):
+            raise RunRefused(f"{self.folder} began with a version of fedtail that drew dropout, and what else is "
+                             "random in a model, in another way (from torch's generators up to version 0.2): its masks would "
+                             "change in the middle of the run. Finish it with that version, or start again in another folder "
+                             "with --out.")
         for name, now, what in (("fingerprint", data_fingerprint(self.splits), "the data are"),
                                 ("own_code", self.experiment.own_code_digests(), "your own code is")):
             if about[name] != now:
@@ -172,13 +180,19 @@ class SimulationRecords:
         return {"constant": {split: {metric: line_statistics(one) for metric, one in evaluation.distributions.items()}
                              for split, evaluation in benign.items()}}
 
-    def _kernel_name(self) -> str:
-        """The name of the kernel that training will use.
+    @cached_property
+    def _kernel(self) -> tuple[str, bool]:
+        """The name of the kernel that training will use, and whether it draws random numbers by counters.
 
         It is chosen by the task, its precision, the training data, the device and the experiment's engine section.
         """
         device, dtype = torch.device(self.experiment.device), self.task.params().dtype
-        return kernel_for(self.task, device, dtype, self.splits["train"], self.experiment.engine.kernel).name
+        kernel = kernel_for(self.task, device, dtype, self.splits["train"], self.experiment.engine.kernel)
+        return kernel.name, kernel.counted_draws
+
+    def _randomness_entry(self) -> dict[str, Any]:
+        """The entry of `run.json` with the version of how training draws random numbers; no entry where it draws none."""
+        return {"randomness": VERSION} if self._kernel[1] else {}
 
     def _shown_splits(self) -> Populations:
         """The splits that are evaluated during the run, by name.
@@ -225,7 +239,7 @@ class SimulationRecords:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                          self.experiment.evaluation_engine, None if benign is None else benign[self.tested_split])
         about = RunAnswers(self.experiment, self.splits, self.tested_split, self._within, benign is not None)
-        about.add_moments(rows, trained)
+        about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
 

@@ -50,7 +50,7 @@ class StackedOperations(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """The result of `func`, computed by this package for 2-D convolutions, max-pooling, LSTMs and GRUs that it supports.
+        """The result of `func`, computed by this package for 2-D convolutions, max-pooling, LSTMs, GRUs and bags of embeddings.
 
         All other functions, and calls it does not support, are left to PyTorch.
         """
@@ -61,6 +61,10 @@ class StackedOperations(TorchFunctionMode):
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
             found = self._max_pool2d(*args, **(kwargs or {}))
+        elif func is F.embedding_bag:
+            found = self.embedding_bag(*args, **(kwargs or {}))
+        elif func is F.group_norm or func is F.adaptive_avg_pool2d:
+            found = self.over_pixels(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is None else found
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -100,8 +104,10 @@ class StackedOperations(TorchFunctionMode):
 
         Returns (batch, outputs, rows, columns). `weight` is (outputs, channels, kernel...), `bias` (outputs,) or None, and
         `window` has stride, padding and dilation. Under `torch.func.vmap` all clients are computed at once, each with its own
-        weights. A subclass may return None to leave the call to PyTorch.
+        weights. None, so that PyTorch computes all clients as one batch, for weights that they share, as frozen ones.
         """
+        if not torch._C._functorch.is_functorch_wrapped_tensor(weight):
+            return None
         return _Convolution.apply(images, weight, bias, window)
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
@@ -110,6 +116,29 @@ class StackedOperations(TorchFunctionMode):
         Returns (batch, channels, rows, columns). Under `torch.func.vmap` all clients are computed at once.
         """
         return _MaxPool.apply(images, window)[0]
+
+    def embedding_bag(self, input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+                      norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean", *rest: Any,
+                      **more: Any) -> Tensor | None:
+        """`F.embedding_bag` of bags of equal length, (batch, length), as the sum or mean of their embeddings, which do stack.
+
+        None, so that PyTorch computes it, for bags of unequal length and other settings.
+        """
+        other = any(value is not None and value is not False for value in (*rest, *more.values()))
+        if input.ndim != 2 or offsets is not None or max_norm is not None or scale_grad_by_freq or mode == "max" or other:
+            return None
+        return F.embedding(input, weight).sum(1) if mode == "sum" else F.embedding(input, weight).mean(1)
+
+    def over_pixels(self, func: Any, input: Tensor, *rest: Any, **more: Any) -> Tensor | None:
+        """`F.group_norm` on a CPU, which needs images one after the other in memory, and `F.adaptive_avg_pool2d` to one pixel.
+
+        `func` is which of them, and the other arguments are its own. None, so that PyTorch computes it, for other sizes and
+        group norm on a GPU.
+        """
+        if func is F.adaptive_avg_pool2d:
+            size = rest[0] if rest else more.get("output_size")
+            return input.mean((-2, -1), keepdim=True) if size in (1, (1, 1), [1, 1]) else None
+        return None if input.is_cuda else func(input.clone(memory_format=torch.contiguous_format), *rest, **more)
 
     def run_recurrence(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `cell`, this package's `lstm` or `gru`, with the arguments of `torch.lstm` or `torch.gru`.
@@ -124,6 +153,12 @@ class FlatOperations(StackedOperations):
 
     LSTMs, GRUs, and all of it on a CPU, are left to PyTorch.
     """
+
+    def embedding_bag(self, *args: Any, **kwargs: Any) -> None:
+        """Return None, so that PyTorch computes it; the arguments are not used."""
+
+    def over_pixels(self, *args: Any, **kwargs: Any) -> None:
+        """Return None, so that PyTorch computes it; the arguments are not used."""
 
     def run_recurrence(self, *args: Any, **kwargs: Any) -> None:
         """Return None, so that PyTorch computes LSTMs and GRUs; the arguments are not used."""

@@ -26,6 +26,7 @@ Step = Callable[..., Tensor]      # params, inputs and perhaps targets and weigh
 
 SEEN = 2             # a shape is recorded when it was needed that often, by default
 TRIES = 2            # failures after which nothing more is recorded
+BY_CLIENT = ("params", "keys")      # arguments without an axis of examples
 KEPT = 64            # recordings at once; the one not used for longest goes
 NARROW = 32          # batches up to which every width is its own shape
 LAST_FEW = 8         # so few clients left: their narrow last batches are padded to the full width
@@ -61,14 +62,15 @@ class Replayed:
     def __call__(self, params: Tensor, inputs: Examples, *rest: Tensor) -> Tensor:
         """The result of the function, (clients, ...), by replaying a recording where this shape has one, else by a direct call.
 
-        `params` is (clients, dim), `inputs` and `rest`, which are targets and weights, are (clients, batch, ...). Without `rest`
-        the result is (clients, examples, ...). It may be a view of a buffer that the next call overwrites. A shape is recorded
+        `params` is (clients, dim), `inputs` and `rest`, which are targets and weights, are (clients, batch, ...); `rest` may end
+        with keys (clients,). Without `rest` the result is (clients, examples, ...). It may be a view of a buffer that the next
+        call overwrites. A shape is recorded
         when it has come `seen` times; once recording has failed twice, all calls are direct.
         """
         if self.refused is not None:
             return self.function(params, inputs, *rest)
         given = _arguments_by_name(params, inputs, *rest)
-        active, batch = next(t.shape[:2] for name, t in given.items() if name != "params")
+        active, batch = next(t.shape[:2] for name, t in given.items() if name not in BY_CLIENT)
         clients, width = padded_size(active), self._padded_width(active, batch)
         key = (clients, width, *((name, t.dtype, item_shape(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
@@ -101,11 +103,11 @@ class Replayed:
         was unused for longest is dropped. Returns the recording, or None where CUDA could not record it; on a CPU it has buffers
         but no graph.
         """
-        shapes = {name: (clients, *((width,) if name != "params" else ()), *item_shape(name, t)) for name, t in given.items()}
+        shapes = {name: (clients, *(() if name in BY_CLIENT else (width,)), *item_shape(name, t)) for name, t in given.items()}
         buffers = {name: self._arena.buffer(name, shapes[name], t.dtype) for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
         everyone = {name: t[:1].expand(clients, *t.shape[1:]) for name, t in given.items()}
-        step.fill_buffers(everyone, clients, next(t.shape[1] for name, t in given.items() if name != "params"))
+        step.fill_buffers(everyone, clients, next(t.shape[1] for name, t in given.items() if name not in BY_CLIENT))
         if self._stream is not None and not self._capture_graph(step):
             return None
         while len(self._steps) >= KEPT:
@@ -169,7 +171,7 @@ class _Recorded:
         """
         for name, source in given.items():
             buffer = self.buffers[name][:active]
-            if name == "params" or batch == buffer.shape[1]:
+            if name in BY_CLIENT or batch == buffer.shape[1]:
                 buffer.copy_(source)
                 continue
             buffer[:, :batch].copy_(source)
@@ -251,14 +253,14 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def item_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of one client's part, `tensor.shape[1:]`, if `name` is "params"; else that of one example, `tensor.shape[2:]`."""
-    return tuple(tensor.shape[1 if name == "params" else 2 :])
+    """The shape of one client's part, `tensor.shape[1:]`, of "params" and "keys"; else of one example, `tensor.shape[2:]`."""
+    return tuple(tensor.shape[1 if name in BY_CLIENT else 2 :])
 
 
 def _arguments_by_name(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
-    """The arguments as a dict by buffer name: "params", "input", and from `rest` "targets" and "weight".
+    """The arguments as a dict by buffer name: "params", "input", and from `rest` "targets", "weight" and "keys".
 
     Where `inputs` is a dict, there is an "input NAME" for each of its tensors instead of "input".
     """
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
-    return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}
+    return {"params": params, **parts, **dict(zip(("targets", "weight", "keys"), rest, strict=False))}

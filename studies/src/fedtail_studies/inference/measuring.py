@@ -7,9 +7,18 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from fedtail.inference import new_client_interval, promise, real_spread
+from fedtail.inference import new_client_interval, noise_floor, promise, real_spread, verdict
 from fedtail.inference.statistics import ClientStatistic, statistic_named
-from fedtail_studies.inference.populations import POPULATIONS, draw_comparison, true_difference, true_spread, truth
+from fedtail.inference.verdicts import CANNOT_TELL, TAKE_IT
+from fedtail_studies.inference.populations import (
+    ALIKE,
+    POPULATIONS,
+    draw_alike_methods,
+    draw_comparison,
+    true_difference,
+    true_spread,
+    truth,
+)
 from fedtail_studies.study import Numbers
 
 SHARED = 8                  # consecutive repetitions that share the draws of the bootstrap, which saves half of the time
@@ -56,6 +65,42 @@ def spread(name: str, examples: int, clients: int, repetitions: int, replicates:
         found = real_spread(shown, np.full(clients, examples), replicates=replicates, seed=repetition // SHARED)
         ends.append((found.low, found.high))
     return summarised(np.array(ends), target)
+
+
+def wrong_verdicts(name: str, examples: int, clients: int, methods: int, seeds: int, seed_effect: float, repetitions: int,
+                   replicates: int) -> Numbers:
+    """How often a comparison of methods that are all equally good says "take it" of one of them, or "do not".
+
+    `methods` are compared with a baseline, on so many test clients in each of `seeds`; all intervals have confidence
+    1 - 0.05 / `methods`, and as many more replicates.
+    """
+    population, confidence = POPULATIONS[name], 1 - 0.05 / methods
+    taken = refused = wrong = 0
+    for repetition in range(repetitions):
+        random = np.random.default_rng([repetition, clients, examples, methods, seeds])
+        baseline, *others = draw_alike_methods(name, examples, clients, seeds, methods, seed_effect, random)
+        answers = set()
+        for values in others:
+            tail, mean = (new_client_interval(values, statistic, baseline=baseline, bounds=population.bounds, seed=repetition,
+                                              confidence=confidence, replicates=methods * (replicates + 1) - 1)
+                          for statistic in ("worst10", "mean"))
+            answers.add(verdict(tail, mean).answer)
+        taken, refused, wrong = taken + (TAKE_IT in answers), refused + ("do not" in answers), wrong + (answers != {CANNOT_TELL})
+    return {"take it": taken / repetitions, "do not": refused / repetitions, "wrong": wrong / repetitions,
+            "repetitions": repetitions}
+
+
+def alike_called_real(name: str, examples: int, clients: int, repetitions: int, draws: int) -> Numbers:
+    """How often the worst 10% of clients whose losses have all one distribution is called larger than noise makes it.
+
+    Each client has so many `examples`; the noise floor deals all examples out anew, `draws` times.
+    """
+    real, sizes = 0, np.full(clients, examples)
+    for repetition in range(repetitions):
+        losses = ALIKE[name](np.random.default_rng([repetition, examples]), (clients, examples))
+        found = noise_floor(losses.mean(1), sizes, "worst10", example_losses=losses, draws=draws, seed=repetition)
+        real += not found.is_noise
+    return {"real": real / repetitions, "repetitions": repetitions}
 
 
 def summarised(ends: np.ndarray, target: float) -> Numbers:

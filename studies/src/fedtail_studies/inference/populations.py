@@ -67,6 +67,11 @@ BETA = Clients("beta", lambda random, n: random.beta(2, 8, n))
 THREE = Clients("three groups", lambda random, n: np.clip(random.choice((0.1, 0.3, 0.6), n, p=(0.6, 0.3, 0.1))
                                                           + random.normal(0, 0.02, n), 0, 1))
 GAMMA = Clients("gamma losses", lambda random, n: random.gamma(2, 0.3, n), are_rates=False)
+ALIKE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {       # losses of examples of alike clients
+    "gamma": lambda random, shape: random.gamma(0.5, 1.0, shape),
+    "lognormal": lambda random, shape: np.exp(random.normal(0, 1.5, shape)),
+    "bounded": lambda random, shape: random.beta(0.5, 0.5, shape),
+    "mixture": lambda random, shape: random.gamma(1, 1, shape) * random.choice((0.2, 10.0), shape, p=(0.95, 0.05))}
 POPULATIONS = {one.name: one for one in (NORMAL, HEAVY, GROUPS, RARE, LOSSES, PARETO, BETA, THREE, GAMMA)}
 
 
@@ -118,3 +123,20 @@ def draw_comparison(name: str, examples: int, clients_per_seed: int, seeds: int,
     values, baseline = ([dict(zip(who.tolist(), row[who].tolist(), strict=True)) for who, row in zip(tested, rows, strict=True)]
                         for rows in (shown[:seeds], shown[seeds:]))
     return values, baseline
+
+
+def draw_alike_methods(name: str, examples: int, clients_per_seed: int, seeds: int, methods: int, seed_effect: float,
+                       random: np.random.Generator) -> list[list[dict[int, float]]]:
+    """Values by client for each training seed, of each of 1 + `methods` methods that are equally good on the population.
+
+    Every method, the first too, has effects of its own on single clients, with mean zero, and one of each training seed. Test
+    clients are drawn for each seed from twice as many, the same for all methods.
+    """
+    clients, n = POPULATIONS[name], 2 * clients_per_seed
+    levels = clients.levels(random, n)
+    models = [clients.shifted(levels, own + random.normal(0, EACH, n) + seed_effect * random.normal())
+              for own in random.normal(0, OWN, (1 + methods, n)) for _ in range(seeds)]
+    shown = clients.observe(random, np.stack(models), examples).reshape(1 + methods, seeds, n)
+    tested = [random.choice(n, clients_per_seed, replace=False) for _ in range(seeds)]
+    return [[dict(zip(who.tolist(), row[who].tolist(), strict=True)) for who, row in zip(tested, rows, strict=True)]
+            for rows in shown]

@@ -1,0 +1,187 @@
+"""How much faster than a plain loop fedtail trains the architectures that users bring, interleaved in one run.
+
+    python benchmarks/architectures.py                            # all, the page benchmarks/results/architectures.md
+    python benchmarks/architectures.py --only GRU,MLP --turns 3   # a look: the table, no page
+    python benchmarks/architectures.py --kernels --only GRU       # every kernel that takes it, too
+
+A round is FedAvg of 50 clients with 50 examples in batches of 10 (fewer where a round takes long, see `architecture_suite.py`).
+The plain loop has a deep copy of the module, `torch.optim.SGD` and slices of shuffled tensors for each client, and takes one and
+two threads in turns; ours runs as it comes. All of them take turns in one process, and ratios are of medians over the turns. The
+table also says how many processor seconds a round took, which other programs on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import multiprocessing
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from architecture_suite import ARCHITECTURES, Architecture, Examples
+from environments import HERE, commit, machine, versions
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import fedtail
+from fedtail import Population, Task
+from fedtail.channel import PlainChannel
+from fedtail.engine import LocalFleet
+
+BATCH, RATE = 10, 0.1
+PAGE = HERE / "results" / "architectures.md"
+TARGET, TARGET_SMALL, SMALL = 1.3, 3.0, 100_000
+
+
+@dataclass
+class Way:
+    """One way to train a round, and the seconds and processor seconds that rounds took."""
+
+    one_round: Callable[[], None]
+    threads: int = 0                     # of torch, while it runs; 0 leaves it to fedtail
+    seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+    def take_turn(self, rounds: int) -> None:
+        """Run some rounds and note what one of them took."""
+        torch.set_num_threads(self.threads or 1)
+        began, before = perf_counter(), _processor_seconds()
+        for _ in range(rounds):
+            self.one_round()
+        self.seconds.append((perf_counter() - began) / rounds)
+        self.processor.append((_processor_seconds() - before) / rounds)
+
+
+def _processor_seconds() -> float:
+    """Of this process and of its living children, which share rounds: theirs come from /proc."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    ticks = 0
+    for child in multiprocessing.active_children():
+        with suppress(OSError):
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return own.ru_utime + own.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def taken(inputs: Examples, rows: Tensor) -> Examples:
+    return {name: values[rows] for name, values in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+
+
+def plain_round(module: nn.Module, clients: list[tuple[Examples, Tensor]]) -> None:
+    """The loop that a user would write: what every client trained, averaged into the module."""
+    total = sum(len(y) for _, y in clients)
+    sums = [torch.zeros_like(p) for p in module.parameters() if p.requires_grad]
+    for x, y in clients:
+        local = copy.deepcopy(module).train()
+        trained = [p for p in local.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, RATE)
+        for rows in torch.randperm(len(y)).split(BATCH):
+            optimizer.zero_grad()
+            outputs = local(**taken(x, rows)) if isinstance(x, dict) else local(x[rows])
+            cross_entropy(outputs, y[rows]).backward()
+            optimizer.step()
+        for mine, result in zip(sums, trained, strict=True):
+            mine.add_(result.detach(), alpha=len(y) / total)
+    with torch.no_grad():
+        for parameter, mean in zip((p for p in module.parameters() if p.requires_grad), sums, strict=True):
+            parameter.copy_(mean)
+
+
+def our_round(one: Architecture, people: Population, kernel: str) -> tuple[Callable[[], None], LocalFleet]:
+    """A function that trains one more round on one fleet, and the fleet."""
+    task, method = Task(one.build(False)), fedtail.fedavg(len(people), batch_size=BATCH, learning_rate=RATE)
+    fleet = LocalFleet(people, task, kernel=kernel)
+    held = [fedtail.train(method, task, fleet=fleet, rounds=0, progress=False)]
+
+    def go() -> None:
+        held[0] = fedtail.resume(held[0], fleet=fleet, rounds=1, channel=PlainChannel(), progress=False)
+
+    return go, fleet
+
+
+def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], LocalFleet, int]:
+    """The ways to train this architecture after `turns` turns each, fedtail's fleet, and the number of trained parameters."""
+    one = ARCHITECTURES[name]
+    data = one.data(False, one.clients, [one.size])
+    people, loop = Population.from_clients(data), one.build(False)
+    go, fleet = our_round(one, people, "auto")
+    ways = {"loop, 1 thread": Way(lambda: plain_round(loop, data), 1), "loop, 2 threads": Way(lambda: plain_round(loop, data), 2),
+            "fedtail": Way(go)}
+    for kernel in ("module", "stacked") if kernels else ():
+        try:
+            ways[kernel] = Way(our_round(one, people, kernel)[0])
+        except ValueError:
+            continue                     # it cannot compute this one
+    rounds = {}
+    for key, way in ways.items():        # the first round warms up, the second says how many make a turn
+        way.one_round()
+        began = perf_counter()
+        way.one_round()
+        rounds[key] = max(1, min(20, round(0.3 / max(1e-3, perf_counter() - began))))
+    for _ in range(turns):
+        for key, way in ways.items():
+            way.take_turn(rounds[key])
+    return ways, fleet, fleet.kernel.dim
+
+
+def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, dim: int) -> str:
+    """A row of the table: parameters, kernel, seconds, ratios to the better loop, of time and of processor time."""
+    seconds = {key: median(way.seconds) for key, way in ways.items()}
+    processor = {key: median(way.processor) for key, way in ways.items()}
+    loops = [key for key in ways if key.startswith("loop")]
+    ratio = min(seconds[key] for key in loops) / seconds["fedtail"]
+    cheaper = min(processor[key] for key in loops) / processor["fedtail"]
+    wanted = TARGET_SMALL if dim < SMALL else TARGET
+    more = "".join(f", {key} {seconds[key]:.3g} s" for key in ways if key not in (*loops, "fedtail"))
+    return (f"| {name} | {dim:,} | {fleet.kernel.name} | {' / '.join(f'{seconds[key]:.3g}' for key in loops)} | "
+            f"{seconds['fedtail']:.3g}{more} | **{ratio:.2f}** | {cheaper:.2f} | {wanted:g} |")
+
+
+HEAD = ("| architecture | trained parameters | kernel | loop, 1 / 2 threads (s) | fedtail (s) | ratio | of processor time | "
+        "target |\n|---|---|---|---|---|---|---|---|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(ARCHITECTURES).replace("MLP, ", "MLP; ").replace("GRU, ", "GRU; ")
+                        .replace("LSTM, ", "LSTM; "), help="names, separated by commas, with ; for a comma in a name")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--kernels", action="store_true", help="time every kernel that takes the model, too")
+    given = parser.parse_args()
+    names = [name.strip().replace(";", ",") for name in given.only.split(",")]
+    unknown = [name for name in names if name not in ARCHITECTURES]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {'; '.join(ARCHITECTURES)}.")
+    warnings.simplefilter("ignore")
+    load = os.getloadavg()[0]
+    print(HEAD, flush=True)
+    lines = []
+    for name in names:
+        lines.append(table_line(name, *measured(name, given.turns, given.kernels)))
+        print(lines[-1], flush=True)
+    if names == list(ARCHITECTURES):
+        PAGE.write_text(page(lines, load, given.turns), encoding="utf-8")
+
+
+def page(lines: list[str], load: float, turns: int) -> str:
+    """The page of results, with the machine, its load when it began and ended, and the command."""
+    busy = max(load, os.getloadavg()[0]) > 2.5
+    note = "\nOther programs ran at the same time: the ratios are rough, those of processor time less so.\n" if busy else ""
+    command = " ".join(["benchmarks/architectures.py", *sys.argv[1:]])
+    return (f"# A plain loop and fedtail on {len(lines)} architectures\n\n`python {command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} "
+            f"UTC, commit {commit()}, {machine()}, {versions()}. Medians of {turns} interleaved turns. Load at the beginning "
+            f"{load:.1f}, at the end {os.getloadavg()[0]:.1f}.\n{note}\n{HEAD}\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Architectures that users bring: every kernel is the textbook loop, with the same masks, on any number of workers and resumed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import fedtail
+from fedtail import Engine, LocalSGD, Population, Task
+from fedtail.clients import Shard
+from fedtail.data.population import select_rows
+from fedtail.draws import hash_bits, random_permutations
+from fedtail.engine import blocks, kernel_choice, workers
+from fedtail.engine.counted_draws import STEP, CountedDraws
+from fedtail.engine.kernel_choice import SlowKernelWarning, kernel_for
+from fedtail.engine.kernels import ModuleKernel, training_draws
+from fedtail.engine.stacked import StackedKernel, stacking_refusal
+from fedtail.fleet import Broadcast
+from fedtail.modules import call_module
+
+CPU, WIDE = torch.device("cpu"), torch.float64
+SIZES, SEED, ROUND = [4, 7, 3, 5], 5, 3
+LOCAL = LocalSGD(0.1, batch_size=3, epochs=2)
+ALONE = {"GRU, packed", "LSTM, packed"}      # lengths on the host are values, which a stack does not have
+
+
+def the_suite():
+    """`benchmarks/architecture_suite.py`, which the benchmark times."""
+    place = Path(__file__).parents[1] / "benchmarks" / "architecture_suite.py"
+    spec = importlib.util.spec_from_file_location("architecture_suite", place)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module      # where dataclasses look for their names
+    spec.loader.exec_module(module)
+    return module
+
+
+SUITE = the_suite().ARCHITECTURES
+
+
+def made(name: str, dtype: torch.dtype = WIDE, clients: int = 4) -> tuple[Task, Population]:
+    people = Population.from_clients(SUITE[name].data(True, clients, SIZES))
+    return Task(fedtail.modules.set_precision(SUITE[name].build(True), dtype)), people
+
+
+def updates(kernel, task: Task, population: Population, local: LocalSGD = LOCAL, some: Tensor | None = None) -> Tensor:
+    params = task.params()[None]
+    shard = Shard(population, torch.ones(len(population), dtype=WIDE), Broadcast(ROUND, SEED, params), kernel, params)
+    return local.updates(shard.clients() if some is None else shard.clients().take(some))
+
+
+def textbook(task: Task, population: Population) -> Tensor:
+    """A copy of the module and a loop for each client. A step's draws follow from the client's stream and the step's number."""
+    rows = []
+    for k in range(len(population)):
+        module, key = copy.deepcopy(task.module).train(), population.key[k : k + 1]
+        trained = [p for p in module.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in trained]
+        inputs, targets = population.client(k)
+        inputs = fedtail.modules.cast_inputs(inputs, WIDE)
+        size, stream = len(targets), int(hash_bits(SEED, "dropout", ROUND, key))
+        per_epoch = -(-size // LOCAL.batch_size)
+        for step in range(LOCAL.epochs * per_epoch):
+            epoch, turn = divmod(step, per_epoch)
+            order = random_permutations(hash_bits(SEED, "batches", ROUND, key, epoch), torch.tensor([size]))[0]
+            few = order[turn * LOCAL.batch_size : (turn + 1) * LOCAL.batch_size]
+            with CountedDraws(signed(stream + (step + 1) * STEP)):
+                outputs = call_module(module, select_rows(inputs, few))
+            slopes = torch.autograd.grad(F.cross_entropy(outputs, targets[few]), trained, materialize_grads=True)
+            with torch.no_grad():
+                torch._foreach_sub_(trained, slopes, alpha=LOCAL.learning_rate)
+        rows.append(torch.cat([(p - s).reshape(-1) for p, s in zip(trained, start, strict=True)]))
+    return torch.stack(rows).detach()
+
+
+def signed(bits: int) -> int:
+    bits %= 2**64
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_every_kernel_is_the_textbook_with_the_same_masks(name):
+    task, people = made(name)
+    expected, draws = textbook(task, people), training_draws(task, CPU, WIDE, people)
+    refusal = stacking_refusal(task, CPU, WIDE, people)
+    assert bool(refusal) == (name in ALONE), refusal
+    kernels = [ModuleKernel(task, CPU, WIDE, "full", *draws[:2])]
+    kernels += [] if refusal else [StackedKernel(task, CPU, WIDE, counted_draws=draws.counted)]
+    assert not draws.generators
+    for kernel in kernels:
+        assert torch.allclose(updates(kernel, task, people), expected, rtol=1e-8, atol=1e-11), kernel.name
+        some = torch.tensor([2, 1])                                    # who else is computed beside changes no mask
+        assert torch.allclose(updates(kernel, task, people, some=some), expected[some], rtol=1e-8, atol=1e-11), kernel.name
+
+
+@pytest.mark.filterwarnings("ignore::fedtail.engine.kernel_choice.SlowKernelWarning")      # packed GRUs
+@pytest.mark.parametrize("name", SUITE)
+def test_workers_and_interruptions_change_no_bit(name, monkeypatch):
+    monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    monkeypatch.setattr(workers, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(blocks, "GRAIN", 1)
+    monkeypatch.setattr(blocks, "TOGETHER", 2)
+    task, people = made(name, torch.float32, clients=6)
+    method = fedtail.fedavg(6, learning_rate=0.1, batch_size=3)
+    ends = [fedtail.train(method, task, people, rounds=2, engine=Engine(workers=count), progress=False).state.params
+            for count in (1, 2, 3)]
+    half = fedtail.train(method, task, people, rounds=1, engine=Engine(workers=1), progress=False)
+    ends.append(fedtail.resume(half, people, rounds=1, engine=Engine(workers=1), progress=False).state.params)
+    assert all(torch.equal(end, ends[0]) for end in ends[1:])
+
+
+# Draws by counters
+
+
+def hashed(key: int, draw: int, place: int) -> int:
+    """64 bits for a place, in Python's whole numbers."""
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    return mix((place + mix(key % 2**64 ^ mix(draw))) % 2**64)
+
+
+def test_a_mask_is_the_documented_hash():
+    first, second = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
+    for key in (7, -7):
+        with CountedDraws(key):
+            F.dropout(torch.ones(1), 0.5)
+            found = F.dropout(torch.ones(3, 6), 0.25)
+        for i in range(3):
+            for j in range(6):
+                lane = hashed(key, 2, i * first + j // 4 * second) >> 16 * (j % 4) & 0xFFFF
+                value = lane - 2**16 if lane >= 2**15 else lane
+                assert found[i, j].item() == pytest.approx(4 / 3 if value >= 2**14 - 2**15 else 0.0)
+
+
+def test_masks_have_the_rate_and_are_independent_of_neighbours():
+    """Shares and correlations of 2^20 places within 5 standard errors: 9 checks, a chance of 6e-6 that any fails by chance."""
+    with CountedDraws(torch.tensor(3)):
+        many = torch.stack([(F.dropout(torch.ones(1024, 1024), 0.3) > 0).double() for _ in range(2)])
+    with CountedDraws(4):
+        other = (F.dropout(torch.ones(1024, 1024), 0.3) > 0).double()
+    count, spread = 2**20, math.sqrt(0.3 * 0.7)
+    for mask in (*many, other):
+        assert abs(mask.mean().item() - 0.7) < 5 * spread / 1024 + 2**-17
+    first, second = many - 0.7
+    pairs = [(first, second), (first, other - 0.7), (first[1:], first[:-1]), (first[:, 1:], first[:, :-1]),
+             (first[:, 4:], first[:, :-4]), (first[1:, 1:], first[:-1, :-1])]
+    for one, two in pairs:
+        assert abs((one * two).sum().item()) < 5 * 0.21 * math.sqrt(count)
+
+
+def test_normal_and_uniform_draws_have_their_moments():
+    """Within 5 standard errors."""
+    with CountedDraws(1):
+        normal, uniform, ones = torch.randn(200_000), torch.rand(200_000), torch.bernoulli(torch.full((200_000,), 0.2))
+        like = torch.rand_like(normal), torch.randn_like(normal), torch.empty(200_000).bernoulli_(0.2)
+    for drawn in (normal, like[1]):
+        assert abs(drawn.mean().item()) < 5 / math.sqrt(2e5)
+        assert abs(drawn.var().item() - 1) < 5 * math.sqrt(2 / 2e5)
+    for drawn in (uniform, like[0]):
+        assert abs(drawn.mean().item() - 0.5) < 5 * math.sqrt(1 / 12 / 2e5)
+        assert 0 <= drawn.min().item() < drawn.max().item() < 1
+    for drawn in (ones, like[2]):
+        assert abs(drawn.mean().item() - 0.2) < 5 * 0.4 / math.sqrt(2e5)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4), nn.AlphaDropout(0.4),
+                                   nn.FeatureAlphaDropout(0.4), nn.Dropout(1.0), nn.Dropout(0.4, inplace=True)], ids=str)
+def test_layers_drop_what_pytorchs_do(layer):
+    """The shares and values of what PyTorch's layer leaves, of ones, and whole channels where it drops those."""
+    x = torch.ones(200, 30, *[4, 3, 2][: {"Dropout1d": 1, "Dropout2d": 2, "Dropout3d": 3}.get(type(layer).__name__, 1)])
+    theirs = layer(x.clone())
+    with CountedDraws(9):
+        ours = layer(x.clone())
+    kept = ours == ours.max() if layer.p < 1 else ours != 0
+    assert set(ours.unique().round(decimals=3).tolist()) == set(theirs.unique().round(decimals=3).tolist()) or torch.allclose(
+        ours.unique(), theirs.unique(), rtol=1e-4)
+    assert abs(kept.double().mean().item() - (1 - layer.p)) < 5 * math.sqrt(0.24 / 6000)
+    whole = torch.equal(kept.flatten(2).amax(2), kept.flatten(2).amin(2))
+    assert whole == (theirs.flatten(2).amax(2) == theirs.flatten(2).amin(2)).all().item()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_and_recurrences_with_dropout_are_pytorchs_where_nothing_is_dropped(causal, monkeypatch):
+    torch.manual_seed(0)
+    attention, lstm = nn.MultiheadAttention(8, 2, 0.5, batch_first=True).to(WIDE), nn.LSTM(8, 4, 3, dropout=0.5, bidirectional=True).to(WIDE)
+    x = torch.randn(3, 5, 8, dtype=WIDE)
+    given = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(5, dtype=WIDE)} if causal else {}
+    expected = (*attention.eval()(x, x, x, **given), attention(x, x, x, need_weights=False, **given)[0],
+                F.scaled_dot_product_attention(x, x, x, is_causal=causal), *lstm.eval()(x)[1], lstm(x)[0])
+    monkeypatch.setattr(CountedDraws, "keep", lambda self, shape, rate, like: (torch.ones(shape, dtype=WIDE), 1.0))
+    with CountedDraws(0):
+        found = (*attention.train()(x, x, x, **given), attention(x, x, x, need_weights=False, **given)[0],
+                 F.scaled_dot_product_attention(x, x, x, dropout_p=0.5, is_causal=causal), *lstm.train()(x)[1], lstm(x)[0])
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, expected, strict=True))
+
+
+class Again(nn.Module):
+    """Computes a layer with dropout again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(lambda x: F.dropout(self.first(x), 0.5, self.training), x, use_reentrant=False))
+
+
+@pytest.mark.filterwarnings("ignore::fedtail.engine.kernel_choice.SlowKernelWarning")
+def test_dropout_that_is_computed_again_in_the_backward_pass_is_left_to_torchs_generators():
+    task, people = Task(Again()), made("MLP")[1]
+    assert training_draws(task, CPU, torch.float32, people)[:2] == (True, False)
+    kernel = kernel_for(task, CPU, torch.float32, people)
+    assert (kernel.name, kernel.draws, kernel.counted_draws) == ("module", True, False)
+    torch.manual_seed(0)
+    task = Task(Again().to(WIDE))
+    x, y = torch.randn(1, 4, 6, dtype=WIDE), torch.zeros(1, 4, dtype=torch.int64)
+    kernel, plain = ModuleKernel(task, CPU, WIDE, draws=True, counted_draws=False), copy.deepcopy(task.module).train()
+    kernel.reseed(5)
+    found = kernel.gradients(task.params()[None], x, y, torch.full((1, 4), 0.25, dtype=WIDE))[0]
+    torch.manual_seed(5)
+    wanted = torch.autograd.grad(F.cross_entropy(plain(x[0]), y[0]), list(plain.parameters()))
+    assert torch.allclose(found, torch.cat([part.reshape(-1) for part in wanted]))
+
+
+def test_a_draw_without_a_client_is_refused():
+    task, people = made("MLP, dropout")
+    batch = (task.params().expand(2, -1), people.inputs[:6].view(2, 3, -1).to(WIDE), people.targets[:6].view(2, 3), torch.ones(2, 3, dtype=WIDE))
+    for kernel in (ModuleKernel(task, CPU, WIDE), StackedKernel(task, CPU, WIDE, counted_draws=True)):
+        with pytest.raises(RuntimeError, match=r"its clients have not been seeded\. Call clients\.seed_torch\(name\) first"):
+            kernel.gradients(*batch)
+        kernel.use_streams(torch.arange(2))
+        kernel.gradients(*batch)
+        kernel.use_streams(torch.arange(3)[:0])
+        with pytest.raises(RuntimeError, match="2 rows are computed, but 0 clients were seeded"):
+            kernel.gradients(*batch)
+
+
+class Reads(nn.Module):
+    """A layer that looks at its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if bool(x.sum() > 0) else 2 * x
+
+
+def test_the_slowest_path_is_warned_of_once_and_the_layer_is_named():
+    task, people = Task(nn.Sequential(nn.Linear(6, 8), Reads(), nn.Linear(8, 5))), made("MLP")[1]
+    kernel_choice._WARNED.clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            fedtail.train(fedtail.fedavg(4), task, people, rounds=2, progress=False)
+    told = [str(one.message) for one in found if one.category is SlowKernelWarning]
+    assert len(told) == 1
+    assert told[0].startswith("Sequential is trained one client after the other, the slowest way: 1 (Reads) does not stack (")
+    assert "engine=Engine(kernel='module')" in told[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedtail.train(fedtail.fedavg(4), task, people, rounds=1, progress=False, engine=Engine(kernel="module"))
+
+
+# Frozen parameters
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(one, Tensor) and 0 not in one.stride():      # views that repeat one thing take no memory
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        return found
+
+
+def on_a_base() -> Task:
+    """Few trained parameters on 90,000 frozen ones, among them a convolution."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 300)).requires_grad_(False)
+    return Task(nn.Sequential(nn.Unflatten(1, (1, 6)), base, nn.Dropout(0.1), nn.Linear(300, 5)))
+
+
+@pytest.mark.parametrize("name", ["module", "stacked"])
+def test_frozen_parameters_are_there_once_and_nothing_is_computed_for_them(name):
+    task, people = on_a_base(), made("MLP", torch.float32)[1]
+    kernel = kernel_for(task, CPU, torch.float32, people, name)
+    frozen = [p for p in task.module.parameters() if not p.requires_grad]
+    for copied in (kernel.training, kernel.evaluating):
+        mine = [p for p in copied.parameters() if not p.requires_grad]
+        assert [p.data_ptr() for p in mine] == [p.data_ptr() for p in frozen]
+        assert all(one is not other for one, other in zip(mine, frozen, strict=True))
+    assert kernel.dim == 5 * 301
+    params, x, y = task.params().expand(20, -1).clone(), torch.randn(20, 3, 6), torch.zeros(20, 3, dtype=torch.int64)
+    kernel.use_streams(torch.arange(20))
+    with Largest() as largest:
+        kernel.descend(params, x, y, torch.full((20, 3), 1 / 3), 0.1)
+    # the frozen 300 x 300 itself may be read by an operation, but twenty of them are made by none
+    assert largest.numbers <= max(20 * kernel.dim, 300 * 300)
+
+
+def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
+    task, people = on_a_base(), made("MLP", torch.float32, clients=6)[1]
+    before = {k: v.clone() for k, v in task.module.state_dict().items()}
+    method = dataclasses.replace(fedtail.fedavg(6, learning_rate=0.1), personal=fedtail.Ditto(0.1, LocalSGD(0.1)))
+    trained = fedtail.train(method, task, people, rounds=2, progress=False)
+    assert trained.state.params.shape == (5 * 301,)
+    assert {rows.shape for rows in trained.memory.kept.values()} == {(6, 5 * 301)}
+    result = trained.module.state_dict()
+    assert list(result) == list(before)                                # the whole module comes out,
+    for key, value in before.items():
+        assert torch.equal(task.module.state_dict()[key], value)       # what came in is as it was,
+        assert torch.equal(result[key], value) == (not key.startswith("3."))      # and only the trained layer has moved
+    with torch.no_grad():
+        for parameter in trained.module.parameters():
+            parameter.zero_()
+    assert all(torch.equal(task.module.state_dict()[key], value) for key, value in before.items())
