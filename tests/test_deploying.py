@@ -112,11 +112,12 @@ def test_keys_of_nodes_are_what_flower_takes_and_stay_secret(tmp_path):
 def test_deploy_init_writes_what_each_side_needs_and_nothing_more(tmp_path, file):
     said = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "out"), "--experiment", str(file), "--nodes", "north,south"])
     assert said.exit_code == 0, said.output
-    assert "flower-superlink --host 0.0.0.0 --port 8000" in said.output
+    assert "fedtail deploy serve" in said.output
+    assert "fedtail node run node.toml" in said.output
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
-    node = ["ca.crt", "experiment.toml", "key", "key.pub", "node.toml"]
-    assert names == sorted(["app/pyproject.toml", "experiment.toml", "server/ca.crt", "server/server.key", "server/server.pem", "server/home/config.toml",
-                            *(f"server/nodes/{name}.pub" for name in ("north", "south")),
+    node = ["ca.crt", "experiment.toml", "gate.toml", "key", "key.pem", "key.pub", "node.crt", "node.toml"]
+    assert names == sorted(["app/pyproject.toml", "experiment.toml", "server/ca.crt", "server/gate.toml", "server/server.key", "server/server.pem",
+                            *(f"server/nodes/{name}.{kind}" for name in ("north", "south") for kind in ("crt", "pub")),
                             *(f"nodes/{name}/{one}" for name in ("north", "south") for one in node)])
     settings = NodeSettings.read(tmp_path / "out" / "nodes" / "north" / "node.toml")
     assert (settings.name, settings.minimum, settings.masked_only) == ("north", 2, True)

@@ -25,6 +25,7 @@ from fedtail.deployment.node_process import run_node
 from fedtail.deployment.node_status import compare_logs, node_log, run_log
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.registry import signed_node_info
+from fedtail.deployment.signed_info import encode_request
 from fedtail.deployment.told import rounds_left
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.events import GaussianRelease, NonPrivateRelease, NoSampling, RoundEvent
@@ -94,7 +95,7 @@ def test_without_consent_a_node_answers_nothing_and_sends_no_info(hospitals):
     assert found is None
     assert said.count("this node's operator has not accepted its experiment. Its operator decides: `fedtail node accept") == 3
     with pytest.raises(Refused, match="has not accepted its experiment"):
-        signed_node_info(hospitals.settings[0], bytes(32))
+        signed_node_info(hospitals.settings[0], encode_request(bytes(32)))
     with pytest.raises(Refused, match="has not accepted"):
         check_readiness(hospitals.settings[0])
     assert [one["what"] for one in node_log(hospitals.settings[0])[0]] == ["accepted", "refused"]

@@ -30,6 +30,7 @@ from fedtail.engine.shared_memory import Place, SharedMemory
 from fedtail.engine.threads import _Threads, use_one_thread
 from fedtail.engine.workers import Team
 from fedtail.local.batches import batches
+from fedtail.local.full_gradient import gradients_in_stacks
 from fedtail.models import SoftmaxRegression
 from fedtail.modules import lock_and_restore_generators
 from fedtail.parts import Penalty, full_gradients
@@ -158,10 +159,11 @@ def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clie
     kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION, "module"), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with lock_and_restore_generators():
-        together = full_gradients(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
+        together = gradients_in_stacks(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
         for k in (5, 3, 23):
-            assert torch.equal(full_gradients(shard.clients(k, k + 1), params[0])[0], together[0][k])
-            assert torch.equal(shard.compute_losses(0, k, k + 1, InTraining())[0], together[1][k])
+            assert torch.equal(gradients_in_stacks(shard.clients(k, k + 1), params[0])[0], together[0][k])
+            alone = shard.compute_losses(0, k, k + 1, InTraining())[0]      # of other padding: of other rounding, with the masks of the batch
+            assert abs(alone - together[1][k]) < 1e-6 * together[1][k]
     assert len(together[1].unique()) > 20
 
 

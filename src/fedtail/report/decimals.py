@@ -37,7 +37,7 @@ def client_decimals(values: Iterable[np.ndarray], sizes: np.ndarray, percent: bo
 
     `values` are arrays of a metric by client, NaN for none, and `sizes` the clients' numbers of examples.
 
-    >>> client_decimals([np.array([0.1, 0.2])], np.array([20, 30]), percent=True)
+    >>> client_decimals([np.array([0.1, 0.2])], np.array([2000, 3000]), percent=True)
     1
     """
     if percent:
