@@ -191,7 +191,7 @@ def test_deviations_are_numpys(examples, block, seed):
     (lambda: of([0, 0, 1, 1], [0, 1, 0, 1], np.array([[0, 0, 7], [2000, 1, 7], [0, 0, 7], [2000, 1, 7]], np.float32)),
      "x is not scaled: feature 0 has standard deviation 1e+03, feature 1 has 0.5. Standardise the features"),
     (lambda: of([0, 0, 1, 1], [0, 1, 0, 1], {"pixels": np.full((4, 2), 200, np.uint8)}),
-     "pixels holds bytes, 200 to 200, and weights are floats. Write pixels.astype('float32'), and / 255 for pixels."),
+     "pixels holds bytes, 200 to 200, and weights are floats. Write pixels.astype('float32')."),
 ])
 def test_warnings_say_what_to_do(population, text):
     found = describe(population())["warnings"]

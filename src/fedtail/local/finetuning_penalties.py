@@ -151,7 +151,9 @@ class SymmetrisedKL(Penalty):
         if targets.ndim > 1:
             raise ValueError("SymmetrisedKL compares one prediction for each example, and these targets are sequences. Use EWC "
                              "or Proximal.")
-        return PredictionPull(self.strength, clients.kernel, clients.kernel.divergence_kernel())
+        divergence = clients.kernel.divergence_kernel()
+        divergence.use_streams(clients.random_bits("divergence"))      # dropout of its own, for these clients in their order
+        return PredictionPull(self.strength, clients.kernel, divergence)
 
 
 def _flat_examples(inputs: Examples) -> Examples:
