@@ -15,8 +15,9 @@ from fedtail.engine.stacked import StackedKernel, stacking_is_faster, stacking_r
 from fedtail.task import Task
 
 DRAWN = "draws from torch's generators by another function than dropout, rand, randn and bernoulli"
-INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), pack_padded_sequence), and draw by "
-           "F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it is meant.")
+INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), pack_padded_sequence), "
+           "and draw by F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it "
+           "is meant.")
 
 
 _WARNED: set[str] = set()

@@ -62,7 +62,7 @@ def with_own_app(answer: bytes) -> bytes:
     """
     from flwr.proto.run_pb2 import GetRunResponse
     from flwr.supercore.constant import TaskType
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     found = GetRunResponse()
     try:
