@@ -18,6 +18,19 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=device.type == "cuda")
 
 
+PINNED = 2**20       # bytes from which a copy from a GPU goes to pinned memory, which PyTorch keeps for the next one
+
+
+def to_host(values: Tensor) -> Tensor:
+    """The tensor `values` on the CPU: itself where it is there already, else a copy, complete when this returns.
+
+    Large ones are copied to pinned memory: ten times as fast as to memory that the system has yet to provide.
+    """
+    if values.device.type != "cuda" or values.nbytes < PINNED:
+        return values.cpu()
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+
+
 def checked_device(device: Any) -> torch.device:
     """`device` as a torch.device; raises FieldError where it is none, or where PyTorch has no such device here.
 

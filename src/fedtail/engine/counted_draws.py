@@ -55,6 +55,8 @@ class CountedDraws(TorchFunctionMode):
         """A step whose draws follow from `key`, a 64-bit integer or a tensor of one; with None a draw raises RuntimeError."""
         super().__init__()
         self.key, self.draws = key, 0
+        self.sorted: list[tuple[Tensor, Tensor]] = []      # lengths in their new order, and that order,
+        self.packed: list[tuple[Tensor, Tensor]] = []      # batch sizes of the sequences that were packed by them, and the order
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The result of `func`, drawn by counters for the functions in `REPLACED`; others run as they are."""
@@ -215,6 +217,34 @@ def _multi_head_attention(mode: CountedDraws, func: Any, *args: Any, **kwargs: A
         return _BARE_ATTENTION(*args, **kwargs)
 
 
+def _sort(mode: CountedDraws, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`torch.sort`; of a vector of whole numbers, which may be lengths by which sequences are packed, the order is noted."""
+    found = func(input, *args, **kwargs)
+    if input.ndim == 1 and not input.is_floating_point() and kwargs.get("out") is None:
+        mode.sorted.append((found[0], found[1]))
+    return found
+
+
+def _pack(mode: CountedDraws, func: Any, input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    """`torch._pack_padded_sequence`, where the order of the sequences is noted, if they were sorted."""
+    found = func(input, lengths, batch_first)
+    mode.packed.extend((found[1], order) for values, order in mode.sorted if values is lengths)
+    return found
+
+
+def _drop_packed(mode: CountedDraws, rows: Tensor, rate: float, sizes: Tensor) -> Tensor:
+    """Dropout of the rows of packed sequences, (rows, width), by time and by place in the batch before it was sorted.
+
+    `sizes` says how many sequences have each time; in a stack, where sequences are kept padded, it says how many there are.
+    """
+    batch, whole = int(sizes[0]), int(sizes.sum()) != len(rows)
+    order = next((order.to(rows.device) for known, order in mode.packed if known is sizes), None)
+    mask, share = mode.keep(torch.Size((len(rows) // batch if whole else len(sizes), batch, rows.shape[1])), rate, rows)
+    mask = mask if order is None else mask.index_select(1, order)
+    mask = mask.flatten(0, 1) if whole else torch.cat([mask[t, :count] for t, count in enumerate(sizes.tolist())])
+    return rows * (mask if share in (0.0, 1.0) else mask * (1 / share))
+
+
 def _recurrence(mode: CountedDraws, func: Any, *args: Any) -> Any:
     """`torch.lstm`, `torch.gru` and `torch.rnn_*` with dropout between layers, one layer after the other; None without dropout.
 
@@ -233,7 +263,7 @@ def _recurrence(mode: CountedDraws, func: Any, *args: Any) -> Any:
         output, *found = func(output, sizes, *given) if packed else func(output, *given, *batch_first)
         last.append(found)
         if k < layers - 1:
-            output = _drop(mode, output, rate, output.shape, False)
+            output = _drop_packed(mode, output, rate, sizes) if packed else _drop(mode, output, rate, output.shape, False)
     return output, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
 
@@ -289,5 +319,6 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), _alpha_dropout),
     F.scaled_dot_product_attention: _attention, F.multi_head_attention_forward: _multi_head_attention,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrence),
+    torch.sort: _sort, torch._pack_padded_sequence: _pack,
     **dict.fromkeys((torch.rand, torch.randn), _created), **dict.fromkeys((torch.rand_like, torch.randn_like), _created_like),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli), Tensor.bernoulli_: _bernoulli_}

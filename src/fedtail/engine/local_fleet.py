@@ -20,6 +20,7 @@ from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_key
 from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
+from fedtail.devices import to_host
 from fedtail.engine.blocks import cohort_blocks, max_blocks, max_clients_at_once
 from fedtail.engine.fork_pool import Perform, can_fork
 from fedtail.engine.gpu.precision import Precision, use_precision
@@ -34,6 +35,7 @@ from fedtail.rows import RowPlaces
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
+WORTH_THREADS = 2**20      # parameters from which the host has work for torch's threads beside a GPU, in sums and the server's step
 ROWS = 1024      # clients whose statistics are computed at once
 READ = 2**24     # numbers that clients remember and that are read at once
 
@@ -158,7 +160,8 @@ class LocalFleet(SimulatedFleet):
         self._shard = self._make_shard(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share_models(self._shard.params)
-        self._use_one_thread(self.workers)
+        large = self.device.type != "cpu" and self.kernel.dim >= WORTH_THREADS
+        self._use_one_thread(0 if large else self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
@@ -292,7 +295,7 @@ class LocalFleet(SimulatedFleet):
             if question.gather:
                 parts.append(rows.cpu())
             else:
-                partial = encoding.sum(rows).cpu()
+                partial = to_host(encoding.sum(rows))
                 parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
         return torch.cat(parts) if question.gather else parts[0]
 

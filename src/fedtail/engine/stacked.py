@@ -17,7 +17,9 @@ from fedtail.devices import to_device
 from fedtail.engine.counted_draws import UNSEEDED, CountedDraws
 from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
+from fedtail.engine.gpu.packed import stretched_sequences
 from fedtail.engine.gpu.precision import Precision, use_precision
+from fedtail.engine.gpu.triton_kernels import compile_before
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call_module, trainable_parameters, twice_differentiable
@@ -53,8 +55,8 @@ class StackedKernel(ModuleKernel):
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = make_output_function(self.evaluating, precision, device)
         self._function, self._replays = function, device.type != "cpu"
-        self._gradients: Step = Replayed(function, device) if self._replays else function
-        self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
+        self._gradients: Step = Replayed(function, device, prepare=compile_before) if self._replays else function
+        self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN, compile_before) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         """The outputs (examples, ...) for `inputs` (examples, ...) under one model `params` (dim,), in evaluation mode.
@@ -170,9 +172,10 @@ class StackedGradients:
         trained = {name for name, *_ in self._parts}
         everything = (*module.named_parameters(), *module.named_buffers())
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
+        stacked_operations = partial(StackedOperations, device)
 
         def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype, *key: Tensor,
-                           operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
+                           operations: Callable[[], AbstractContextManager[Any]] = stacked_operations) -> Tensor:
             """Losses (batch,) of one client's examples, `inputs` and `targets` (batch, ...), in `dtype`.
 
             `named` are the client's trained parameters by name; counted draws follow from `key`, if there is one. `operations`
@@ -185,7 +188,7 @@ class StackedGradients:
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
         def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor, *key: Tensor,
-                          operations: Callable[[], AbstractContextManager[Any]] = StackedOperations) -> Tensor:
+                          operations: Callable[[], AbstractContextManager[Any]] = stacked_operations) -> Tensor:
             """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`.
 
             `named` are its trained parameters by name, `inputs` and `targets` (batch, ...) its examples; counted draws follow
@@ -338,7 +341,7 @@ def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, popul
     found, kernel = [], StackedKernel(task, device, dtype, counted_draws=True)
     where = follow_layers(kernel.training)
     try:
-        with use_precision("full", device), warnings.catch_warnings():
+        with use_precision("full", device), warnings.catch_warnings(), stretched_sequences():
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
             for one in (kernel, ModuleKernel(task, device, dtype, draws=False, counted_draws=True)):
                 one.use_streams(streams)

@@ -22,10 +22,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedtail.engine.gpu import triton_kernels
-from fedtail.engine.gpu.recurrence import gru, lstm
+from fedtail.engine.gpu.group_norm import group_norm, group_norm_of_stack
+from fedtail.engine.gpu.packed import Padded, keep_padded
+from fedtail.engine.gpu.recurrence import gru, lstm, packed_gru, packed_lstm
 from fedtail.engine.gpu.stackable import make_stackable
 
 Pair = tuple[int, int]
+CPU = torch.device("cpu")
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
 INDEXABLE = 2**31       # numbers that a kernel counts in 32 bits
 
@@ -46,8 +49,20 @@ class Window:
         return one, two
 
 
+    def input_size(self, rows: int, columns: int, more: Pair = (0, 0)) -> Pair:
+        """The size (height, width) of the image whose convolution has so many `rows` and `columns`, `more` pixels added to it."""
+        one, two = ((count - 1) * s - 2 * p + d * (k - 1) + 1 + m for count, k, s, p, d, m in
+                    zip((rows, columns), self.kernel, self.stride, self.padding, self.dilation, more, strict=True))
+        return one, two
+
+
 class StackedOperations(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
+
+    def __init__(self, device: torch.device = CPU):
+        """Operations of a stack on `device`: lengths that a module moves to the CPU, and ranges that it makes there, stay on it."""
+        super().__init__()
+        self.device, self.padded = device, list[Padded]()      # packed sequences, in the order in which they were packed
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The result of `func`, computed by this package for 2-D convolutions, max-pooling, LSTMs, GRUs and bags of embeddings.
@@ -56,15 +71,27 @@ class StackedOperations(TorchFunctionMode):
         """
         found: Any = None
         if func is torch.lstm or func is torch.gru:
-            found = self.run_recurrence(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
+            found = self.run_recurrence(func is torch.lstm, *args, **(kwargs or {}))
+        elif func is torch._pack_padded_sequence:
+            found = self.pack(*args, **(kwargs or {}))
+        elif func is torch._pad_packed_sequence:
+            found = self.pad_packed(*args, **(kwargs or {}))
+        elif func is Tensor.cpu or func is Tensor.to or func is torch.arange:
+            found = self.stay_on_device(func, *args, **(kwargs or {}))
+        elif func is Tensor.scatter_ and not kwargs and len(args) == 4 and isinstance(args[3], Tensor):
+            found = args[0].copy_(torch.scatter(*args))      # in place it is computed one client after the other
         elif func is torch.conv2d:
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
             found = self._max_pool2d(*args, **(kwargs or {}))
         elif func is F.embedding_bag:
             found = self.embedding_bag(*args, **(kwargs or {}))
-        elif func is F.group_norm or func is F.adaptive_avg_pool2d:
-            found = self.over_pixels(func, *args, **(kwargs or {}))
+        elif func is F.group_norm:
+            found = self.group_norm(*args, **(kwargs or {}))
+        elif func is F.adaptive_avg_pool2d:
+            found = self.adaptive_avg_pool2d(*args, **(kwargs or {}))
+        elif func is F.conv_transpose2d:
+            found = self.conv_transpose2d(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is None else found
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -83,6 +110,23 @@ class StackedOperations(TorchFunctionMode):
         height, width = weight.shape[2:]
         window = Window((height, width), _height_and_width(stride), _height_and_width(padding), _height_and_width(dilation))
         return self.convolve(input, weight, bias, window) if input.dtype == weight.dtype else None
+
+    def conv_transpose2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+                         output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor | None:
+        """`F.conv_transpose2d` of one client, the gradient of a convolution, which has the convolution as its own; under vmap of all.
+
+        None, so that PyTorch computes it, for inputs without four axes, groups, and weights that clients share.
+        """
+        if input.ndim != 4 or groups != 1 or not torch._C._functorch.is_functorch_wrapped_tensor(weight):
+            return None
+        if input.is_cuda and torch.is_autocast_enabled("cuda"):
+            narrow = torch.get_autocast_dtype("cuda")
+            input, weight, bias = input.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)
+        if input.dtype != weight.dtype:
+            return None
+        window = Window(*map(_height_and_width, (weight.shape[2:], stride, padding, dilation)))
+        found = _TransposedConvolution.apply(input, weight, window, window.input_size(*input.shape[2:], _height_and_width(output_padding)))
+        return found if bias is None else found + bias[:, None, None]
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
@@ -129,23 +173,55 @@ class StackedOperations(TorchFunctionMode):
             return None
         return F.embedding(input, weight).sum(1) if mode == "sum" else F.embedding(input, weight).mean(1)
 
-    def over_pixels(self, func: Any, input: Tensor, *rest: Any, **more: Any) -> Tensor | None:
-        """`F.group_norm` on a CPU, which needs images one after the other in memory, and `F.adaptive_avg_pool2d` to one pixel.
+    def group_norm(self, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+                   eps: float = 1e-5) -> Tensor | None:
+        """`F.group_norm` of one client's images by a Triton kernel; on a CPU by PyTorch, on images one after the other in memory.
 
-        `func` is which of them, and the other arguments are its own. None, so that PyTorch computes it, for other sizes and
-        group norm on a GPU.
+        None, so that PyTorch computes it, on a GPU for inputs without four axes, in float64, and without weight and bias.
         """
-        if func is F.adaptive_avg_pool2d:
-            size = rest[0] if rest else more.get("output_size")
-            return input.mean((-2, -1), keepdim=True) if size in (1, (1, 1), [1, 1]) else None
-        return None if input.is_cuda else func(input.clone(memory_format=torch.contiguous_format), *rest, **more)
+        if not input.is_cuda:
+            return F.group_norm(input.clone(memory_format=torch.contiguous_format), num_groups, weight, bias, eps)
+        if weight is None or bias is None or not _norms_by_triton(input):
+            return None
+        return group_norm(input, num_groups, weight, bias, eps)
 
-    def run_recurrence(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `cell`, this package's `lstm` or `gru`, with the arguments of `torch.lstm` or `torch.gru`.
+    def adaptive_avg_pool2d(self, input: Tensor, output_size: Any) -> Tensor | None:
+        """`F.adaptive_avg_pool2d` to one pixel, as a mean, which does stack; None, so that PyTorch computes it, to other sizes."""
+        return input.mean((-2, -1), keepdim=True) if output_size in (1, (1, 1), [1, 1]) else None
 
-        Returns the tuple of tensors that these return, or None where `cell` does not support the call and PyTorch computes it.
+    def run_recurrence(self, is_lstm: bool, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`torch.lstm` or `torch.gru` with these arguments, for padded sequences or for packed ones that this context packed.
+
+        Returns the tuple of tensors that these return, or None where the call is not supported and PyTorch computes it.
         """
-        return cell(*args, **kwargs)
+        padded = next((one for one in self.padded if args and args[0] is one.sizes), None)
+        if padded is not None:
+            return (packed_lstm if is_lstm else packed_gru)(padded, input, *args, **kwargs)
+        return (lstm if is_lstm else gru)(input, *args, **kwargs)
+
+    def pack(self, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor] | None:
+        """`torch._pack_padded_sequence`: rows and batch sizes that stand for packed sequences, which are kept padded."""
+        data, padded = keep_padded(input, lengths, batch_first)
+        self.padded.append(padded)
+        return data, padded.sizes
+
+    def pad_packed(self, data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor] | None:
+        """`torch._pad_packed_sequence` of sequences that this context packed; None, so that PyTorch computes it, for others."""
+        return next((one.pad(data, batch_first, value, total) for one in self.padded if sizes is one.sizes), None)
+
+    def stay_on_device(self, func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Whole numbers of a stack that a module moves to the CPU, as lengths to pack by, as they are; ranges on the device.
+
+        `func` is `Tensor.cpu`, `Tensor.to` or `torch.arange`. No value of a stack can be read on the CPU, and a step that waits for it
+        cannot be recorded. None for all else, which PyTorch computes.
+        """
+        if self.device.type == "cpu":
+            return None
+        if func is torch.arange:
+            return None if kwargs.get("device") is not None or "out" in kwargs else torch.arange(*args, **{**kwargs, "device": self.device})
+        to_cpu = func is Tensor.cpu or (len(args) == 2 and not kwargs and args[1] in ("cpu", CPU))
+        whole = not args[0].is_floating_point() and torch._C._functorch.is_functorch_wrapped_tensor(args[0])
+        return args[0] if to_cpu and whole else None
 
 
 class FlatOperations(StackedOperations):
@@ -157,11 +233,24 @@ class FlatOperations(StackedOperations):
     def embedding_bag(self, *args: Any, **kwargs: Any) -> None:
         """Return None, so that PyTorch computes it; the arguments are not used."""
 
-    def over_pixels(self, *args: Any, **kwargs: Any) -> None:
+    def group_norm(self, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+                   eps: float = 1e-5) -> Tensor | None:
+        """`F.group_norm` with one model by a Triton kernel, without gradients; None, so that PyTorch computes it, as above and on CPUs."""
+        if weight is None or bias is None or not _norms_by_triton(input):
+            return None
+        return group_norm_of_stack(input[None], weight[None], bias[None], num_groups, eps)[0][0]
+
+    def adaptive_avg_pool2d(self, *args: Any, **kwargs: Any) -> None:
+        """Return None, so that PyTorch computes it; the arguments are not used."""
+
+    def conv_transpose2d(self, *args: Any, **kwargs: Any) -> None:
         """Return None, so that PyTorch computes it; the arguments are not used."""
 
     def run_recurrence(self, *args: Any, **kwargs: Any) -> None:
         """Return None, so that PyTorch computes LSTMs and GRUs; the arguments are not used."""
+
+    def pack(self, *args: Any, **kwargs: Any) -> None:
+        """Return None, so that PyTorch packs sequences; the arguments are not used."""
 
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
         """The convolution of images (batch, channels, height, width) with one model by a Triton kernel, without gradients.
@@ -214,6 +303,11 @@ def _convolves_by_triton(images: Tensor, written: int) -> bool:
     """
     return (_triton_kernels_if_usable(images) is not None and images.dtype != torch.float64
             and max(images.numel(), written) < INDEXABLE)
+
+
+def _norms_by_triton(images: Tensor) -> bool:
+    """Whether a Triton kernel can normalise these images (batch, channels, height, width): on a GPU, not in float64."""
+    return images.ndim == 4 and images.dtype != torch.float64 and _triton_kernels_if_usable(images) is not None
 
 
 def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
@@ -357,6 +451,31 @@ class _Convolution(torch.autograd.Function):
             return by_images, None, None, None
         by_weight, by_bias = weight_gradient(images, outputs, ctx.has_bias, ctx.window)
         return by_images, by_weight, by_bias if ctx.has_bias else None, None
+
+
+class _TransposedConvolution(torch.autograd.Function):
+    """The gradient of a 2-D convolution with respect to its images, as an operation of one client; under vmap of all at once."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
+        """Images (batch, channels, *size) from `outputs` (batch, outputs, rows, columns) and `weight` (outputs, channels, kernel...)."""
+        return input_gradient(outputs, weight, window, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save for `backward` what `forward` was given, `inputs`; `output` is not used."""
+        outputs, weight, ctx.window, _ = inputs
+        ctx.save_for_backward(outputs, weight)
+
+    @staticmethod
+    def backward(ctx: Any, by_images: Tensor) -> Any:
+        """Gradients with respect to the four arguments of `forward`: convolutions of `by_images`, those with respect to its result."""
+        outputs, weight = ctx.saved_tensors
+        by_outputs = convolve(by_images, weight, None, ctx.window) if ctx.needs_input_grad[0] else None
+        by_weight = weight_gradient(by_images, outputs, False, ctx.window)[0] if ctx.needs_input_grad[1] else None
+        return by_outputs, by_weight, None, None
 
 
 def _max_pool_stack(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ Step = Callable[..., Tensor]      # params, inputs and perhaps targets and weigh
 SEEN = 2             # a shape is recorded when it was needed that often, by default
 TRIES = 2            # failures after which nothing more is recorded
 BY_CLIENT = ("params", "keys")      # arguments without an axis of examples
+PREPARED = 4         # shapes for which kernels are compiled before the first call: later ones need few that are new
 KEPT = 64            # recordings at once; the one not used for longest goes
 NARROW = 32          # batches up to which every width is its own shape
 LAST_FEW = 8         # so few clients left: their narrow last batches are padded to the full width
@@ -40,13 +41,15 @@ class Replayed:
     direct, and `refused` says why. Batches are padded to a multiple of `grain` examples, or where that is 0 by a few examples.
     """
 
-    def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
+    def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN,
+                 prepare: Callable[[Callable[[], Any]], None] | None = None):
         """Wrap `function`, which takes stacked arguments on `device`; nothing is recorded yet.
 
         Batches are padded to a multiple of `grain` examples, or by a few where that is 0; a shape is recorded at its `seen`-th
-        call. On a GPU all recordings share one memory pool and one stream.
+        call. On a GPU all recordings share one memory pool and one stream. Before the first calls of the first shapes `prepare` is
+        given a function that makes the call, to compile what it needs.
         """
-        self.function, self.device, self.grain, self.seen = function, device, grain, seen
+        self.function, self.device, self.grain, self.seen, self.prepare = function, device, grain, seen, prepare
         self.refused: str | None = None
         self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
         self._needed: Counter[tuple[Any, ...]] = Counter()
@@ -75,6 +78,8 @@ class Replayed:
         key = (clients, width, *((name, t.dtype, item_shape(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
         if step is None:
+            if self.prepare is not None and key not in self._needed and len(self._needed) < PREPARED:
+                self.prepare(partial(self.function, params, inputs, *rest))
             self._needed[key] += 1
             step = self._record_shape(key, clients, width, given, inputs) if self._needed[key] >= self.seen else None
         if step is None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtail.engine.gpu.packed import Padded
 from fedtail.engine.gpu.stackable import make_stackable
 
 
@@ -23,31 +24,53 @@ def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, .
     """`torch.lstm` for one client with its own weights, differentiable: under `torch.func.vmap` all clients are computed at once.
 
     Takes the arguments of `torch.lstm`, and returns outputs, last hidden states and last cell states. None for what is left to
-    PyTorch: packed sequences, bidirectional or projected LSTMs, dropout in training, inputs without three axes.
+    PyTorch: bidirectional or projected LSTMs, dropout in training, inputs without three axes. Packed sequences are `packed_lstm`'s.
     """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
     return None if packed else _run_recurrent_layers(_lstm_layer, input, state, weights, *kind)
 
 
+def packed_lstm(padded: Padded, input: Tensor, sizes: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
+    """`lstm` of packed sequences that are kept padded, with the arguments of `torch.lstm` for packed ones; `sizes` is not used.
+
+    The last cell states are NaN: a model that reads them does not stack.
+    """
+    return _run_packed_layers(_lstm_layer, padded, input, state, weights, *kind)
+
+
 def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
     """`torch.gru` for one client with its own weights, differentiable: under `torch.func.vmap` all clients are computed at once.
 
-    Takes the arguments of `torch.gru`, and returns outputs and last hidden states. None for what is left to PyTorch: packed
-    sequences, bidirectional GRUs, dropout in training, inputs without three axes.
+    Takes the arguments of `torch.gru`, and returns outputs and last hidden states. None for what is left to PyTorch:
+    bidirectional GRUs, dropout in training, inputs without three axes. Packed sequences are `packed_gru`'s.
     """
     packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
     return None if packed else _run_recurrent_layers(_gru_layer, input, (state,), weights, *kind)
 
 
+def packed_gru(padded: Padded, input: Tensor, sizes: Tensor, state: Tensor, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
+    """`gru` of packed sequences that are kept padded, with the arguments of `torch.gru` for packed ones; `sizes` is not used."""
+    return _run_packed_layers(_gru_layer, padded, input, (state,), weights, *kind)
+
+
+def _run_packed_layers(layer: Callable[..., Sequence[Tensor]], padded: Padded, input: Tensor, state: Sequence[Tensor],
+                       weights: Sequence[Tensor], *kind: Any) -> tuple[Tensor, ...] | None:
+    """`_run_recurrent_layers` on the rows `input` (times * batch, features) of sequences that are kept padded; returns rows."""
+    found = _run_recurrent_layers(layer, padded.by_time(input), state, weights, *kind, padded=padded)
+    return None if found is None else (found[0].flatten(0, 1), *found[1:])
+
+
 def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor],
                           weights: Sequence[Tensor], biased: bool, layers: int, dropout: float, train: bool,
-                          bidirectional: bool, batch_first: bool = False) -> tuple[Tensor, ...] | None:
+                          bidirectional: bool, batch_first: bool = False, *,
+                          padded: Padded | None = None) -> tuple[Tensor, ...] | None:
     """Run all layers; returns the outputs of the last layer, (time, batch, width), and each last state, (layers, batch, width).
 
     `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`: `input` is (time,
     batch, features), `state` the first states, `weights` those of all layers in order, with two biases each if `biased`. With
-    `batch_first` input and outputs are (batch, time, ...). None for kinds that are left to PyTorch: bidirectional, projected,
-    dropout in training, unbatched.
+    `batch_first` input and outputs are (batch, time, ...). Where sequences are `padded`, the last hidden states are those at the
+    ends of the sequences, and last cell states, which are not known there, are NaN. None for kinds that are left to PyTorch:
+    bidirectional, projected, dropout in training, unbatched.
     """
     each = 4 if biased else 2
     if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
@@ -59,6 +82,8 @@ def _run_recurrent_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor,
         of_input, of_hidden, *biases = weights[each * k : each * (k + 1)]
         biases = biases or [of_input.new_zeros(len(of_input))] * 2
         outputs, *found = layer(outputs, *(part[k] for part in state), of_input, of_hidden, *biases)
+        if padded is not None:
+            found = [padded.last(outputs), *(torch.full_like(part, torch.nan) for part in found[1:])]
         last.append(found)
     return outputs.transpose(0, 1) if batch_first else outputs, *(torch.stack(part) for part in zip(*last, strict=True))
 

@@ -6,6 +6,11 @@ when first used; where it is absent they cannot be called.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +25,7 @@ except ImportError:      # on machines without a GPU
 if TYPE_CHECKING:
     from fedtail.engine.gpu.convolutions import Pair, Window
 
+_COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
 BLOCK = 1024         # numbers that one program writes
 WARPS = 1024         # that fill a GPU
 SHALLOW = 32         # numbers in a window that are multiplied at once
@@ -240,15 +246,14 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
     """
     clients, batch, channels, *size = images.shape
     places, outputs = window.output_size(*size), matrix.shape[1]
-    out = images.new_empty(clients, batch, *places, outputs)
+    out = allocate(images, clients, batch, *places, outputs)
     rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
     factors = "narrow" if images.dtype != torch.float32 else product_precision(images)
     tile = convolution_tile(clients, rows, outputs, matrix.shape[2], channels, factors)
-    with torch.cuda.device(images.device):
-        _convolve_kernel[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
-            flat, round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch,
-            *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
-            bias is not None, turned, product_precision(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
+    grid = clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])
+    launch(_convolve_kernel, grid, flat, round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out,
+           batch, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
+           bias is not None, turned, product_precision(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -268,13 +273,11 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
     parts = triton.cdiv(rows, share)
     kind = images.dtype if parts == 1 else torch.float32
-    weights = images.new_empty(clients, parts, wide, length, dtype=kind)
-    biases = images.new_empty(clients, parts, wide if biased else 0, dtype=kind)
-    with torch.cuda.device(images.device):
-        _weight_gradient_kernel[clients * parts * grid[0], grid[1]](
-            flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights, biases, batch, parts, share, *flat.stride(), channels,
-            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, wide, biased,
-            product_precision(images), width, across, depth, num_warps=warps, num_stages=stages)
+    weights = allocate(images, clients, parts, wide, length, dtype=kind)
+    biases = allocate(images, clients, parts, wide if biased else 0, dtype=kind)
+    launch(_weight_gradient_kernel, (clients * parts * grid[0], grid[1]), flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights,
+           biases, batch, parts, share, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding,
+           *window.dilation, wide, biased, product_precision(images), width, across, depth, num_warps=warps, num_stages=stages)
     weights, biases = (found[:, 0] if parts == 1 else found.sum(1).to(images.dtype) for found in (weights, biases))
     return weights.unflatten(2, (channels, *window.kernel)), biases
 
@@ -319,7 +322,7 @@ def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
     """
     if product_precision(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
-    out = torch.empty_like(matrix)
+    out = allocate(matrix, *matrix.shape)
     _launch_kernel(out.numel(), _round_to_tf32_kernel, matrix, out, out.numel())
     return out
 
@@ -331,7 +334,7 @@ def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
     width), with channels innermost in memory.
     """
     count, *places, _, _, channels = columns.shape
-    out = columns.new_empty(count, *size, channels)
+    out = allocate(columns, count, *size, channels)
     _launch_kernel(out.numel(), _fold_kernel, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places,
                    *window.stride, *window.padding, *window.dilation,
                    tl.float64 if columns.dtype == torch.float64 else tl.float32)
@@ -346,9 +349,9 @@ def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor,
     """
     count, channels, height, width = images.shape
     places = window.output_size(height, width)
-    out = images.new_empty(count, *places, channels)
+    out = allocate(images, count, *places, channels)
     few = window.kernel[0] * window.kernel[1] < 256
-    which = torch.empty_like(out, dtype=torch.uint8 if few else torch.int32) if keep else out
+    which = allocate(out, *out.shape, dtype=torch.uint8 if few else torch.int32) if keep else out
     _launch_kernel(out.numel(), _max_pool_kernel, images, out, which, out.numel(), *images.stride(), channels, *window.kernel,
                    *places, *window.stride, keep)
     return out.permute(0, 3, 1, 2), which.permute(0, 3, 1, 2)
@@ -361,7 +364,7 @@ def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Te
     not overlap. Returns (images, channels, height, width), where `size` is (height, width).
     """
     count, channels, *places = outputs.shape
-    out = outputs.new_empty(count, *size, channels)
+    out = allocate(outputs, count, *size, channels)
     which = which.permute(0, 2, 3, 1).contiguous()
     _launch_kernel(out.numel(), _max_unpool_kernel, outputs, which, out, out.numel(), *outputs.stride(), channels, *size,
                    *window.kernel, *places, *window.stride)
@@ -369,9 +372,48 @@ def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Te
 
 
 def _launch_kernel(numbers: int, kernel: Any, *args: Any) -> None:
-    """Run a Triton kernel with `args` on the device of the first tensor in them, as programs that write BLOCK numbers each.
+    """Launch a kernel with `args` as programs that write BLOCK numbers each; `numbers` is how many are written in all."""
+    launch(kernel, (triton.cdiv(numbers, BLOCK),), *args, BLOCK=BLOCK)
 
-    `numbers` is how many numbers are written in all.
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel with `args` and `options` as a `grid` of programs, on the device of the first tensor in `args`.
+
+    It is compiled first where this is the first launch of its kind. Within `compiled_together` it is only compiled.
     """
     with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
-        kernel[(triton.cdiv(numbers, BLOCK),)](*args, BLOCK=BLOCK)
+        if _COMPILING.get():
+            kernel.warmup(*args, grid=grid, **options)
+        else:
+            kernel[grid](*args, **options)
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """A context in which kernels are compiled, as many at a time as there are cores, and not run; they are ready at its end.
+
+    What they would write is zero (`allocate`), so that only shapes of results mean anything. Errors of the compiler are left to the
+    launch that meets them again. Gradients are computed in this thread, to which the context belongs.
+    """
+    token = _COMPILING.set(True)
+    try:
+        with (ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as threads,
+              triton.AsyncCompileMode(threads, ignore_errors=True), torch.autograd.set_multithreading_enabled(False)):
+            yield
+    finally:
+        _COMPILING.reset(token)
+
+
+def compile_before(call: Callable[[], Any]) -> None:
+    """Compile the kernels that `call()` launches, side by side, by making it within `compiled_together`; its result is dropped.
+
+    Does nothing where Triton is absent or compiles only one kernel after the other, which it then does at the first launches.
+    """
+    if hasattr(triton, "AsyncCompileMode"):
+        with compiled_together():
+            call()
+
+
+def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A new tensor of this shape on the device of `like`, in its dtype if none is given, for a kernel to write; zeros if none will."""
+    return (like.new_zeros if _COMPILING.get() else like.new_empty)(shape, dtype=dtype)
