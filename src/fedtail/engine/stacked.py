@@ -345,6 +345,9 @@ def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, popul
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
             for one in (kernel, ModuleKernel(task, device, dtype, draws=False, counted_draws=True)):
                 one.use_streams(streams)
+                if one is kernel:
+                    compile_before(partial(kernel.losses_and_gradients, params, inputs, _clamp_floats(targets), weight))
+                    one.use_streams(streams)
                 found.append(one.gradients(params, inputs, _clamp_floats(targets), weight))
     except Exception as reason:      # whatever an operation that cannot be stacked says
         told = (str(reason) or type(reason).__name__).strip().splitlines()[0]

@@ -248,8 +248,7 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
     places, outputs = window.output_size(*size), matrix.shape[1]
     out = allocate(images, clients, batch, *places, outputs)
     rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
-    factors = "narrow" if images.dtype != torch.float32 else product_precision(images)
-    tile = convolution_tile(clients, rows, outputs, matrix.shape[2], channels, factors)
+    tile = convolution_tile(clients, rows, outputs, matrix.shape[2], channels, factor_kind(images))
     grid = clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])
     launch(_convolve_kernel, grid, flat, round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out,
            batch, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
@@ -267,7 +266,7 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
     rows, length = batch * places[0] * places[1], window.kernel[0] * window.kernel[1] * channels
-    width, across, depth, warps, stages = weight_gradient_tile(wide, length + biased)
+    width, across, depth, warps, stages = weight_gradient_tile(wide, length + biased, factor_kind(images))
     grid = triton.cdiv(length + biased, across), triton.cdiv(wide, width)
     parts = max(1, min(triton.cdiv(WARPS, warps * clients * grid[0] * grid[1]), triton.cdiv(rows, 2 * depth)))
     share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
@@ -293,17 +292,23 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:
         return 128, wide, max(16, triton.next_power_of_2(length)), 4, 1
-    enough, (large, small) = (128, (64, 16)) if factors == EXACT else (264, (128, 64))
-    fills = clients * triton.cdiv(rows, large) * triton.cdiv(outputs, wide) >= enough
-    return large if fills else small, wide, 64 if channels % 64 == 0 and factors != "tf32" else 32, 4, 3
+    enough, (large, small) = (128, (128, 16)) if factors == EXACT else (264, (128, 64))
+    many = clients * triton.cdiv(rows, large)
+    if factors != EXACT and outputs >= 128 and many * triton.cdiv(outputs, 128) >= enough:
+        return large, 128, 64 if channels % 64 == 0 and factors == "narrow" else 32, 8 if factors == "narrow" else 4, 3
+    fills = many * triton.cdiv(outputs, wide) >= enough
+    return large if fills else small, wide, 64 if channels % 64 == 0 and factors == "narrow" else 32, 4, 3
 
 
-def weight_gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
+def weight_gradient_tile(outputs: int, length: int, factors: str) -> tuple[int, int, int, int, int]:
     """How `_weight_gradient_kernel` is launched: (outputs, entries of a window, rows, warps, stages) of one program.
 
-    `outputs` is the number of output channels, `length` that of entries of a window, a bias included.
+    `outputs` is the number of output channels, `length` that of entries of a window, a bias included, and `factors` as for
+    `convolution_tile`. The numbers are the best of those tried on an H200.
     """
-    return max(16, min(64, triton.next_power_of_2(outputs))), 32, 64, 1 if length <= SHALLOW else 4, 3
+    widest = 128 if factors == "tf32" else 64
+    across = 64 if factors == "narrow" and length > 64 else 32
+    return max(16, min(widest, triton.next_power_of_2(outputs))), across, 64, 1 if length <= SHALLOW else 4, 3
 
 
 def product_precision(images: Tensor) -> str:
@@ -312,6 +317,11 @@ def product_precision(images: Tensor) -> str:
     It is "tf32" where `torch.backends.cudnn.allow_tf32` is set or the images are not float32.
     """
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
+
+
+def factor_kind(images: Tensor) -> str:
+    """What the factors of products of these images are, by which tiles are chosen: "narrow" (16 bits), "tf32" or "tf32x3"."""
+    return "narrow" if images.dtype != torch.float32 else product_precision(images)
 
 
 def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
