@@ -252,8 +252,10 @@ def test_clients_with_one_example_are_left_out_of_what_needs_two(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
-def test_tensorboard_gets_the_same_numbers_and_purges_what_came_after_a_checkpoint(tmp_path, stop):
+def test_tensorboard_gets_the_same_numbers_and_purges_what_came_after_a_checkpoint(tmp_path, stop, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    files = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(files, "_global_uid", files._global_uid.__class__(9), raising=True)      # the next writer is 10, before 9
     wanted = experiment("delta_fl", "evaluate.tensorboard=true")
     with pytest.raises(Interrupted):
         run(wanted, 0, tmp_path / "board", Onlooker(stop_after=stop))

@@ -19,7 +19,7 @@ from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.packed import stretched_sequences
 from fedtail.engine.gpu.precision import Precision, use_precision
-from fedtail.engine.gpu.triton_kernels import compile_before
+from fedtail.engine.gpu.triton_kernels import compile_before, tiles_of_many_clients
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call_module, trainable_parameters, twice_differentiable
@@ -341,7 +341,7 @@ def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, popul
     found, kernel = [], StackedKernel(task, device, dtype, counted_draws=True)
     where = follow_layers(kernel.training)
     try:
-        with use_precision("full", device), warnings.catch_warnings(), stretched_sequences():
+        with use_precision("full", device), warnings.catch_warnings(), stretched_sequences(), tiles_of_many_clients():
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
             for one in (kernel, ModuleKernel(task, device, dtype, draws=False, counted_draws=True)):
                 one.use_streams(streams)

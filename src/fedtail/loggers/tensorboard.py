@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class TensorBoardLog:
         except ImportError as reason:
             raise missing_client("TensorBoard", "tensorboard") from reason
         places = [folder] if len(run.members) == 1 else [folder / name for name in run.members]
+        _wait_for_a_later_second(places)
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=run.first_round) for place in places]
 
     def write(self, round: int, model: int, numbers: Mapping[str, float], values: Mapping[str, Tensor]) -> None:
@@ -53,3 +55,15 @@ class TensorBoardLog:
         """Close the event files."""
         for writer in self._writers:
             writer.close()
+
+
+def _wait_for_a_later_second(places: list[Path]) -> None:
+    """Wait, for a second at most, until new event files in the folders `places` sort after those that are there.
+
+    TensorBoard reads files in the order of their names, which begin with the second of their making, and goes on with the number of a
+    writer, of which 10 comes before 9: read in that order, a resumed run's rounds would be purged in place of the earlier ones.
+    """
+    made = [path.name.split(".")[3] for place in places for path in place.glob("events.out.tfevents.*")]
+    latest = max((int(second) for second in made if second.isdecimal()), default=0)
+    if 0 <= time.time() - latest < 1:
+        time.sleep(latest + 1 - time.time())

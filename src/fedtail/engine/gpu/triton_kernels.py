@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedtail.engine.gpu.convolutions import Pair, Window
 
 _COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
+_TRYING: ContextVar[bool] = ContextVar("trying", default=False)
 BLOCK = 1024         # numbers that one program writes
 WARPS = 1024         # that fill a GPU
 SHALLOW = 32         # numbers in a window that are multiplied at once
@@ -266,7 +267,7 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
     rows, length = batch * places[0] * places[1], window.kernel[0] * window.kernel[1] * channels
-    width, across, depth, warps, stages = weight_gradient_tile(wide, length + biased, factor_kind(images))
+    how, width, across, depth, warps, stages = weight_gradient_tile(wide, length + biased, factor_kind(images))
     grid = triton.cdiv(length + biased, across), triton.cdiv(wide, width)
     parts = max(1, min(triton.cdiv(WARPS, warps * clients * grid[0] * grid[1]), triton.cdiv(rows, 2 * depth)))
     share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
@@ -276,7 +277,7 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     biases = allocate(images, clients, parts, wide if biased else 0, dtype=kind)
     launch(_weight_gradient_kernel, (clients * parts * grid[0], grid[1]), flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights,
            biases, batch, parts, share, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding,
-           *window.dilation, wide, biased, product_precision(images), width, across, depth, num_warps=warps, num_stages=stages)
+           *window.dilation, wide, biased, how, width, across, depth, num_warps=warps, num_stages=stages)
     weights, biases = (found[:, 0] if parts == 1 else found.sum(1).to(images.dtype) for found in (weights, biases))
     return weights.unflatten(2, (channels, *window.kernel)), biases
 
@@ -296,19 +297,22 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
     many = clients * triton.cdiv(rows, large)
     if factors != EXACT and outputs >= 128 and many * triton.cdiv(outputs, 128) >= enough:
         return large, 128, 64 if channels % 64 == 0 and factors == "narrow" else 32, 8 if factors == "narrow" else 4, 3
-    fills = many * triton.cdiv(outputs, wide) >= enough
+    fills = many * triton.cdiv(outputs, wide) >= enough or _TRYING.get()
     return large if fills else small, wide, 64 if channels % 64 == 0 and factors == "narrow" else 32, 4, 3
 
 
-def weight_gradient_tile(outputs: int, length: int, factors: str) -> tuple[int, int, int, int, int]:
-    """How `_weight_gradient_kernel` is launched: (outputs, entries of a window, rows, warps, stages) of one program.
+def weight_gradient_tile(outputs: int, length: int, factors: str) -> tuple[str, int, int, int, int, int]:
+    """How `_weight_gradient_kernel` is launched: (precision, outputs, entries of a window, rows, warps, stages) of one program.
 
     `outputs` is the number of output channels, `length` that of entries of a window, a bias included, and `factors` as for
-    `convolution_tile`. The numbers are the best of those tried on an H200.
+    `convolution_tile`. The numbers are the best of those tried on an H200, where large tiles of float32 are multiplied faster
+    without tensor cores ("ieee"): these want both factors in the other order.
     """
-    widest = 128 if factors == "tf32" else 64
-    across = 64 if factors == "narrow" and length > 64 else 32
-    return max(16, min(widest, triton.next_power_of_2(outputs))), across, 64, 1 if length <= SHALLOW else 4, 3
+    if factors == EXACT and outputs >= 64 and length >= 64:
+        return "ieee", 64, 64, 32, 4, 3
+    widest, across = (128 if factors == "tf32" else 64), (64 if factors == "narrow" and length > 64 else 32)
+    how = EXACT if factors == EXACT else "tf32"
+    return how, max(16, min(widest, triton.next_power_of_2(outputs))), across, 64, 1 if length <= SHALLOW else 4, 3
 
 
 def product_precision(images: Tensor) -> str:
@@ -412,6 +416,17 @@ def compiled_together() -> Iterator[None]:
             yield
     finally:
         _COMPILING.reset(token)
+
+
+@contextmanager
+def tiles_of_many_clients() -> Iterator[None]:
+    """A context in which a trial on two clients has the kernels of a round of many, which need not be compiled again for that."""
+    token = _TRYING.set(True)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):      # in this thread, to which the context belongs
+            yield
+    finally:
+        _TRYING.reset(token)
 
 
 def compile_before(call: Callable[[], Any]) -> None:
