@@ -226,11 +226,15 @@ class LocalFleet(SimulatedFleet):
             return self._answer_clients(question, encoding, 0, len(shard.population))
         if question.gather:
             return self._gather_rows(question, encoding)
-        total: list[Tensor] = []
+        total: Tensor | None = None
         for found in self._block_answers(AnswerJob(opening, question, encoding, shard.memo)):
             one = self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found
-            total = [encoding.sum(torch.stack([*total, one]))] if total else [one]
-        return total[0]
+            if total is None:
+                total = one.clone()                        # its memory may be shared with a worker process
+            else:
+                encoding.add(total, one[None])
+        assert total is not None
+        return total
 
     def _gather_rows(self, question: Question, encoding: Encoder) -> Tensor:
         """The encoded rows of the cohort's answer to a question that trains, (clients, width), in cohort order.
@@ -291,9 +295,10 @@ class LocalFleet(SimulatedFleet):
             rows = answer(question, clients, encoding)
             if question.gather:
                 parts.append(rows.cpu())
+            elif parts:                                    # in place: models are large, and a sum is not copied for each client
+                encoding.add(parts[0], rows if rows.device.type == "cpu" else encoding.sum(rows).cpu()[None])
             else:
-                partial = encoding.sum(rows).cpu()
-                parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
+                parts = [encoding.sum(rows).cpu()]
         return torch.cat(parts) if question.gather else parts[0]
 
     def _write_rows(self, job: AnswerJob, low: int, high: int) -> GatheredPlace:

@@ -38,7 +38,7 @@ class StackedKernel(ModuleKernel):
     """
 
     name = "stacked"
-    channels_last = False
+    channels_last = sparse_embeddings = False
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full",
                  counted_draws: bool = False):
