@@ -19,6 +19,7 @@ from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
 from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
+from fedtail.engine.recorded import RecordedOperations
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call_module, trainable_parameters, twice_differentiable
 from fedtail.task import Task
@@ -54,6 +55,7 @@ class StackedKernel(ModuleKernel):
         flat = make_output_function(self.evaluating, precision, device)
         self._function, self._replays = function, device.type != "cpu"
         self._gradients: Step = Replayed(function, device) if self._replays else function
+        self._operations = RecordedOperations(function.parts_and_losses, self.training)      # on a CPU
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -72,8 +74,11 @@ class StackedKernel(ModuleKernel):
         finite where the client's loss is not. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its
         buffers.
         """
-        gradients = self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params)))
-        return gradients.clone() if self._replays else gradients      # the next replay writes there
+        given = params, inputs, targets, weight.to(params.dtype), *self._keys(len(params))
+        if self._replays:
+            return self._gradients(*given).clone()         # the next replay writes there
+        *parts, losses = self._operations(*given)
+        return join_parts(parts, losses)
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), for all at once.
@@ -128,9 +133,8 @@ class StackedKernel(ModuleKernel):
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params))), alpha=rate)
             return
         named = self._function.split_by_name(params)           # steps on the parameters themselves, not joined to one vector
-        found, losses = self._function.gradients_by_name(named, inputs, targets, weight.to(params.dtype),
-                                                         *self._keys(len(params)))
-        torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
+        *parts, losses = self._operations(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params)))
+        torch._foreach_add_(list(named.values()), parts, alpha=-rate)
         params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
 
     def use_streams(self, streams: Tensor) -> None:
@@ -219,9 +223,17 @@ class StackedGradients:
         (clients,) are those of counted draws. A gradient is not finite where the loss is not.
         """
         found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight, *keys)
-        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
-        flat[:, :1].add_(losses[:, None], alpha=0.0)
-        return losses, flat
+        return losses, join_parts(list(found.values()), losses)
+
+    def parts_and_losses(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor,
+                         *keys: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of each trained parameter, (clients, ...), in their order, and last the losses, (clients,).
+
+        Arguments are those of `losses_and_gradients`.
+        """
+        named = self.split_by_name(params)
+        found, losses = self.gradients_by_name(named, inputs, targets, weight, *keys)
+        return *(found[name] for name in named), losses
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor, *keys: Tensor) -> Tensor:
         """The loss of every example, (clients, batch), without gradients.
@@ -255,9 +267,7 @@ class StackedGradients:
         named = {name: part[0] for name, part in self.split_by_name(params[None]).items()}
         with use_precision(self.precision, self.device, activations=False):
             found, losses = of_all(named, alone, targets[:, None], params.new_ones(len(targets), 1), *keys)
-        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
-        flat[:, :1].add_(losses[:, None], alpha=0.0)
-        return flat
+        return join_parts(list(found.values()), losses)
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
         """Split the flat vectors `params` (clients, dim) into trained parameters (clients, ...): a dict by name of views."""
@@ -273,6 +283,13 @@ class StackedGradients:
         """
         with use_precision(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
             return self._gradients_of_all(named, inputs, targets, weight, *keys)
+
+
+def join_parts(parts: list[Tensor], losses: Tensor) -> Tensor:
+    """Gradients by parameter, each (clients, ...), as rows (clients, dim), which are not finite where `losses` (clients,) are not."""
+    flat = torch.cat([part.flatten(1) for part in parts], 1)
+    flat[:, :1].add_(losses[:, None], alpha=0.0)
+    return flat
 
 
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
