@@ -54,8 +54,8 @@ class StackedKernel(ModuleKernel):
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = make_output_function(self.evaluating, precision, device)
         self._function, self._replays = function, device.type != "cpu"
-        self._gradients: Step = Replayed(function, device) if self._replays else function
         self._operations = RecordedOperations(function.parts_and_losses, self.training)      # on a CPU
+        self._gradients: Step = Replayed(function, device) if self._replays else partial(_rows_by_operations, self._operations)
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -74,11 +74,8 @@ class StackedKernel(ModuleKernel):
         finite where the client's loss is not. On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its
         buffers.
         """
-        given = params, inputs, targets, weight.to(params.dtype), *self._keys(len(params))
-        if self._replays:
-            return self._gradients(*given).clone()         # the next replay writes there
-        *parts, losses = self._operations(*given)
-        return join_parts(parts, losses)
+        gradients = self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params)))
+        return gradients.clone() if self._replays else gradients      # the next replay writes there
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), for all at once.
@@ -290,6 +287,12 @@ def join_parts(parts: list[Tensor], losses: Tensor) -> Tensor:
     flat = torch.cat([part.flatten(1) for part in parts], 1)
     flat[:, :1].add_(losses[:, None], alpha=0.0)
     return flat
+
+
+def _rows_by_operations(operations: RecordedOperations, *given: Any) -> Tensor:
+    """The gradients (clients, dim) of a step whose parts and losses `operations` compute from the arguments `given`."""
+    *parts, losses = operations(*given)
+    return join_parts(parts, losses)
 
 
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:
