@@ -38,6 +38,7 @@ from fedtail.types import Examples
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
 CACHED = 2**20       # numbers of stacked parameters at once: on a CPU they should stay in cache,
 RESIDENT = 2**28     # on a GPU in its memory
+MANY_WEIGHTS = 2     # times the numbers in a batch of images: from there a convolution is mostly about its weights
 
 
 def stack_size(dim: int, device: torch.device) -> int:
@@ -487,12 +488,15 @@ def two_client_batch(population: Population, device: torch.device, dtype: torch.
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A forward pre-hook of convolutions: returns their arguments, with images laid out so that channels are innermost in memory.
 
-    Images of one channel get the strides of that layout too, which PyTorch would not give them. Inputs without four axes are
-    returned as they are. `module` is not used.
+    Images of one channel get the strides of that layout too, which PyTorch would not give them. Where the weights of `module`
+    are more than twice as many numbers as its images, channels are outermost instead: oneDNN would spend the most of its time
+    on bringing the weights into the other order. Inputs without four axes are returned as they are.
     """
     images = inputs[0]
     if images.dim() != 4:
         return inputs
+    if module.weight.numel() > MANY_WEIGHTS * images.numel():
+        return (images.contiguous(), *inputs[1:])
     if images.shape[1] > 1:
         return (images.contiguous(memory_format=torch.channels_last), *inputs[1:])
     height, width = images.shape[2:]
