@@ -290,16 +290,10 @@ class LocalFleet(SimulatedFleet):
         `encoding` encodes rows and adds them. Clients are computed in batches that fit into memory and cache, whose sums are
         added in order. The result is on the CPU.
         """
-        parts: list[Tensor] = []
-        for clients in self._client_chunks(question, low, high):
-            rows = answer(question, clients, encoding)
-            if question.gather:
-                parts.append(rows.cpu())
-            elif parts:                                    # in place: models are large, and a sum is not copied for each client
-                encoding.add(parts[0], rows if rows.device.type == "cpu" else encoding.sum(rows).cpu()[None])
-            else:
-                parts = [encoding.sum(rows).cpu()]
-        return torch.cat(parts) if question.gather else parts[0]
+        chunks = (answer(question, clients, encoding) for clients in self._client_chunks(question, low, high))
+        if question.gather:
+            return torch.cat([rows.cpu() for rows in chunks])
+        return sum_of_chunks(chunks, encoding)
 
     def _write_rows(self, job: AnswerJob, low: int, high: int) -> GatheredPlace:
         """Write the encoded rows of clients `low` to `high` - 1 to the shared memory of `job`, and return where they are.
@@ -363,6 +357,21 @@ class LocalFleet(SimulatedFleet):
             self._team.close()
             self._shared = SharedMemory(models, max_blocks(self.kernel.dim))
         self._shared.models.copy_(models)
+
+
+def sum_of_chunks(chunks: Iterator[Tensor], encoding: Encoder) -> Tensor:
+    """The encoded sum, (width,), of chunks of encoded rows, each (clients, width), in order; on the CPU.
+
+    A single row is its own sum, and may be returned as a view: the result is only to be read. Later chunks are added in place,
+    since rows of large models are best copied seldom.
+    """
+    first, total = next(chunks), None
+    for rows in chunks:
+        total = encoding.sum(first).cpu() if total is None else total
+        encoding.add(total, rows if rows.device.type == "cpu" else encoding.sum(rows).cpu()[None])
+    if total is not None:
+        return total
+    return first[0] if len(first) == 1 and first.device.type == "cpu" else encoding.sum(first).cpu()
 
 
 def _weakly_bound_method(perform: Perform) -> Perform:
