@@ -6,10 +6,12 @@ import copy
 import dataclasses
 import importlib.util
 import math
+import random
 import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from fedtail import Engine, LocalSGD, Population, Task
 from fedtail.clients import Shard
 from fedtail.data.population import select_rows
 from fedtail.draws import hash_bits, random_permutations
-from fedtail.engine import blocks, kernel_choice, workers
+from fedtail.engine import blocks, kernel_choice, recorded, workers
 from fedtail.engine.counted_draws import STEP, CountedDraws
 from fedtail.engine.kernel_choice import SlowKernelWarning, kernel_for
 from fedtail.engine.kernels import ModuleKernel, training_draws
@@ -272,15 +274,22 @@ def test_the_slowest_path_is_warned_of_once_and_the_layer_is_named():
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+    """Notes the largest tensor that any operation makes or returns, and the sizes of what is made beside its arguments."""
 
-    numbers = 0
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.made = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         for one in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(one, Tensor) and 0 not in one.stride():      # views that repeat one thing take no memory
+            if isinstance(one, Tensor) and (one.is_sparse or 0 not in one.stride()):      # views that repeat one thing take no memory
+                if one.is_sparse:
+                    one = one._values()
                 self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+                if all(one.untyped_storage().data_ptr() != arg.untyped_storage().data_ptr() for arg in args
+                       if isinstance(arg, Tensor) and not arg.is_sparse):
+                    self.made.append(one.numel())
         return found
 
 
@@ -325,3 +334,175 @@ def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
         for parameter in trained.module.parameters():
             parameter.zero_()
     assert all(torch.equal(task.module.state_dict()[key], value) for key, value in before.items())
+
+
+# Recorded steps on a CPU
+
+
+STACKED = [name for name in SUITE if name not in ALONE]
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_recorded_steps_have_the_bits_of_called_ones(name):
+    task, people = made(name, torch.float32)
+    called, listed = (StackedKernel(task, CPU, torch.float32, counted_draws=True) for _ in range(2))
+    listed._operations.often = 1
+    expected, found = (updates(kernel, task, people) for kernel in (called, listed))
+    assert torch.equal(found, expected)
+    assert listed._operations.refused is None
+    assert len(listed._operations) > 0 == len(called._operations)
+    momentum = dataclasses.replace(LOCAL, momentum=0.9)
+    assert torch.equal(*(updates(kernel, task, people, momentum) for kernel in (called, listed)))
+
+
+class Counts(nn.Module):
+    """Computes `function` of its input, which a test makes to remember calls."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.calls = function, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def one_more(module: Counts, x: Tensor) -> Tensor:
+    module.calls += 1
+    return x * module.calls
+
+
+def recorded_calls(function, dtype: torch.dtype = torch.float32) -> tuple[StackedKernel, list[Tensor]]:
+    """Four calls of the same gradients, to be recorded at the second, of a model with a layer that computes `function`."""
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(6, 8), Counts(function), nn.Linear(8, 5)).to(dtype))
+    kernel = StackedKernel(task, CPU, dtype)
+    kernel._operations.often = 2
+    given = task.params().expand(3, -1), torch.randn(3, 4, 6, dtype=dtype), torch.zeros(3, 4, dtype=torch.int64), torch.ones(3, 4)
+    return kernel, [kernel.gradients(*given) for _ in range(4)]
+
+
+def test_a_recorded_step_does_not_call_the_module():
+    calls = []
+    kernel, found = recorded_calls(lambda module, x: calls.append(1) or x.relu())
+    assert (kernel._operations.refused, len(kernel._operations)) == (None, 1)
+    assert len(calls) == 3                                             # the first, the second and its recording
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("function", [one_more, lambda module, x: x * random.random(), lambda module, x: x * float(np.random.rand())])
+def test_what_a_call_changes_outside_torch_is_not_recorded(function):
+    kernel, found = recorded_calls(function)
+    assert kernel._operations.refused == ("ValueError: a call changes numbers that the module holds, or draws from Python's or "
+                                          "NumPy's generators")
+    assert len({tuple(one.flatten().tolist()) for one in found}) == 4
+
+
+def test_what_only_the_listed_operations_get_wrong_is_noticed():
+    calls = []
+    kernel, found = recorded_calls(lambda module, x: calls.append(1) or x * len(calls))      # a count that nobody can see
+    assert kernel._operations.refused == "ValueError: the listed operations give another result"
+    assert len(calls) == 5 and not torch.equal(found[2], found[3])
+
+
+def test_the_least_used_recording_is_dropped(monkeypatch):
+    monkeypatch.setattr(recorded, "KEPT", 2)
+    task, _ = made("MLP", torch.float32)
+    kernel = StackedKernel(task, CPU, torch.float32)
+    kernel._operations.often = 1
+    for clients in (1, 2, 1, 3):
+        kernel.gradients(task.params().expand(clients, -1), torch.randn(clients, 4, 6),
+                         torch.zeros(clients, 4, dtype=torch.int64), torch.ones(clients, 4))
+    assert [key[1][0][0] for key in kernel._operations._lists] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["MLP, dropout", "tabular"])
+def test_recording_changes_no_bit_of_a_run(name, monkeypatch):
+    monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    monkeypatch.setattr(workers, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(blocks, "GRAIN", 1)
+    task, people = made(name, torch.float32, clients=6)
+    method, ends = fedtail.fedavg(6, learning_rate=0.1, batch_size=3), []
+    for often, count in ((10**9, 1), (1, 1), (2, 2)):
+        monkeypatch.setattr(recorded, "OFTEN", often)
+        ends.append(fedtail.train(method, task, people, rounds=3, engine=Engine(workers=count), progress=False).state.params)
+    assert all(torch.equal(end, ends[0]) for end in ends[1:])
+
+
+# Sparse gradients of embeddings
+
+
+class Tied(nn.Module):
+    """A table that is read as an embedding and again as a linear layer, beside a bag."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.bag = nn.Embedding(50, 8, padding_idx=1), nn.EmbeddingBag(50, 8, mode="sum", padding_idx=2)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = F.linear(self.table(x).mean(1), self.table.weight)
+        return self.out(F.linear(scores, self.table.weight.mT) + self.bag(x))
+
+
+class Weighted(nn.Module):
+    """A bag whose words have trained weights, and a table with words that are read often scaled down."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.weights = nn.EmbeddingBag(50, 8, mode="sum"), nn.Embedding(50, 1)
+        self.table, self.largest = nn.Embedding(50, 8, scale_grad_by_freq=True), nn.EmbeddingBag(50, 8, mode="max")
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.bag(x, per_sample_weights=self.weights(x)[..., 0]) + self.table(x).mean(1) + self.largest(x))
+
+
+@pytest.mark.parametrize("model", [Tied, Weighted, lambda: SUITE["embedding bag"].build(True), lambda: SUITE["tabular"].build(True)])
+def test_sparse_gradients_are_the_dense_ones(model):
+    torch.manual_seed(0)
+    task = Task(model().to(WIDE))
+    sparse, dense = (ModuleKernel(task, CPU, WIDE, draws=False, counted_draws=True) for _ in range(2))
+    for part in dense.training.modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            part.sparse = False
+    inputs = torch.randint(20, (2, 4, 6)) % (20 if not isinstance(task.module, SUITE_TABULAR) else 4)
+    if isinstance(task.module, SUITE_TABULAR):
+        inputs = {"numbers": torch.randn(2, 4, 3, dtype=WIDE), "categories": inputs[..., :2]}
+    given = inputs, torch.randint(5, (2, 4)), torch.rand(2, 4, dtype=WIDE)
+    params = task.params() + 0.1 * torch.randn(2, sparse.dim, dtype=WIDE)
+    results = []
+    for kernel in (sparse, dense):
+        kernel.use_streams(torch.arange(2))
+        moved = params.clone()
+        kernel.descend(moved, *given, 0.1)
+        results.append([moved, kernel.gradients(params, *given), *kernel.losses_and_gradients(params, *given)])
+        if not any(isinstance(part, nn.EmbeddingBag) for part in task.module.modules()):      # PyTorch has no second derivatives
+            results[-1].append(kernel.hessian_products(params, *given, params))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(*results, strict=True))
+    assert not any(part.sparse for part in task.module.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag)))
+
+
+SUITE_TABULAR = type(SUITE["tabular"].build(True))
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding(5000, 16), nn.EmbeddingBag(5000, 16, mode="mean")])
+def test_a_step_makes_no_table_of_gradients(layer):
+    task = Task(nn.Sequential(layer, *([nn.Flatten(), nn.Linear(48, 5)] if isinstance(layer, nn.Embedding) else [nn.Linear(16, 5)])))
+    kernel = ModuleKernel(task, CPU, torch.float32, draws=False)
+    params, weight = task.params()[None].clone(), torch.full((1, 4), 0.25)
+    before = params.clone()
+    with Largest() as largest:
+        kernel.descend(params, torch.arange(12).view(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64), weight, 0.1)
+    assert ((params - before)[0, : 5000 * 16].view(5000, 16).abs().amax(1) > 0).sum() == 12
+    assert max(largest.made) < 5000 * 16
+
+
+def test_a_client_whose_loss_is_not_finite_is_left_out():
+    task, _ = made("embedding bag", torch.float32)
+    kernel = ModuleKernel(task, CPU, torch.float32, draws=False)
+    params = task.params()[None].clone()
+    params[0, -1] = math.inf
+    given = torch.zeros(1, 3, 4, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.int64), torch.full((1, 3), 1 / 3)
+    assert not kernel.gradients(params, *given).isfinite().all()
+    kernel.descend(params, *given, 0.1)
+    assert params[0, 0].isnan()

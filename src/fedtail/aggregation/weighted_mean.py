@@ -39,7 +39,7 @@ class WeightedMean(Part):
         weight = to_device(weighted.weight, updates.device)[:, None]      # float64, as its bound
         rows = weight.new_empty(len(updates), updates.shape[1] + 1)
         rows[:, :1] = weight
-        torch.mul(updates, weight, out=rows[:, 1:])
+        rows[:, 1:].copy_(updates).mul_(weight)                           # a product of both would cast to a copy first
         return rows
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:

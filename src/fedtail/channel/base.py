@@ -44,6 +44,10 @@ class Encoder(Encoding, Protocol):
         """The encoded sum, (width,), over axis 0 of encoded rows, (clients, width), or of encoded sums, (parts, width)."""
         ...
 
+    def add(self, total: Tensor, rows: Tensor) -> None:
+        """Add encoded rows or sums, (rows, width), to the encoded sum `total`, (width,), in place: `sum` of all of them."""
+        ...
+
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
         """The real numbers, float64, (width,), that the encoded sum `total` stands for.
 

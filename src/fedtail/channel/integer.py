@@ -124,6 +124,10 @@ class FixedPoint:
         """The sum over axis 0 of encoded rows or encoded partial sums, modulo M = 2^modulus_bits: int64 in [0, M), (width,)."""
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
 
+    def add(self, total: Tensor, rows: Tensor) -> None:
+        """Add encoded rows or partial sums, (rows, width), to `total`, (width,), in place, modulo M = 2^modulus_bits."""
+        total.add_(rows.sum(0)).remainder_(1 << self.modulus_bits)
+
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
         """The real numbers, float64, (width,), that the encoded sum `total` stands for: signed, and divided by the scale.
 

@@ -51,6 +51,10 @@ class Plain:
         """The sum over axis 0 of rows, or of partial sums, (width,) float64; it is rounded as floating-point sums are."""
         return rows.sum(0)
 
+    def add(self, total: Tensor, rows: Tensor) -> None:
+        """Add rows or partial sums, (rows, width), to `total`, (width,), in place; a single one is read once."""
+        total.add_(rows[0] if len(rows) == 1 else rows.sum(0))
+
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
         """`total` itself, since plain rows are not encoded; `bound` is not used."""
         return total

@@ -38,6 +38,7 @@ from fedtail.types import Examples
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
 CACHED = 2**20       # numbers of stacked parameters at once: on a CPU they should stay in cache,
 RESIDENT = 2**28     # on a GPU in its memory
+MANY_WEIGHTS = 2     # times the numbers in a batch of images: from there a convolution is mostly about its weights
 
 
 def stack_size(dim: int, device: torch.device) -> int:
@@ -187,6 +188,7 @@ class ModuleKernel:
     stack = 1
     tells_losses = False               # those of evaluation come from the copy in the other mode, in larger batches
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
+    sparse_embeddings = True           # on a CPU gradients of embeddings are the rows that were read, not tables of zeros
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True,
                  counted_draws: bool | None = None):
@@ -206,6 +208,9 @@ class ModuleKernel:
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
+        for part in self.training.modules() if self.sparse_embeddings and device.type == "cpu" else ():
+            if can_be_sparse(part):
+                part.sparse = True
         self.evaluating = copy_around_frozen(self.training).eval()
         self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
@@ -229,11 +234,11 @@ class ModuleKernel:
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). A client's row
         is not finite where its loss is not.
         """
-        rows = []
+        rows = torch.empty_like(params, memory_format=torch.contiguous_format)
         for k, key in enumerate(self._row_keys(len(params))):
-            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
-            rows.append(torch.cat([part.reshape(-1) for part in parts]))
-        return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+            _, total, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
+            self._write_row(rows[k], parts, total)
+        return rows
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Each client's weighted sum of losses, (clients,) float64, and its gradient, (clients, dim), one client after the other.
@@ -241,12 +246,12 @@ class ModuleKernel:
         `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). Losses are
         those of training mode.
         """
-        sums, rows = [], []
+        sums, rows = params.new_zeros(len(params), dtype=torch.float64), torch.empty_like(params)
         for k, key in enumerate(self._row_keys(len(params))):
-            losses, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
-            sums.append((losses * weight[k]).sum(dtype=torch.float64))
-            rows.append(torch.cat([part.reshape(-1) for part in parts]))
-        return torch.stack(sums), torch.stack(rows)
+            losses, total, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
+            sums[k] = (losses * weight[k]).sum(dtype=torch.float64)
+            self._write_row(rows[k], parts, total)
+        return sums, rows
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The loss of every example, (clients, batch), in training mode and without gradients, one client after the other.
@@ -268,9 +273,11 @@ class ModuleKernel:
         """
         one = params.new_ones(1)
         alone = [(select_rows(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
-        keys = self._row_keys(len(targets))
-        found = (self._losses_and_gradient(params, *example, one, key)[1] for example, key in zip(alone, keys, strict=True))
-        return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
+        rows = params.new_empty(len(targets), self.dim)
+        for row, example, key in zip(rows, alone, self._row_keys(len(targets)), strict=True):
+            _, total, parts = self._losses_and_gradient(params, *example, one, key)
+            self._write_row(row, parts, total)
+        return rows
 
     def hessian_products(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, vectors: Tensor) -> Tensor:
         """The Hessian of each client's weighted sum of losses times its row of `vectors`, (clients, dim), one client at a time.
@@ -302,25 +309,40 @@ class ModuleKernel:
         (clients, batch, ...), `weight` is (clients, batch).
         """
         for k, key in enumerate(self._row_keys(len(params))):
-            _, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
-            with torch.no_grad():
-                torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
+            _, total, parts = self._losses_and_gradient(params[k], select_rows(inputs, k), targets[k], weight[k], key)
+            with torch.no_grad():                                      # parameters are views of params[k]
+                dense = [(p, part) for p, part in zip(self.trained, parts, strict=True) if not part.is_sparse]
+                torch._foreach_add_([p for p, _ in dense], [part for _, part in dense], alpha=-rate)
+                for p, part in zip(self.trained, parts, strict=True):
+                    if part.is_sparse:
+                        p.add_(part, alpha=-rate)
+            params[k, :1].add_(total, alpha=0.0)                       # NaN unless the loss is finite
 
     def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor,
-                             key: int | None) -> tuple[Tensor, list[Tensor]]:
-        """Losses (batch,) of one client's examples, and the gradient of their weighted sum: a list of one tensor per parameter.
+                             key: int | None) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """One client's losses (batch,), their weighted sum, a scalar, and its gradient: one tensor per parameter.
 
         `params` is (dim,), `inputs` and `targets` are (batch, ...), `weight` is (batch,); counted draws follow from `key`. The
-        gradients are dense. If the weighted sum is not finite, the first of them is all NaN, so that the client is left out.
+        gradients of embeddings are sparse: the rows that were read. They may be finite where the sum is not.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
-            outputs = self._call_in_training(inputs, key).to(params.dtype)
-            losses = self.task.loss(outputs, targets)
-            parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
-        losses = losses.detach()
-        first = parts[0].to_dense() + 0 * torch.dot(losses, weight.to(losses.dtype))      # NaN unless the loss is finite
-        return losses, [first, *(part.to_dense() for part in parts[1:])]
+            losses = self.task.loss(self._call_in_training(inputs, key).to(params.dtype), targets)
+            total = torch.dot(losses, weight.to(losses.dtype))
+            parts = torch.autograd.grad(total, self.trained, materialize_grads=True)
+        return losses.detach(), total.detach(), parts
+
+    def _write_row(self, row: Tensor, parts: Sequence[Tensor], total: Tensor) -> None:
+        """Write the gradients `parts` to `row` (dim,), of which the first becomes NaN where the loss `total` is not finite."""
+        if any(part.is_sparse for part in parts):
+            for place, part in zip(row.split(self.sizes), parts, strict=True):
+                if part.is_sparse:
+                    place.zero_().view(part.shape).add_(part)
+                else:
+                    place.copy_(part.reshape(-1))
+        else:
+            torch.cat([part.reshape(-1) for part in parts], out=row)
+        row[:1].add_(total, alpha=0.0)
 
     def _call_in_training(self, inputs: Examples, key: int | None) -> Tensor:
         """The outputs of the copy in training mode for `inputs` (batch, ...), with counted draws that follow from `key`."""
@@ -372,6 +394,17 @@ class ModuleKernel:
             return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
             parameter.data = part.view(shape)
+
+
+def can_be_sparse(module: nn.Module) -> bool:
+    """Whether `module` is PyTorch's own embedding with a trained table whose gradient may be the sum of the rows it read.
+
+    Not so where rows are renormalised or gradients scaled by the number of reads, nor for the largest value of a bag.
+    """
+    if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or type(module) not in (nn.Embedding, nn.EmbeddingBag):
+        return False
+    largest = isinstance(module, nn.EmbeddingBag) and module.mode == "max"
+    return module.weight.requires_grad and module.max_norm is None and not module.scale_grad_by_freq and not largest
 
 
 def divergence_task(task: Task) -> Task:
@@ -455,12 +488,15 @@ def two_client_batch(population: Population, device: torch.device, dtype: torch.
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A forward pre-hook of convolutions: returns their arguments, with images laid out so that channels are innermost in memory.
 
-    Images of one channel get the strides of that layout too, which PyTorch would not give them. Inputs without four axes are
-    returned as they are. `module` is not used.
+    Images of one channel get the strides of that layout too, which PyTorch would not give them. Where the weights of `module`
+    are more than twice as many numbers as its images, channels are outermost instead: oneDNN would spend the most of its time
+    on bringing the weights into the other order. Inputs without four axes are returned as they are.
     """
     images = inputs[0]
     if images.dim() != 4:
         return inputs
+    if module.weight.numel() > MANY_WEIGHTS * images.numel():
+        return (images.contiguous(), *inputs[1:])
     if images.shape[1] > 1:
         return (images.contiguous(memory_format=torch.channels_last), *inputs[1:])
     height, width = images.shape[2:]

@@ -229,11 +229,15 @@ class LocalFleet(SimulatedFleet):
             return self._answer_clients(question, encoding, 0, len(shard.population))
         if question.gather:
             return self._gather_rows(question, encoding)
-        total: list[Tensor] = []
+        total: Tensor | None = None
         for found in self._block_answers(AnswerJob(opening, question, encoding, shard.memo)):
             one = self._shared.get_sum(found) if self._shared and isinstance(found, Place) else found
-            total = [encoding.sum(torch.stack([*total, one]))] if total else [one]
-        return total[0]
+            if total is None:
+                total = one.clone()                        # its memory may be shared with a worker process
+            else:
+                encoding.add(total, one[None])
+        assert total is not None
+        return total
 
     def _gather_rows(self, question: Question, encoding: Encoder) -> Tensor:
         """The encoded rows of the cohort's answer to a question that trains, (clients, width), in cohort order.
@@ -289,15 +293,10 @@ class LocalFleet(SimulatedFleet):
         `encoding` encodes rows and adds them. Clients are computed in batches that fit into memory and cache, whose sums are
         added in order. The result is on the CPU.
         """
-        parts: list[Tensor] = []
-        for clients in self._client_chunks(question, low, high):
-            rows = answer(question, clients, encoding)
-            if question.gather:
-                parts.append(rows.cpu())
-            else:
-                partial = to_host(encoding.sum(rows))
-                parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
-        return torch.cat(parts) if question.gather else parts[0]
+        chunks = (answer(question, clients, encoding) for clients in self._client_chunks(question, low, high))
+        if question.gather:
+            return torch.cat([rows.cpu() for rows in chunks])
+        return sum_of_chunks(chunks, encoding)
 
     def _write_rows(self, job: AnswerJob, low: int, high: int) -> GatheredPlace:
         """Write the encoded rows of clients `low` to `high` - 1 to the shared memory of `job`, and return where they are.
@@ -361,6 +360,21 @@ class LocalFleet(SimulatedFleet):
             self._team.close()
             self._shared = SharedMemory(models, max_blocks(self.kernel.dim))
         self._shared.models.copy_(models)
+
+
+def sum_of_chunks(chunks: Iterator[Tensor], encoding: Encoder) -> Tensor:
+    """The encoded sum, (width,), of chunks of encoded rows, each (clients, width), in order; on the CPU.
+
+    A single row is its own sum, and may be returned as a view: the result is only to be read. Later chunks are added in place,
+    since rows of large models are best copied seldom.
+    """
+    first, total = next(chunks), None
+    for rows in chunks:
+        total = to_host(encoding.sum(first)) if total is None else total
+        encoding.add(total, rows if rows.device.type == "cpu" else to_host(encoding.sum(rows))[None])
+    if total is not None:
+        return total
+    return first[0] if len(first) == 1 and first.device.type == "cpu" else to_host(encoding.sum(first))
 
 
 def _weakly_bound_method(perform: Perform) -> Perform:

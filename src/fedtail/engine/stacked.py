@@ -21,6 +21,7 @@ from fedtail.engine.gpu.packed import stretched_sequences
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.gpu.triton_kernels import compile_before, tiles_of_many_clients
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
+from fedtail.engine.recorded import RecordedOperations
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call_module, trainable_parameters, twice_differentiable
 from fedtail.task import Task
@@ -40,7 +41,7 @@ class StackedKernel(ModuleKernel):
     """
 
     name = "stacked"
-    channels_last = False
+    channels_last = sparse_embeddings = False
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full",
                  counted_draws: bool = False):
@@ -55,7 +56,9 @@ class StackedKernel(ModuleKernel):
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = make_output_function(self.evaluating, precision, device)
         self._function, self._replays = function, device.type != "cpu"
-        self._gradients: Step = Replayed(function, device, prepare=compile_before) if self._replays else function
+        self._operations = RecordedOperations(function.parts_and_losses, self.training)      # on a CPU
+        self._gradients: Step = (Replayed(function, device, prepare=compile_before) if self._replays
+                                 else partial(_rows_by_operations, self._operations))
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN, compile_before) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -130,9 +133,8 @@ class StackedKernel(ModuleKernel):
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params))), alpha=rate)
             return
         named = self._function.split_by_name(params)           # steps on the parameters themselves, not joined to one vector
-        found, losses = self._function.gradients_by_name(named, inputs, targets, weight.to(params.dtype),
-                                                         *self._keys(len(params)))
-        torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
+        *parts, losses = self._operations(params, inputs, targets, weight.to(params.dtype), *self._keys(len(params)))
+        torch._foreach_add_(list(named.values()), parts, alpha=-rate)
         params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
 
     def use_streams(self, streams: Tensor) -> None:
@@ -222,9 +224,17 @@ class StackedGradients:
         (clients,) are those of counted draws. A gradient is not finite where the loss is not.
         """
         found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight, *keys)
-        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
-        flat[:, :1].add_(losses[:, None], alpha=0.0)
-        return losses, flat
+        return losses, join_parts(list(found.values()), losses)
+
+    def parts_and_losses(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor,
+                         *keys: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of each trained parameter, (clients, ...), in their order, and last the losses, (clients,).
+
+        Arguments are those of `losses_and_gradients`.
+        """
+        named = self.split_by_name(params)
+        found, losses = self.gradients_by_name(named, inputs, targets, weight, *keys)
+        return *(found[name] for name in named), losses
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor, *keys: Tensor) -> Tensor:
         """The loss of every example, (clients, batch), without gradients.
@@ -258,9 +268,7 @@ class StackedGradients:
         named = {name: part[0] for name, part in self.split_by_name(params[None]).items()}
         with use_precision(self.precision, self.device, activations=False):
             found, losses = of_all(named, alone, targets[:, None], params.new_ones(len(targets), 1), *keys)
-        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
-        flat[:, :1].add_(losses[:, None], alpha=0.0)
-        return flat
+        return join_parts(list(found.values()), losses)
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
         """Split the flat vectors `params` (clients, dim) into trained parameters (clients, ...): a dict by name of views."""
@@ -276,6 +284,19 @@ class StackedGradients:
         """
         with use_precision(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
             return self._gradients_of_all(named, inputs, targets, weight, *keys)
+
+
+def join_parts(parts: list[Tensor], losses: Tensor) -> Tensor:
+    """Gradients by parameter, each (clients, ...), as rows (clients, dim), which are not finite where `losses` (clients,) are not."""
+    flat = torch.cat([part.flatten(1) for part in parts], 1)
+    flat[:, :1].add_(losses[:, None], alpha=0.0)
+    return flat
+
+
+def _rows_by_operations(operations: RecordedOperations, *given: Any) -> Tensor:
+    """The gradients (clients, dim) of a step whose parts and losses `operations` compute from the arguments `given`."""
+    *parts, losses = operations(*given)
+    return join_parts(parts, losses)
 
 
 def make_output_function(module: nn.Module, precision: Precision, device: torch.device) -> Step:

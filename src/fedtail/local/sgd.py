@@ -172,7 +172,7 @@ class LocalSGD(LocalTraining):
         if int(steps[0]) > 0:
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
-        return params.index_select(0, to_device(order.argsort(), params.device))
+        return params if len(params) == 1 else params.index_select(0, to_device(order.argsort(), params.device))
 
     def sorted_batches(self, clients: Clients) -> tuple[Clients, Tensor, Iterator[Batch]]:
         """The mini-batches that these clients would train on in this round, for parts that take steps of their own kind.

@@ -252,7 +252,7 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
         return rows
     total = parts[0].clone()
     for part in parts[1:]:
-        total = encoding.sum(torch.stack([total, part]))
+        encoding.add(total, part[None])
     return total
 
 
