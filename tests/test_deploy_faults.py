@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedtail.deployment.flower.loopback import read_text_or_empty
+from fedtail.deployment.flower.example import node_names, write_example
+from fedtail.deployment.flower.loopback import StockFlower, read_text_or_empty
 
-from deploy_cases import Deployment
+from deploy_cases import ENOUGH, Deployment
 
 pytestmark = pytest.mark.deploy
 TIMEOUT = 30.0
@@ -53,15 +54,19 @@ def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):
     """Nodes want 0, 2 and 9 and hold 10, 20 and 10 examples: the worst half of the mass, and the model it leads to, by hand."""
     app = shutil.copytree(Path(__file__).parent / "stock_flower_app", tmp_path / "app")
     wanted, examples = np.array([0.0, 2.0, 9.0]), np.array([10, 20, 10])
-    with Deployment(tmp_path / "deployment", nodes=3) as deployment:
-        for name, target, count in zip(deployment.names, wanted, examples, strict=True):
-            (deployment.folder.node_folder(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
-        deployment.loopback.submit_run(app, out=str(deployment.out("stock")))
-        deployment.finish("stock")
+    folder, _ = write_example(tmp_path / "deployment", 3, 1)
+    out = folder.path / "runs" / "stock"
+    with StockFlower(folder) as loopback:
+        loopback.start_superlink()
+        for name, target, count in zip(node_names(3), wanted, examples, strict=True):
+            (folder.node_folder(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
+            loopback.start_node(name)
+        loopback.submit_run(app, out=str(out))
+        loopback.wait_for_result(out, ENOUGH)
     w = 3.0
     for _ in range(2):                                                  # half of 40 examples: the worst node's 10, 10 of the next
         worst, second = np.argsort(-(w - wanted) ** 2)[:2]
         assert examples[worst] == 10
         w += 0.5 * (0.5 * (wanted[worst] - w) + 0.5 * (wanted[second] - w))
-    found = json.loads((deployment.out("stock") / "result.json").read_text())
+    found = json.loads((out / "result.json").read_text())
     assert found == {"w": pytest.approx(w, rel=1e-12), "counted": 3}

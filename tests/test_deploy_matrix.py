@@ -90,7 +90,6 @@ SPOILT = [
     Case("a node answers garbage", (ONE_LESS,) * 4, {2: {"FEDTAIL_FAULT": "garbage"}}),
     Case("30% of the nodes are killed in a round", (80, 56, 56, 56), nodes=10,
          faults={k: {"FEDTAIL_FAULT": "killed", "FEDTAIL_AT": "1"} for k in (1, 4, 8)}),
-    Case("too few nodes stay", (ALL, 0, 0), faults={k: {"FEDTAIL_FAULT": "killed", "FEDTAIL_AT": "1"} for k in (0, 1, 3)}),
 ]
 STAGES = {"before the first broadcast": ("before:3", 1),       # charged before it is sent
           "after a broadcast": ("after:7", 1), "between the questions": ("before:9", 2), "before a checkpoint": ("after:10", 2),
@@ -143,6 +142,23 @@ def test_a_fault(tmp_path, monkeypatch, transport, case):
     with deployed(tmp_path, case, transport, monkeypatch) as deployment:
         run_plainly(deployment, case, transport, faults)
     check(deployment, case)
+
+
+@on_both([Case("too few nodes stay", faults={k: {"FEDTAIL_FAULT": "killed", "FEDTAIL_AT": "1"} for k in (0, 1, 3)})])
+def test_a_pause(tmp_path, monkeypatch, transport, case):
+    """The round is lost. The next one is lost too, or waits for nodes where the server knows by then that they are gone."""
+    with deployed(tmp_path, case, transport, monkeypatch) as deployment:
+        for k, name in enumerate(deployment.names):
+            deployment.start(name, **case.faults.get(k, {}))
+        deployment.run("run", timeout=case.timeout[transport], nodes=case.nodes)
+        deployment.loopback.wait_for_log(deployment.out("run"), lambda log: "paused: " in log or "finished; " in log, PATIENCE[transport])
+        pauses = "finished; " not in deployment.log("run")
+        for k in case.faults if pauses else ():
+            deployment.kill(deployment.names[k])
+            deployment.start(deployment.names[k])
+        deployment.finish("run", PATIENCE[transport])
+    check(deployment, replace(case, answered=(ALL, 0, ALL, ALL) if pauses else (ALL, 0, 0)))
+    assert ("goes on: enough nodes are there" in deployment.log("run")) == pauses
 
 
 def with_broken_data(deployment, case, transport):

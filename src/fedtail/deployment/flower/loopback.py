@@ -66,6 +66,10 @@ class Loopback:
         Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
         self._start_process("superlink", [*PROCESS, "serve", str(self.folder.server_folder)])
+        self._wait_for_superlink(patience)
+
+    def _wait_for_superlink(self, patience: float) -> None:
+        """Wait until the SuperLink answers; RuntimeError where it ends by itself or `patience` seconds pass."""
         end = time.monotonic() + patience
         while not self._run_flwr("ls", LINK)[0]:
             self._check_alive("superlink")
@@ -191,6 +195,29 @@ class Loopback:
         done = subprocess.run(["flwr", *words], env=process_environment(self.folder.home_folder), stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=120, check=False)
         return done.returncode == 0, (done.stdout + done.stderr).strip()
+
+
+class StockFlower(Loopback):
+    """Flower's own SuperLink and SuperNodes on this machine, which run what is submitted: for apps that know nothing of fedtail.
+
+    There is no gate, and no key is asked for; TLS and the folders are those of the deployment.
+    """
+
+    def start_superlink(self, patience: float = 60.0) -> None:
+        """Start the SuperLink, and wait until it answers. Raises RuntimeError where it ends by itself or `patience` passes."""
+        self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
+        server = self.folder.server_folder
+        self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
+                                          "--disable-runtime-dependency-installation", "--ssl-ca-certfile", str(server / "ca.crt"),
+                                          "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile", str(server / "server.key")])
+        self._wait_for_superlink(patience)
+
+    def start_node(self, name: str, **environment: str) -> None:
+        """Start Flower's SuperNode for the node `name`, which is told where its folder's node.toml is, without waiting for it."""
+        place = self.folder.node_folder(name)
+        self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
+                                   str(place / "ca.crt"), "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
+                                   "--node-config", f"settings={json.dumps(str(place / 'node.toml'))}"], environment)
 
 
 def process_environment(home: Path) -> dict[str, str]:
