@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
+from fedtail.cli.terminal import _difference_cell, _mean_cell
 from fedtail.cli.answers import _interval_note, show_answers
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
@@ -152,6 +153,17 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     assert asked["answer"] == "take it"
 
 
+def test_how_many_clients_it_takes_counts_those_who_have_the_metric():
+    """Of clients of whom half have one class only, 50 with an AUC are about 100 clients."""
+    random = RANDOM(0)
+    base = {key: value if key % 2 else math.nan for key, value in enumerate(random.beta(6, 2, 60).tolist())}
+    better = {key: value + 0.01 for key, value in base.items()}
+    found = answer_from_values("mine", [better], [base], "roc_auc", "higher", (0.0, 1.0), percent=False)
+    assert found["verdict"] == "this data cannot tell (it would take at least 50 test clients with a roc_auc for any interval)"
+    known = [{key: value for key, value in side.items() if key % 2} for side in (better, base)]
+    assert "50 test clients for any" in answer_from_values("mine", known[:1], known[1:], "roc_auc", "higher", (0.0, 1.0), percent=False)["verdict"]
+
+
 def test_of_few_clients_nothing_is_said_about_a_part_of_one():
     base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
@@ -181,6 +193,17 @@ def test_a_price_decides_what_the_mean_may_pay():
 @pytest.mark.parametrize(("low", "high", "digits"), [(1.0, 1.2, 2), (-30.0, 10.0, 0), (0.001, 0.0012, 5), (None, None, 2), (1.0, 1.0, 2)])
 def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
     assert digits_for({"estimate": 1.1, "low": low, "high": high}) == digits
+
+
+@pytest.mark.parametrize(("value", "spread", "unit", "sign", "text"), [
+    (0.4692, 0.2, "", "", "0.47 +- 0.20"), (0.99812, 0.0033, "", "", "0.9981 +- 0.0033"), (19123.4, 652.3, "", "", "19123 +- 652"),
+    (12.3449, 2.551, "%", "", "12.34 +- 2.55"), (-0.00734, 0.0016, "", "+", "-0.0073 +- 0.0016"), (0.0375, 0.038, "", "+", "+0.037 +- 0.038"),
+    (-3.7e-17, 9.8e-17, "", "+", "+0 +- 0"), (0.5, 0.0, "", "", "0.5 +- 0"), (3.4e7, 1e6, "", "", "3.4e+07 +- 1e+06")])
+def test_cells_of_tables_are_rounded_by_their_spread(value, spread, unit, sign, text):
+    """Differences of a rounding error are none, and four digits of a number known to one are too many."""
+    cell = {"mean": value, "std": spread, "stderr": spread}
+    row = {"x": cell, "unit": unit}
+    assert (_difference_cell if sign else _mean_cell)(row, "x") == text
 
 
 def test_a_verdict_that_more_clients_would_not_change_says_what_is_still_possible():

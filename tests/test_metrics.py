@@ -579,3 +579,16 @@ def test_methods_with_other_metrics_are_on_one_page(tmp_path):
     assert (view["better"], view["statistics"][1][0]) == ("higher", "p0")
     assert [row["statistics"]["mean"]["mean"] for row in view["table"]] == [None, None]
     assert write_page([plain, more], tmp_path).is_file()
+
+
+def test_a_loss_a_thousand_times_that_of_the_constant_has_diverged_not_learned_too_little():
+    """One rule in Python as in runs: a finite loss of 1e28 is no reason to train longer."""
+    random = np.random.default_rng(0)
+    people = Population.from_clients([(random.normal(size=(20, 5)).astype("float32"), random.integers(0, 2, 20)) for _ in range(12)])
+    task = Task(LogisticRegression(5))
+    for rate, category, text in ((1e30, fedtail.DivergedWarning, "where a constant prediction has .*: training has diverged. Lower the learning rate"),
+                                 (9.0, fedtail.WorseThanConstantWarning, "is above that of a constant prediction")):
+        trained = fedtail.train(fedtail.fedavg(10, learning_rate=rate), task, people, rounds=5, seed=0)
+        with pytest.warns(fedtail.DivergedWarning, match=text) as told:
+            fedtail.evaluate(trained, people)
+        assert [one.category for one in told] == [category]
