@@ -180,7 +180,7 @@ def test_settings_whose_loss_is_far_above_the_untrained_models_come_last_and_are
 
 def test_why_a_search_has_no_intervals_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    search = '[tune]\ntrials = 2\nstatistic = "worst10"\n[tune.search]\nlocal.learning_rate = [0.02, 0.05]\n'
+    search = '[tune]\ntrials = 2\nmetric = "loss"\nstatistic = "worst10"\n[tune.search]\nlocal.learning_rate = [0.02, 0.05]\n'
     Path("t.toml").write_text(BASE + METHODS["delta_fl"] + search)
     shown = call("tune", "t.toml", "--out", "t", "--seeds", "0").stdout
     assert "(no interval)" in shown
