@@ -557,6 +557,19 @@ def test_promises_where_higher_is_better_are_lower_bounds():
     assert "the 10th percentile of the accuracy over new clients is at least" in promise_sentences(found, "accuracy", "higher", False)[0]
 
 
+@pytest.mark.parametrize(("better", "worst"), [("lower", 1.0), ("higher", 0.0)])
+def test_a_bound_that_excludes_nothing_is_not_sold_as_a_promise(better, worst):
+    """One of 40 clients fails altogether: the 90th percentile of all may be as bad as can be."""
+    values = {k: worst if k < 4 else 0.4 for k in range(40)}
+    found = promise_entry(values, (), (0, 1), better)
+    name = "p90" if better == "lower" else "p10"
+    assert found[name]["bound"] == worst
+    said = promise_sentences(found, "error", better, better == "lower")
+    assert said[0] == (f"nothing can be excluded about the {'90' if better == 'lower' else '10'}th percentile of the error over new clients: it may be as bad as can be, as "
+                       f"far as these clients show (40 held-out clients show {'46.0%' if better == 'lower' else '0.36'}).")
+    assert "is at most 40.0%" in promise_sentences(promise_entry(dict.fromkeys(range(40), 0.4), (), (0, 1), "lower"), "error", "lower", True)[0]
+
+
 @pytest.mark.parametrize(("bounds", "better", "exists"), [((0, 1), "higher", True), ((0, 1), "lower", True), ((0, math.inf), "lower", False),
                                                           ((-math.inf, 1), "higher", False)])
 def test_the_worst_tenth_is_promised_for_every_bounded_metric_and_no_other(bounds, better, exists):

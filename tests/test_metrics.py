@@ -27,6 +27,7 @@ from fedtail.experiment import read_experiment
 from fedtail.losses import hinge
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.report import page_data, write_page
+from fedtail.report.curves import has_extremes
 from fedtail.report.page import script_safe_json
 from fedtail.runs import RunFolder, find_runs
 from fedtail.runs.comparison import STATISTICS, constant_row, paired_differences, rows_by_client, rows_by_method
@@ -561,6 +562,21 @@ def test_few_clients_are_on_the_page_by_name(compared):
     assert {row["client"]: row["values"][1] for row in data["by_client"]} == approx(dict(zip(errors["name"], errors["error"], strict=True)))
     assert data["table"][1]["statistics"]["p100"]["mean"] == approx(errors["error"].max())
     assert page_data(runs_of(compared, "many"))["by_client"] == []
+
+
+def test_curves_of_few_clients_show_the_worst_one_instead_of_a_percentile(compared, tmp_path):
+    """The 90th percentile of six clients is half of one of them."""
+    for name, few in (("few", True), ("many", False)):
+        runs = runs_of(compared, name)
+        data = page_data(runs)
+        text = write_page(runs, tmp_path / f"{name}.html").read_text()
+        assert data["few"] is few
+        assert ("and worst client (dotted)" in text, "and 90th percentile (dotted)" in text) == (few, not few)
+        worst = [line["members"][0]["test"]["error"]["p100"] for line in runs[0].metrics]
+        assert data["curves"][0]["test"]["error"]["p100"] == approx(worst, rel=1e-4)
+    earlier = page_data(runs_of(compared, "few"))["curves"]
+    earlier[0]["test"]["error"]["p100"] = [None] * len(earlier[0]["test"]["error"]["mean"])
+    assert not has_extremes(earlier)                              # recorded before there was a worst client in metrics.jsonl
 
 
 def test_a_page_stays_small_with_many_clients_and_metrics(tmp_path):

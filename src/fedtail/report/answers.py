@@ -14,7 +14,7 @@ from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
 from fedtail.runs.metric_bounds import metric_bounds
 from fedtail.runs.noise_over_seeds import noise_over_seeds
-from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
+from fedtail.runs.promise_entries import CONFIDENCE, NOTHING_EXCLUDED, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
 
 ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
@@ -162,6 +162,8 @@ def _promised(method: Method, run: RunFolder, metric: str, confidence: float) ->
 
 def _bound_text(one: dict[str, Any], percent: bool) -> str:
     """A bound as text, "34.2%", or why there is none: how many clients it takes."""
+    if one["note"] == NOTHING_EXCLUDED:
+        return f"{NO_BOUND}: excludes nothing"
     if one["bound"] is not None:
         return shown_number(one["bound"], percent)
     why = f"takes {one['clients_needed']} clients" if one["clients_needed"] else "the metric has no bound"

@@ -92,8 +92,9 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
     Its keys are the page's sections ("answers", "alarms", "facts", "notes", "methods", "curves", "contributors", "families",
     "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits",
     "metrics", "thresholds", and "few", whether curves have the worst client in the place of a percentile), those of `metric_view`
-    for the `metric` that the page opens with, and "further", such a view of every other metric by name. `baseline` names the method that the others are compared with, by default the first. Raises
-    ValueError where there are no runs, where they cannot be on one page, or where no method or metric has that name.
+    for the `metric` that the page opens with, and "further", such a view of every other metric by name. `baseline` names the
+    method that the others are compared with, by default the first. Raises ValueError where there are no runs, where they cannot
+    be on one page, or where no method or metric has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
