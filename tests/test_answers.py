@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
-from fedtail.cli.terminal import _difference_cell, _mean_cell
 from fedtail.cli.answers import _interval_note, show_answers
+from fedtail.cli.terminal import _difference_cell, _mean_cell
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise

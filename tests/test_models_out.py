@@ -24,7 +24,6 @@ from fedtail.model_file import read_model
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.exporting import _quiet_exporter, example_inputs, export_run
 from fedtail.runs.model_card import model_card
-
 from run_folders import write_folder
 
 from run_cases import Onlooker, experiment

@@ -40,7 +40,7 @@ def learning_curves(method: Method) -> dict[str, Any]:
 def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
     """The statistics of one metric of `method` over the clients of a split by round, averaged over seeds.
 
-    {"rounds": [...], "mean": [...], "p10": ..., "p90": ..., ...}, with the statistics in SHOWN, at the rounds that every averaged run
+    {"rounds": [...], "mean": [...], "p10": ..., ...}, with the statistics in SHOWN, at the rounds that every averaged run
     has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
     """
     lines = [_statistics_by_round(run, method.model, split, metric) for run in method.averaged_runs]
@@ -52,7 +52,7 @@ def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
 def has_extremes(curves: Sequence[dict[str, Any]]) -> bool:
     """Whether `learning_curves` of all methods have the worst and best client at every round; earlier versions kept neither."""
     every = [one for method in curves for split in method.values() for one in split.values()]
-    return all(value is not None for one in every for name in ("p0", "p100") for value, mean in zip(one[name], one["mean"], strict=True)
+    return all(None not in ends for one in every for mean, *ends in zip(one["mean"], one["p0"], one["p100"], strict=True)
                if mean is not None)
 
 

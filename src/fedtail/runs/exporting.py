@@ -188,7 +188,8 @@ def _config(run: RunFolder, index: int, best: bool) -> dict[str, Any]:
     task = run.about["experiment"].get("task", {})
     return {"library_name": "fedtail", "fedtail_version": run.about["versions"]["fedtail"], "module": task.get("module"),
             "dtype": task.get("dtype"), "inputs": run.about.get("inputs"), "classes": bool(run.about.get("rates")),
-            "columns": run.about.get("columns"), "class_names": run.about.get("classes"), "method": run.members[index], "seed": run.seed, "rounds": read_json(run.path / "result.json")["round"], "best": best}
+            "columns": run.about.get("columns"), "class_names": run.about.get("classes"),
+            "method": run.members[index], "seed": run.seed, "rounds": read_json(run.path / "result.json")["round"], "best": best}
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

@@ -26,14 +26,14 @@ def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], bo
     `values` are those of held-out clients by identity; `used` the identities of all that had a part in making the model;
     `bounds` the least and largest value possible, without which nothing is promised about the worst tenth. The entries are
     `clients`, `confidence` and, for each statistic, `observed`, `bound` (None where there is none), `clients_needed` for one
-    and `note`, which also says where a bound excludes nothing. Where higher is better, bounds are lower ones and the percentile is the 10th. Raises FieldError where a client
-    is in both, has no finite value, or one outside finite bounds.
+    and `note`, which also says where a bound excludes nothing. Where higher is better, bounds are lower ones and the percentile
+    is the 10th. Raises FieldError where a client is in both, has no finite value, or one outside finite bounds.
     """
     sign, used = (1.0 if better == "lower" else -1.0), list(used)
-    turned = {key: sign * value for key, value in values.items()}
-    found = {name: promise(turned, used, name, bounds=turned_bounds(bounds, better), confidence=confidence)
+    turned, limits = {key: sign * value for key, value in values.items()}, turned_bounds(bounds, better)
+    found = {name: promise(turned, used, name, bounds=limits, confidence=confidence)
              for name in PROMISED if are_bounded(bounds) or not name.startswith("worst")}
-    entry = {shown_statistic(name, better): _bound_entry(one, sign, turned_bounds(bounds, better)[1]) for name, one in found.items()}
+    entry = {shown_statistic(name, better): _bound_entry(one, sign, limits[1]) for name, one in found.items()}
     if not are_bounded(bounds):
         worst = statistic_named("worst10").of(np.array(list(turned.values())))
         entry["worst10"] = {"observed": sign * worst, "bound": None, "clients_needed": None, "note": UNBOUNDED}

@@ -29,10 +29,10 @@ def write_search_result(search: Search, ended: Sequence[Any], held_out: Mapping[
     the optuna trials that ended, `held_out` the clients they were judged by, for each seed. `trials` has those that gave a
     number, best first and then those whose loss is far above that of the untrained model, each with its settings, value,
     `by_seed` and `std` over seeds; `differences`, in the same order, what each is worse than the best, with a 95% interval for
-    new clients, none for those with such a loss unless all have it; `diverged` the others. The chosen trial is the best or a simpler
-    one within one standard error of it; `reason` says which, and `warnings` what to be careful of. Of a private search nothing
-    but the value of a trial is known: the best is chosen, once the search is `finished`, and `best` is None before; its guarantee
-    is that of `begun` trials, those that were interrupted too.
+    new clients, none for those with such a loss unless all have it; `diverged` the others. The chosen trial is the best or a
+    simpler one within one standard error of it; `reason` says which, and `warnings` what to be careful of. Of a private search
+    nothing but the value of a trial is known: the best is chosen, once the search is `finished`, and `best` is None before; its
+    guarantee is that of `begun` trials, those that were interrupted too.
     """
     import tomli_w
 
