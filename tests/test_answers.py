@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
-from fedtail.cli.answers import _interval_note, show_answers
+from fedtail.cli.answers import _interval_note, show_answers, show_noise
 from fedtail.cli.terminal import _difference_cell, _mean_cell
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
@@ -26,7 +26,7 @@ from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
-from fedtail.runs.client_noise import PooledExamples, noise_of_columns, noise_outcome, noise_sentence
+from fedtail.runs.client_noise import PER_CLIENT, PooledExamples, noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
 from fedtail.runs.metric_bounds import RATES, UNKNOWN
@@ -422,6 +422,15 @@ def test_one_example_a_client_tells_nothing_about_noise(column, rates):
         "reason": "clients have one example each, and what they differ by cannot be told from noise"}
 
 
+def test_a_tail_without_a_floor_is_said_to_have_none(capsys):
+    row = {"method": "A", "metric": "roc_auc", "diverged": [], "noise": {"reason": PER_CLIENT}}
+    show_noise([row, {**row, "method": "B"}, {**row, "noise": {"reason": "the values of single clients are not known"}}])
+    assert capsys.readouterr().out == ("How much of a tail of the roc_auc is noise is not known: it is one number for a client, not a mean over its "
+                                       "examples.\n")
+    show_noise([{**row, "diverged": [0]}])
+    assert capsys.readouterr().out == ""
+
+
 def test_the_noise_of_a_number_for_a_whole_client_is_not_known():
     rows = {"auc": np.linspace(0.5, 1, 20), "size": np.full(20, 30)}
     assert noise_sentence(noise_of_columns(rows, "auc", False, "higher")) == (
@@ -546,6 +555,59 @@ def test_a_split_by_clients_is_advised_where_it_makes_a_promise(clients, advice)
 def test_a_client_without_a_value_may_be_the_worst():
     found = held_out_promise([0.1, math.nan, 0.2], "test", {"test": [1, 2, 3], "train": [4]}, {"train": "trained the model"}, RATES, "lower")
     assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
+
+
+def test_a_promise_about_a_metric_that_some_clients_lack_is_about_those_who_have_it():
+    """Of clients with one class nothing is known, and nothing promised; the others are draws from all who have both."""
+    random = RANDOM(0)
+    values = [float(v) if k % 3 else math.nan for k, v in enumerate(random.beta(8, 2, 150))]
+    who = {"test": [f"c{k}" for k in range(150)], "train": ["t"]}
+    found = held_out_promise(values, "test", who, {"train": "trained the model"}, (0, 1), "higher", [k % 3 > 0 for k in range(150)])
+    direct = promise({k: -v for k, v in enumerate(values) if k % 3}, (), "p90")
+    assert (found["clients"], found["undefined"], found["p10"]["bound"]) == (100, 50, pytest.approx(-direct.bound))
+    said = promise_sentences(found, "roc_auc", "higher", False)
+    assert said[0].startswith("the 10th percentile of the roc_auc over new clients for whom it is defined is at least")
+    assert "of the worst 10% of new clients for whom it is defined" in said[1]
+    lost = held_out_promise(values, "test", who, {"train": "trained the model"}, (0, 1), "higher", [True] * 150)
+    assert lost == {"reason": "there is no value for 50 of 150 tested clients, and one of them may be the worst."}      # diverged
+    assert held_out_promise([math.nan], "test", {"test": ["a"]}, {}, (0, 1), "higher", [False]) == {"reason": "the metric is defined for no tested client."}
+    with_train = held_out_promise(values, "test", {**who, "train": ["c1"]}, {"train": "trained the model"}, (0, 1), "higher", [k % 3 > 0 for k in range(150)])
+    assert "had a part in making the model" in with_train["reason"]
+
+
+def test_a_run_promises_an_auc_to_clients_who_have_both_classes(tmp_path):
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(4000, 3)).astype("float32"), np.arange(4000) % 200
+    y = (x.sum(1) + random.normal(size=4000) > 0) & (client % 4 > 0)
+    np.savez(tmp_path / "d.npz", x=x, y=y.astype(int), client=client)
+    (tmp_path / "e.toml").write_text(AUC_FILE)
+    done = run(read_experiment(tmp_path / "e.toml"), 0, tmp_path / "run", Onlooker())
+    auc = np.array([math.nan if v is None else v for v in done.client_columns("test")["roc_auc"]], float)
+    entry = done.result["promises"][0]["roc_auc"]
+    assert (entry["clients"], entry["undefined"]) == (np.isfinite(auc).sum(), np.isnan(auc).sum())
+    assert entry["undefined"] > 0
+    assert entry["p10"]["bound"] == pytest.approx(-promise({k: -v for k, v in enumerate(auc) if np.isfinite(v)}, (), "p90").bound, abs=1e-6)
+    assert "undefined" not in done.result["promises"][0]["error"]
+    text = write_page([done], tmp_path / "page.html", metric="roc_auc").read_text()
+    assert f"{entry['clients']} of {len(auc)} held-out clients" in text
+    assert "over all future clients for whom it is defined of the population" in text
+    assert "How much of a tail of the roc_auc is noise is not known: it is one number for a client" in text
+
+
+AUC_FILE = """\
+rounds = 2
+[data]
+kind = "arrays"
+path = "d.npz"
+split = { train = 0.3, test = 0.7 }
+[task]
+metrics = ["roc_auc"]
+[task.module]
+part = "LogisticRegression"
+features = 3
+[sample]
+cohort_size = 20
+"""
 
 
 def test_promises_where_higher_is_better_are_lower_bounds():

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.cli.terminal import text_with_spread
 from fedtail.experiment import read_experiment
 from fedtail.experiment.tune_section import Choices, Range
 from fedtail.runs import find_runs, run
@@ -86,7 +87,8 @@ SPACE = {"local.learning_rate": Range(0.001, 1.0, True), "risk.tail_fraction": C
 
 
 @pytest.mark.parametrize(("rate", "theta", "texts"), [
-    (0.03, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
+    (0.03, 0.5, []), (0.5, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
+    (0.75, 0.5, ["local.learning_rate = 0.75 is at the edge of the search"]),     # a draw hardly comes closer
     (0.99, 0.5, ["local.learning_rate = 0.99 is at the edge of the search, whose largest value is 1: a better one may lie beyond."]),
     (0.00101, 0.3, ["local.learning_rate = 0.00101 is at the edge", "risk.tail_fraction = 0.3 is at the edge of the search, whose smallest value is 0.3:"]),
 ])
@@ -227,6 +229,11 @@ def test_a_family_chooses_for_everybody_by_its_validation_clients(tmp_path, monk
     assert (found["statistic"], found["clients"]) == ("p90", 4)
     shown = call("choose", "f").stdout
     assert "p90 of the error over 4 validation clients (%), +- std over 2 seeds" in shown
+    assert "No interval: 4 clients have 0.4 in the tail; it takes 5, that is 50 clients, for an interval." in shown
+    losses = choose_for_everybody("f", metric="loss")
+    text = call("choose", "f", "--metric", "loss").stdout
+    for row in losses["models"]:                                        # two digits of the spread, not two decimals
+        assert f" {text_with_spread(row['value'], row['std'], '')} " in text
     assert "Chosen: " in shown
 
 

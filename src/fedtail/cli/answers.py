@@ -27,14 +27,18 @@ def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[st
 def show_noise(rows: list[dict[str, Any]]) -> None:
     """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
 
-    Rows of which that is not known are left out, and so are those of models that have diverged.
+    Of a metric whose tail has no floor, such as an AUC, that is said once. Rows of which nothing is known are left out, and so are
+    those of models that have diverged.
     """
-    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
+    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence, unknown_floor_sentence
 
     for row in rows:
         if "floors" in row["noise"] and not row["diverged"]:
             all_noise = noise_outcome(row["noise"]) == NOISE
             typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
+    for text in dict.fromkeys(unknown_floor_sentence(row["noise"], row["metric"]) for row in rows if not row["diverged"]):
+        if text:
+            typer.echo(text)
 
 
 def show_promises(runs: list[RunFolder], metric: str = "error") -> None:

@@ -92,7 +92,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
         cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
         floors = {} if row.get("diverged") else (row.get("noise") or {}).get("floors", {})
         if any(key in floors for _, key in columns):
-            alike = [_number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
+            alike = [number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
             cells.append(["  if all were alike", *alike, *([""] if some else [])])
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
@@ -145,7 +145,7 @@ def _client_cell(value: float | None, unit: str, diverged: bool) -> str:
     """The value of a client in a table by client; "diverged" under a model that has, "-" where it is not defined."""
     if diverged:
         return "diverged"
-    return "-" if value is None else _number_text(value, unit)
+    return "-" if value is None else number_text(value, unit)
 
 
 def show_alarms(sentences: list[str]) -> None:
@@ -154,7 +154,7 @@ def show_alarms(sentences: list[str]) -> None:
         typer.secho(text, fg=typer.colors.RED, bold=True)
 
 
-def _number_text(value: float, unit: str) -> str:
+def number_text(value: float, unit: str) -> str:
     """A number of a table: two decimals in percent, else four significant digits."""
     return f"{value:.2f}" if unit else f"{value:.4g}"
 
@@ -167,7 +167,7 @@ def _mean_cell(row: dict[str, Any], key: str) -> str:
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "diverged" if row.get("diverged") else "not finite"
-    return _number_text(cell["mean"], unit) if cell["std"] is None else _spread_text(cell["mean"], cell["std"], unit)
+    return number_text(cell["mean"], unit) if cell["std"] is None else text_with_spread(cell["mean"], cell["std"], unit)
 
 
 def _defined_cell(row: dict[str, Any]) -> str:
@@ -184,11 +184,11 @@ def _difference_cell(row: dict[str, Any], key: str) -> str:
     if cell["mean"] is None:
         return "none"
     if cell["stderr"] is not None:
-        return _spread_text(cell["mean"], cell["stderr"], unit, "+")
+        return text_with_spread(cell["mean"], cell["stderr"], unit, "+")
     return f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
 
 
-def _spread_text(value: float, spread: float, unit: str, sign: str = "") -> str:
+def text_with_spread(value: float, spread: float, unit: str, sign: str = "") -> str:
     """A number with its standard deviation or error, "0.36 +- 0.14": two decimals in percent, else two digits of the spread.
 
     `sign` "+" writes the sign of a difference. Differences that are those of rounding are zero.

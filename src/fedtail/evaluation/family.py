@@ -46,8 +46,8 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
         raise TypeError("models must be a list of modules, got a Trained. Write choose(trained.modules, ...).")
     if isinstance(data, Population):
         raise TypeError("choose is for one client: data must be a pair (x, y), got a Population. Write population.client(name) "
-                        "for one of them; evaluate_family(trained, population) has every client's own pick, and `fedtail choose RUN` "
-                        "picks one model for all.")
+                        "for one of them; evaluate_family(trained, population) has every client's own pick, and `fedtail choose "
+                        "RUN` picks one model for all.")
     if not models:
         raise ValueError("choose needs at least one model.")
     client = Population.from_clients([data])

@@ -58,8 +58,9 @@ def _bound_entry(found: Promise, sign: float, worst: float) -> dict[str, Any]:
 def _sentence(name: str, one: Mapping[str, Any], entry: Mapping[str, Any], metric: str, better: str, percent: bool) -> str:
     """One sentence on the bound of a statistic, or why there is none."""
     what = statistic_named(name)
-    about = f"the mean {metric} of the worst {100 * what.share:g}% of new clients" if what.kind == "worst" else \
-        f"the {what.words} of the {metric} over new clients"
+    who = "new clients for whom it is defined" if entry.get("undefined") else "new clients"
+    about = f"the mean {metric} of the worst {100 * what.share:g}% of {who}" if what.kind == "worst" else \
+        f"the {what.words} of the {metric} over {who}"
     if one["bound"] is None:
         return f"no promise about {about}: {one['note']}."
     if one["note"] == NOTHING_EXCLUDED:
