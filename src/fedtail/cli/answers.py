@@ -27,8 +27,8 @@ def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[st
 def show_noise(rows: list[dict[str, Any]]) -> None:
     """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
 
-    Of a metric whose tail has no floor, such as an AUC, that is said once. Rows of which nothing is known are left out, and so are
-    those of models that have diverged.
+    Of a metric whose tail has no floor, such as an AUC, that is said once. Rows of which nothing is known are left out, and so
+    are those of models that have diverged.
     """
     from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence, unknown_floor_sentence
 

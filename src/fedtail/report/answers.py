@@ -27,8 +27,9 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
     """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
 
     `panels` has, for each of `metrics`, the answers about each other method (`rows`, and what they are about), `noise`, a
-    sentence for each method on how much of its tail is noise (`no_floor` that none can be said), and `promises`, what each finished model promises about new
-    clients, all at once. `floors` has, by metric and for each method, what a statistic would be if all clients were alike;
+    sentence for each method on how much of its tail is noise, `no_floor`, one that this is not known, and `promises`, what each
+    finished model promises about new clients, all at once. `floors` has, by metric and for each method, what a statistic would be
+    if all clients were alike;
     `split` says whether seeds have splits of their own.
     """
     found = {metric: [noise_over_seeds(_pairs(m), metric) if m.runs_with_table else {} for m in methods] for metric in metrics}
