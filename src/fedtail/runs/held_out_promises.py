@@ -42,18 +42,18 @@ def held_out_promise(values: Iterable[float], tested: str, identities: Identitie
     `defined` are left out, and counted in `undefined`: the promise is about new clients for whom it is, of whom the others are
     independent draws. Other entries: see `promise_entry`.
     """
-    values = list(values)
-    known = [True] * len(values) if defined is None else list(defined)
-    mine, values = ([one for one, has in zip(all_of, known, strict=True) if has] for all_of in (identities[tested], values))
-    if not values:
+    every = list(zip(identities[tested], values, strict=True))
+    known = [True] * len(every) if defined is None else list(defined)
+    mine = dict(one for one, has in zip(every, known, strict=True) if has)
+    if not mine:
         return no_promise("the metric is defined for no tested client.")
-    missing = sum(not math.isfinite(value) for value in values)
+    missing = sum(not math.isfinite(value) for value in mine.values())
     if missing:
-        return no_promise(f"there is no value for {missing} of {len(values)} tested clients, and one of them may be the worst.")
+        return no_promise(f"there is no value for {missing} of {len(mine)} tested clients, and one of them may be the worst.")
     makers = [key for split in used for key in identities[split]]
     try:
-        entry = promise_entry(dict(zip(mine, values, strict=True)), makers, bounds, better)
-        return {**entry, "undefined": len(known) - len(mine)} if len(mine) < len(known) else entry
+        entry = promise_entry(mine, makers, bounds, better)
+        return entry if all(known) else {**entry, "undefined": known.count(False)}
     except FieldError as refused:
         return no_promise(_reason(str(refused), set(mine), identities, used))
 
