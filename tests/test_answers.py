@@ -159,7 +159,7 @@ def test_how_many_clients_it_takes_counts_those_who_have_the_metric():
     base = {key: value if key % 2 else math.nan for key, value in enumerate(random.beta(6, 2, 60).tolist())}
     better = {key: value + 0.01 for key, value in base.items()}
     found = answer_from_values("mine", [better], [base], "roc_auc", "higher", (0.0, 1.0), percent=False)
-    assert found["verdict"] == "this data cannot tell (it would take at least 50 test clients with a roc_auc for any interval)"
+    assert found["verdict"] == "this data cannot tell (it would take at least 50 test clients for whom the roc_auc is defined for any interval)"
     known = [{key: value for key, value in side.items() if key % 2} for side in (better, base)]
     assert "50 test clients for any" in answer_from_values("mine", known[:1], known[1:], "roc_auc", "higher", (0.0, 1.0), percent=False)["verdict"]
 
@@ -223,6 +223,16 @@ def test_what_is_the_same_for_all_metrics_is_said_once(capsys):
     answers = [{"metric": metric, "sentence": "mine: do not; the model has diverged (1 of 1 seeds).", "estimand": ""} for metric in ("error", "auc")]
     show_answers(answers, "one", ("error", "auc"))
     assert capsys.readouterr().out.count("diverged") == 1
+
+
+def test_what_intervals_are_about_names_the_metric_where_it_differs(capsys):
+    one = {"metric": "error", "sentence": "A: do not.", "estimand": "new clients", "confidence": 0.95, "compared": 1, "clients_per_seed": 40,
+           "clients": 90, "seeds": [0, 1], "left_out": 0}
+    show_answers([one, {**one, "metric": "auc", "clients_per_seed": 20, "left_out": 9}], "redrawn", ["error", "auc"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["A", "In brackets, of the error", "In brackets, of the auc"]
+    show_answers([one, {**one, "metric": "auc"}], "redrawn", ["error", "auc"])
+    assert capsys.readouterr().out.count("In brackets:") == 1
 
 
 def test_equal_methods_are_said_to_have_no_difference():

@@ -20,7 +20,9 @@ def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[st
     shown = [one for metric in metrics for one in answers if one["metric"] == metric]
     for text in dict.fromkeys(one["sentence"] for one in shown):
         typer.secho(text, bold=True)
-    for text in dict.fromkeys(_interval_note(one, split) for one in shown if one["estimand"]):
+    told = [one for one in shown if one["estimand"]]
+    several = len({_interval_note(one, split) for one in told}) > 1
+    for text in dict.fromkeys(_interval_note(one, split, one["metric"] if several else "") for one in told):
         typer.echo(text)
 
 
@@ -67,11 +69,11 @@ def _few_held_out(entries: list[dict[str, Any]]) -> str:
     return f"No promise about new clients: it takes {min(needed)} held-out clients, and there are {held}."
 
 
-def _interval_note(one: dict[str, Any], split: str) -> str:
-    """What the intervals of an answer are about, in a sentence."""
+def _interval_note(one: dict[str, Any], split: str, metric: str = "") -> str:
+    """What the intervals of an answer are about, in a sentence that names the `metric`, where that is given."""
     from fedtail.runs.answer_words import confidence_words
 
     seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
     left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
-    return (f"In brackets: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
+    return (f"In brackets{f', of the {metric}' if metric else ''}: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
             f"({one['clients_per_seed']} test clients a seed, {one['clients']} in all{seeds}{left}).")

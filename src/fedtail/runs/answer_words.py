@@ -27,7 +27,7 @@ def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = 
         return f"{decided.answer} (no difference)" if decided.no_difference else decided.answer
     if decided.clients is not None:
         seen = "no difference was seen, and " if decided.no_difference else ""
-        who = f"test clients with a {undefined}" if undefined else "test clients"
+        who = f"test clients for whom the {undefined} is defined" if undefined else "test clients"
         needed = f"at least {decided.clients} {who} for any interval" if decided.at_least else f"about {decided.clients} {who}"
         return f"this data cannot tell ({seen}it would take {needed})"
     most = (100 if percent else 1) * (decided.most or 0.0)
