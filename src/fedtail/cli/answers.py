@@ -75,5 +75,6 @@ def _interval_note(one: dict[str, Any], split: str, metric: str = "") -> str:
 
     seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
     left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
-    return (f"In brackets{f', of the {metric}' if metric else ''}: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
+    what = f", of the {metric}" if metric else ""
+    return (f"In brackets{what}: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
             f"({one['clients_per_seed']} test clients a seed, {one['clients']} in all{seeds}{left}).")

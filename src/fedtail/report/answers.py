@@ -145,7 +145,9 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
 
 def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The promises of a method's models, one for each seed: its label, seeds, clients, and the texts of bounds by statistic."""
-    clients = " · ".join(dict.fromkeys(one["clients"] for one in found))
+    held, tested = (sorted({one[which] for one in found}) for which in ("clients", "tested"))
+    clients, every = (str(few[0]) if len(few) == 1 else f"{few[0]} to {few[-1]}" for few in (held, tested))
+    clients = clients if held == tested else f"{clients} of {every}"
     return {"label": label, "seeds": [one["seed"] for one in found], "clients": clients,
             "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
 
@@ -157,14 +159,16 @@ def _stored_promise(run: RunFolder, member: int, metric: str) -> dict[str, Any] 
 
 
 def _promised(method: Method, run: RunFolder, metric: str, confidence: float) -> dict[str, Any]:
-    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
+    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and numbers of clients.
+
+    Those are `clients`, who have a value, of all that were `tested`.
+    """
     [every] = values_by_client([(run, method.model)], metric)
     values = {key: value for key, value in every.items() if math.isfinite(value)}      # the others were found not defined
     better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
     entry = promise_entry(values, (), metric_bounds(run.about, metric), better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
-    clients = f"{entry['clients']} of {len(every)}" if len(values) < len(every) else str(entry["clients"])
-    return {"seed": run.seed, "clients": clients, "bounds": bounds}
+    return {"seed": run.seed, "clients": entry["clients"], "tested": len(every), "bounds": bounds}
 
 
 def _bound_text(one: dict[str, Any], percent: bool) -> str:
