@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
-from fedtail.cli.answers import _interval_note, show_answers
+from fedtail.cli.answers import _interval_note, show_answers, show_noise
+from fedtail.cli.terminal import _difference_cell, _mean_cell
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise
@@ -25,7 +26,7 @@ from fedtail.report import page_data, write_page
 from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
-from fedtail.runs.client_noise import PooledExamples, noise_of_columns, noise_outcome, noise_sentence
+from fedtail.runs.client_noise import PER_CLIENT, PooledExamples, noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
 from fedtail.runs.metric_bounds import RATES, UNKNOWN
@@ -152,6 +153,17 @@ def test_too_few_clients_cannot_tell_and_say_how_many_would():
     assert asked["answer"] == "take it"
 
 
+def test_how_many_clients_it_takes_counts_those_who_have_the_metric():
+    """Of clients of whom half have one class only, 50 with an AUC are about 100 clients."""
+    random = RANDOM(0)
+    base = {key: value if key % 2 else math.nan for key, value in enumerate(random.beta(6, 2, 60).tolist())}
+    better = {key: value + 0.01 for key, value in base.items()}
+    found = answer_from_values("mine", [better], [base], "roc_auc", "higher", (0.0, 1.0), percent=False)
+    assert found["verdict"] == "this data cannot tell (it would take at least 50 test clients for whom the roc_auc is defined for any interval)"
+    known = [{key: value for key, value in side.items() if key % 2} for side in (better, base)]
+    assert "50 test clients for any" in answer_from_values("mine", known[:1], known[1:], "roc_auc", "higher", (0.0, 1.0), percent=False)["verdict"]
+
+
 def test_of_few_clients_nothing_is_said_about_a_part_of_one():
     base = dict(enumerate([0.1, 0.2, 0.3, 0.2, 0.4, 0.1]))
     found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
@@ -183,6 +195,17 @@ def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
     assert digits_for({"estimate": 1.1, "low": low, "high": high}) == digits
 
 
+@pytest.mark.parametrize(("value", "spread", "unit", "sign", "text"), [
+    (0.4692, 0.2, "", "", "0.47 +- 0.20"), (0.99812, 0.0033, "", "", "0.9981 +- 0.0033"), (19123.4, 652.3, "", "", "19123 +- 652"),
+    (12.3449, 2.551, "%", "", "12.34 +- 2.55"), (-0.00734, 0.0016, "", "+", "-0.0073 +- 0.0016"), (0.0375, 0.038, "", "+", "+0.037 +- 0.038"),
+    (-3.7e-17, 9.8e-17, "", "+", "+0 +- 0"), (0.5, 0.0, "", "", "0.5 +- 0"), (3.4e7, 1e6, "", "", "3.4e+07 +- 1e+06")])
+def test_cells_of_tables_are_rounded_by_their_spread(value, spread, unit, sign, text):
+    """Differences of a rounding error are none, and four digits of a number known to one are too many."""
+    cell = {"mean": value, "std": spread, "stderr": spread}
+    row = {"x": cell, "unit": unit}
+    assert (_difference_cell if sign else _mean_cell)(row, "x") == text
+
+
 def test_a_verdict_that_more_clients_would_not_change_says_what_is_still_possible():
     decided = fedtail.inference.Verdict("cannot tell", "", None, most=0.0123)
     assert verdict_words(decided, True, True) == ("this data cannot tell (the tail differs by at most 1.2 points, and more clients would not tell: "
@@ -200,6 +223,16 @@ def test_what_is_the_same_for_all_metrics_is_said_once(capsys):
     answers = [{"metric": metric, "sentence": "mine: do not; the model has diverged (1 of 1 seeds).", "estimand": ""} for metric in ("error", "auc")]
     show_answers(answers, "one", ("error", "auc"))
     assert capsys.readouterr().out.count("diverged") == 1
+
+
+def test_what_intervals_are_about_names_the_metric_where_it_differs(capsys):
+    one = {"metric": "error", "sentence": "A: do not.", "estimand": "new clients", "confidence": 0.95, "compared": 1, "clients_per_seed": 40,
+           "clients": 90, "seeds": [0, 1], "left_out": 0}
+    show_answers([one, {**one, "metric": "auc", "clients_per_seed": 20, "left_out": 9}], "redrawn", ["error", "auc"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["A", "In brackets, of the error", "In brackets, of the auc"]
+    show_answers([one, {**one, "metric": "auc"}], "redrawn", ["error", "auc"])
+    assert capsys.readouterr().out.count("In brackets:") == 1
 
 
 def test_equal_methods_are_said_to_have_no_difference():
@@ -399,6 +432,15 @@ def test_one_example_a_client_tells_nothing_about_noise(column, rates):
         "reason": "clients have one example each, and what they differ by cannot be told from noise"}
 
 
+def test_a_tail_without_a_floor_is_said_to_have_none(capsys):
+    row = {"method": "A", "metric": "roc_auc", "diverged": [], "noise": {"reason": PER_CLIENT}}
+    show_noise([row, {**row, "method": "B"}, {**row, "noise": {"reason": "the values of single clients are not known"}}])
+    assert capsys.readouterr().out == ("How much of a tail of the roc_auc is noise is not known: it is one number for a client, not a mean over its "
+                                       "examples.\n")
+    show_noise([{**row, "diverged": [0]}])
+    assert capsys.readouterr().out == ""
+
+
 def test_the_noise_of_a_number_for_a_whole_client_is_not_known():
     rows = {"auc": np.linspace(0.5, 1, 20), "size": np.full(20, 30)}
     assert noise_sentence(noise_of_columns(rows, "auc", False, "higher")) == (
@@ -525,6 +567,59 @@ def test_a_client_without_a_value_may_be_the_worst():
     assert found == {"reason": "there is no value for 1 of 3 tested clients, and one of them may be the worst."}
 
 
+def test_a_promise_about_a_metric_that_some_clients_lack_is_about_those_who_have_it():
+    """Of clients with one class nothing is known, and nothing promised; the others are draws from all who have both."""
+    random = RANDOM(0)
+    values = [float(v) if k % 3 else math.nan for k, v in enumerate(random.beta(8, 2, 150))]
+    who = {"test": [f"c{k}" for k in range(150)], "train": ["t"]}
+    found = held_out_promise(values, "test", who, {"train": "trained the model"}, (0, 1), "higher", [k % 3 > 0 for k in range(150)])
+    direct = promise({k: -v for k, v in enumerate(values) if k % 3}, (), "p90")
+    assert (found["clients"], found["undefined"], found["p10"]["bound"]) == (100, 50, pytest.approx(-direct.bound))
+    said = promise_sentences(found, "roc_auc", "higher", False)
+    assert said[0].startswith("the 10th percentile of the roc_auc over new clients for whom it is defined is at least")
+    assert "of the worst 10% of new clients for whom it is defined" in said[1]
+    lost = held_out_promise(values, "test", who, {"train": "trained the model"}, (0, 1), "higher", [True] * 150)
+    assert lost == {"reason": "there is no value for 50 of 150 tested clients, and one of them may be the worst."}      # diverged
+    assert held_out_promise([math.nan], "test", {"test": ["a"]}, {}, (0, 1), "higher", [False]) == {"reason": "the metric is defined for no tested client."}
+    with_train = held_out_promise(values, "test", {**who, "train": ["c1"]}, {"train": "trained the model"}, (0, 1), "higher", [k % 3 > 0 for k in range(150)])
+    assert "had a part in making the model" in with_train["reason"]
+
+
+def test_a_run_promises_an_auc_to_clients_who_have_both_classes(tmp_path):
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(4000, 3)).astype("float32"), np.arange(4000) % 200
+    y = (x.sum(1) + random.normal(size=4000) > 0) & (client % 4 > 0)
+    np.savez(tmp_path / "d.npz", x=x, y=y.astype(int), client=client)
+    (tmp_path / "e.toml").write_text(AUC_FILE)
+    done = run(read_experiment(tmp_path / "e.toml"), 0, tmp_path / "run", Onlooker())
+    auc = np.array([math.nan if v is None else v for v in done.client_columns("test")["roc_auc"]], float)
+    entry = done.result["promises"][0]["roc_auc"]
+    assert (entry["clients"], entry["undefined"]) == (np.isfinite(auc).sum(), np.isnan(auc).sum())
+    assert entry["undefined"] > 0
+    assert entry["p10"]["bound"] == pytest.approx(-promise({k: -v for k, v in enumerate(auc) if np.isfinite(v)}, (), "p90").bound, abs=1e-6)
+    assert "undefined" not in done.result["promises"][0]["error"]
+    text = write_page([done], tmp_path / "page.html", metric="roc_auc").read_text()
+    assert f"{entry['clients']} of {len(auc)} held-out clients" in text
+    assert "over all future clients for whom it is defined of the population" in text
+    assert "How much of a tail of the roc_auc is noise is not known: it is one number for a client" in text
+
+
+AUC_FILE = """\
+rounds = 2
+[data]
+kind = "arrays"
+path = "d.npz"
+split = { train = 0.3, test = 0.7 }
+[task]
+metrics = ["roc_auc"]
+[task.module]
+part = "LogisticRegression"
+features = 3
+[sample]
+cohort_size = 20
+"""
+
+
 def test_promises_where_higher_is_better_are_lower_bounds():
     values = dict(enumerate(RANDOM(0).beta(8, 2, 100)))
     found = promise_entry(values, (), UNKNOWN, "higher")
@@ -532,6 +627,19 @@ def test_promises_where_higher_is_better_are_lower_bounds():
     assert found["p10"]["bound"] == pytest.approx(-direct.bound)
     assert found["p10"]["bound"] < found["p10"]["observed"]
     assert "the 10th percentile of the accuracy over new clients is at least" in promise_sentences(found, "accuracy", "higher", False)[0]
+
+
+@pytest.mark.parametrize(("better", "worst"), [("lower", 1.0), ("higher", 0.0)])
+def test_a_bound_that_excludes_nothing_is_not_sold_as_a_promise(better, worst):
+    """One of 40 clients fails altogether: the 90th percentile of all may be as bad as can be."""
+    values = {k: worst if k < 4 else 0.4 for k in range(40)}
+    found = promise_entry(values, (), (0, 1), better)
+    name = "p90" if better == "lower" else "p10"
+    assert found[name]["bound"] == worst
+    said = promise_sentences(found, "error", better, better == "lower")
+    assert said[0] == (f"nothing can be excluded about the {'90' if better == 'lower' else '10'}th percentile of the error over new clients: it may be as bad as can be, as "
+                       f"far as these clients show (40 held-out clients show {'46.0%' if better == 'lower' else '0.36'}).")
+    assert "is at most 40.0%" in promise_sentences(promise_entry(dict.fromkeys(range(40), 0.4), (), (0, 1), "lower"), "error", "lower", True)[0]
 
 
 @pytest.mark.parametrize(("bounds", "better", "exists"), [((0, 1), "higher", True), ((0, 1), "lower", True), ((0, math.inf), "lower", False),

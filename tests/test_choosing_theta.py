@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.cli.terminal import text_with_spread
 from fedtail.experiment import read_experiment
 from fedtail.experiment.tune_section import Choices, Range
 from fedtail.runs import find_runs, run
@@ -86,7 +87,8 @@ SPACE = {"local.learning_rate": Range(0.001, 1.0, True), "risk.tail_fraction": C
 
 
 @pytest.mark.parametrize(("rate", "theta", "texts"), [
-    (0.03, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
+    (0.03, 0.5, []), (0.5, 0.5, []), (0.03, 1.0, []),                                            # theta = 1: nothing lies beyond
+    (0.75, 0.5, ["local.learning_rate = 0.75 is at the edge of the search"]),     # a draw hardly comes closer
     (0.99, 0.5, ["local.learning_rate = 0.99 is at the edge of the search, whose largest value is 1: a better one may lie beyond."]),
     (0.00101, 0.3, ["local.learning_rate = 0.00101 is at the edge", "risk.tail_fraction = 0.3 is at the edge of the search, whose smallest value is 0.3:"]),
 ])
@@ -143,6 +145,50 @@ def test_tune_shows_every_trial_with_its_spread_and_what_diverged(tmp_path, monk
     assert "Chosen: " in shown
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("rates", "code"), [("[0.05, 1e30]", 0), ("[1e29, 1e30]", 1)])
+def test_a_search_never_chooses_a_setting_whose_loss_exploded(tmp_path, monkeypatch, rates, code):
+    """Steps of 1e30 leave a finite loss of 1e28 and so: an error there is, and it may be the smallest of all."""
+    monkeypatch.chdir(tmp_path)
+    search = f"[tune]\ntrials = 2\n[tune.search]\nlocal.learning_rate = {rates}\n"
+    Path("t.toml").write_text(BASE + METHODS["delta_fl"] + search)
+    done = call("tune", "t.toml", "--out", "t", "--seeds", "0", "--json")
+    told = json.loads(done.stdout)
+    assert done.exit_code == code, done.output
+    assert [one["settings"]["local.learning_rate"] for one in told["trials"]] == ([0.05] if code == 0 else [])
+    assert len(told["diverged"]) == 1 + code
+    assert Path("t/best.toml").exists() == (code == 0)
+
+
+def test_settings_whose_loss_is_far_above_the_untrained_models_come_last_and_are_not_the_best(tmp_path, monkeypatch):
+    """Steps of 40 end with twice to a thousand times the untrained loss; by a metric that likes large outputs they are the best."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def size(outputs, targets): return outputs.abs().sum(1)\n")
+    metric = '[task]\nmetrics = [{ name = "size", function = "mine:size", better = "higher" }]\n[task.module]'
+    search = '[tune]\ntrials = 3\nmetric = "size"\nstatistic = "mean"\n[tune.search]\nlocal.learning_rate = [0.02, 0.05, 40.0]\n'
+    Path("t.toml").write_text(BASE.replace("[task.module]", metric) + METHODS["delta_fl"] + search)
+    done = call("tune", "t.toml", "--out", "t", "--seeds", "0,1", "--trust", ".", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    found = [(one["settings"]["local.learning_rate"], one["unstable"]) for one in told["trials"]]
+    assert found[2] == (40.0, True)
+    assert told["trials"][2]["value"] > 2 * told["trials"][0]["value"] > 0          # better by the metric, and yet the last
+    assert not found[0][1]
+    assert told["best"]["settings"]["local.learning_rate"] == found[0][0]
+    assert (len(told["differences"]), told["differences"][0]["estimate"]) == (2, 0)
+    shown = call("tune", "t.toml", "--out", "t", "--seeds", "0,1", "--trust", ".", "--resume").stdout
+    assert ", loss diverges" in shown
+
+
+def test_why_a_search_has_no_intervals_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    search = '[tune]\ntrials = 2\nmetric = "loss"\nstatistic = "worst10"\n[tune.search]\nlocal.learning_rate = [0.02, 0.05]\n'
+    Path("t.toml").write_text(BASE + METHODS["delta_fl"] + search)
+    shown = call("tune", "t.toml", "--out", "t", "--seeds", "0").stdout
+    assert "(no interval)" in shown
+    assert "No interval: 4 clients have 0.4 in the tail; it takes 5, that is 50 clients, for an interval." in shown
+
+
 def test_a_search_sees_one_split_whatever_the_file_redraws(tmp_path, monkeypatch):
     """With a split for every seed, test clients of one would have judged trials with another, and allow no promise."""
     monkeypatch.chdir(tmp_path)
@@ -183,6 +229,11 @@ def test_a_family_chooses_for_everybody_by_its_validation_clients(tmp_path, monk
     assert (found["statistic"], found["clients"]) == ("p90", 4)
     shown = call("choose", "f").stdout
     assert "p90 of the error over 4 validation clients (%), +- std over 2 seeds" in shown
+    assert "No interval: 4 clients have 0.4 in the tail; it takes 5, that is 50 clients, for an interval." in shown
+    losses = choose_for_everybody("f", metric="loss")
+    text = call("choose", "f", "--metric", "loss").stdout
+    for row in losses["models"]:                                        # two digits of the spread, not two decimals
+        assert f" {text_with_spread(row['value'], row['std'], '')} " in text
     assert "Chosen: " in shown
 
 

@@ -190,7 +190,9 @@ def test_columns_are_refused_in_words(read):
     empty = FRAME.assign(age=[50, None, 42, 33])
     with pytest.raises(ValueError, match=re.escape("column 'age' is empty (null) in 1 of 4 rows")):
         read(empty, y="sick", client="site", x="age")
-    with pytest.raises(ValueError, match=re.escape("2 columns are empty (null) in some of 4 rows: 'age' in 1, 'dose' in 2. Drop or impute")):
+    with pytest.raises(ValueError, match=re.escape(f"Drop or impute them first. The first is row 2 (site {FRAME.site[1]!r}).")):
+        read(empty, y="sick", client="site", x="age")                    # whose row it is
+    with pytest.raises(ValueError, match=re.escape("2 columns are empty (null) in some of 4 rows: 'age' in 1, 'dose' in 2. Drop or impute them first. The first is row 1")):
         read(empty.assign(dose=[None, 2.0, None, 1.0]), y="sick", client="site", x=["age", "dose"])
     with pytest.raises(ValueError, match="there is no column left to be x"):
         read(FRAME[["sick", "site"]], y="sick", client="site")

@@ -399,7 +399,7 @@ def test_the_floor_of_the_worst_of_ten_binomial_clients_is_exact():
     highest = stats.binom.ppf(0.95**0.1, 20, 0.25) / 20
     assert found.highest == highest
     assert found.is_noise
-    assert str(found) == f"worst10 is 0.35; if all clients had the overall error 0.25, it would be {found.floor:.3g} (at most 0.5 in 95% of cases): this tail is all noise"
+    assert str(found) == f"worst10 is 0.35; if all clients had the overall error 0.25, it would be {found.floor:.3g} (at most 0.5 in 95% of cases): this tail is no larger than noise makes it"
 
 
 def test_floors_of_other_losses_by_variance_and_by_examples():

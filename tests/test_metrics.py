@@ -27,6 +27,7 @@ from fedtail.experiment import read_experiment
 from fedtail.losses import hinge
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.report import page_data, write_page
+from fedtail.report.curves import has_extremes
 from fedtail.report.page import script_safe_json
 from fedtail.runs import RunFolder, find_runs
 from fedtail.runs.comparison import STATISTICS, constant_row, paired_differences, rows_by_client, rows_by_method
@@ -563,6 +564,21 @@ def test_few_clients_are_on_the_page_by_name(compared):
     assert page_data(runs_of(compared, "many"))["by_client"] == []
 
 
+def test_curves_of_few_clients_show_the_worst_one_instead_of_a_percentile(compared, tmp_path):
+    """The 90th percentile of six clients is half of one of them."""
+    for name, few in (("few", True), ("many", False)):
+        runs = runs_of(compared, name)
+        data = page_data(runs)
+        text = write_page(runs, tmp_path / f"{name}.html").read_text()
+        assert data["few"] is few
+        assert ("and worst client (dotted)" in text, "and 90th percentile (dotted)" in text) == (few, not few)
+        worst = [line["members"][0]["test"]["error"]["p100"] for line in runs[0].metrics]
+        assert data["curves"][0]["test"]["error"]["p100"] == approx(worst, rel=1e-4)
+    earlier = page_data(runs_of(compared, "few"))["curves"]
+    earlier[0]["test"]["error"]["p100"] = [None] * len(earlier[0]["test"]["error"]["mean"])
+    assert not has_extremes(earlier)                              # recorded before there was a worst client in metrics.jsonl
+
+
 def test_a_page_stays_small_with_many_clients_and_metrics(tmp_path):
     values = np.random.default_rng(0).random((2, 30_000))
     names = ["loss", "error"]
@@ -579,3 +595,16 @@ def test_methods_with_other_metrics_are_on_one_page(tmp_path):
     assert (view["better"], view["statistics"][1][0]) == ("higher", "p0")
     assert [row["statistics"]["mean"]["mean"] for row in view["table"]] == [None, None]
     assert write_page([plain, more], tmp_path).is_file()
+
+
+def test_a_loss_a_thousand_times_that_of_the_constant_has_diverged_not_learned_too_little():
+    """One rule in Python as in runs: a finite loss of 1e28 is no reason to train longer."""
+    random = np.random.default_rng(0)
+    people = Population.from_clients([(random.normal(size=(20, 5)).astype("float32"), random.integers(0, 2, 20)) for _ in range(12)])
+    task = Task(LogisticRegression(5))
+    for rate, category, text in ((1e30, fedtail.DivergedWarning, "where a constant prediction has .*: training has diverged. Lower the learning rate"),
+                                 (9.0, fedtail.WorseThanConstantWarning, "is above that of a constant prediction")):
+        trained = fedtail.train(fedtail.fedavg(10, learning_rate=rate), task, people, rounds=5, seed=0)
+        with pytest.warns(fedtail.DivergedWarning, match=text) as told:
+            fedtail.evaluate(trained, people)
+        assert [one.category for one in told] == [category]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from fedtail.experiment import Source
 from fedtail.experiment.experiment import build_experiments
 from fedtail.model_file import read_model
 from fedtail.runs import RunFolder, find_runs, run
-from fedtail.runs.exporting import example_inputs, export_run
+from fedtail.runs.exporting import _quiet_exporter, example_inputs, export_run
 from fedtail.runs.model_card import model_card
+from run_folders import write_folder
 
 from run_cases import Onlooker, experiment
 
@@ -239,7 +241,7 @@ def test_the_card_is_one_that_the_hub_reads(finished):
     assert {"federated-learning", "fedtail"} <= set(data.tags)
     told = {(one.metric_type, one.metric_value) for one in data.eval_results}
     statistics = finished.result["members"][0]["test"]
-    assert ("error_worst10", statistics["error"]["worst10"]) in told
+    assert ("error_p100", statistics["error"]["p100"]) in told            # of four clients, the worst
     for heading in ("## Use", "## Data", "## Training", "## Results over clients", "## Privacy", "## Limits"):
         assert heading in text
     assert f"| error | {statistics['error']['mean']:.4g} |" in text
@@ -340,3 +342,48 @@ def test_the_card_says_what_a_single_score_predicts(of_table):
     export_run(find_runs([of_table / "run"])[0], of_table / "out", ["safetensors"], model="tail_fraction 0.5")
     text = (of_table / "out" / "README.md").read_text()
     assert "where there is one score, it predicts class 1 above 0, else class 0" in text
+
+
+def test_an_export_names_columns_in_their_order_and_classes_by_number(of_table):
+    """Who has the file alone cannot know that class 1 is "well", nor which column is the first."""
+    one = find_runs([of_table / "run"])[0]
+    made = RunFolder(one.path, {**one.about, "classes": ["ill", "well"]})
+    assert "Columns of `x`, in this order: `dose`, `age`. Outputs: " in (text := model_card(made, 0, False, []))
+    assert "Classes: 0 is `ill`, 1 is `well`." in text
+    export_run(made, of_table / "named", ["safetensors"], model="tail_fraction 0.5")
+    config = json.loads((of_table / "named" / "config.json").read_text())
+    assert (config["columns"], config["class_names"]) == (["dose", "age"], ["ill", "well"])
+
+
+@pytest.mark.parametrize(("clients", "words"), [(12, "mean | median | worst client | best client |"),
+                                                (40, "mean | median | 90th percentile (10th where higher is better) | worst 10% of clients |")])
+def test_a_card_shows_the_bad_end_of_each_metric_and_no_tenth_of_a_few_clients(tmp_path, clients, words):
+    random = np.random.default_rng(0)
+    errors, found = random.beta(2, 6, clients), {}
+    for metric, better in (("error", "lower"), ("auc", "higher")):
+        values = torch.from_numpy(errors if better == "lower" else 1 - errors)
+        found[metric] = {**fedtail.Distribution(values, better=better).summary(), "p0": float(values.min()), "p100": float(values.max())}
+    found["auc"]["defined"] = clients - 1
+    made = write_folder(tmp_path / "run", errors, metrics=["error", "auc"], better={"error": "lower", "auc": "higher"},
+                        experiment={}, rates=True)
+    made.__dict__["result"] = {"round": 1, "members": [{"test": found}]}
+    text = model_card(made, 0, False, [])
+    assert f"| metric | {words}" in text
+    [row] = [line for line in text.splitlines() if line.startswith("| auc (higher is better) |")]
+    shown = [float(cell) for cell in row.split("|")[2:-2]]
+    bad, good = 1 - errors.max(), 1 - errors.min()
+    assert shown[2] == pytest.approx(bad if clients < 20 else np.quantile(1 - errors, 0.1), abs=1e-3)
+    assert shown[-1] == pytest.approx(good, abs=1e-3) if clients < 20 else shown[3] < shown[2]
+    assert row.endswith(f"| {clients - 1} |")
+    assert ("show no tail: another one may do worse" in text) == (clients < 20)
+    for one in found.values():                                    # as runs of earlier versions, which did not record them
+        del one["p0"], one["p100"]
+    assert ("| not recorded |" in model_card(made, 0, False, [])) == (clients < 20)
+
+
+def test_the_exporter_says_nothing_of_packages_that_nobody_asked_for():
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    with _quiet_exporter():
+        assert not logging.getLogger("torch.onnx._internal.exporter").isEnabledFor(logging.WARNING)
+    assert log.level == before

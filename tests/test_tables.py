@@ -5,6 +5,7 @@ import os
 import re
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import torch
@@ -206,6 +207,16 @@ def test_a_table_needs_names_of_targets_and_clients_only(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv has no array called y or client\..*On the command line write --y NAME --client NAME\.$"):
         open_any_data(tmp_path / "t.csv")
     assert open_any_data(tmp_path / "t.csv", y="sick", client="site").inputs.tolist() == [50.0, 40.0]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_with_a_column_of_text_says_which_and_what_to_write(tmp_path, kind):
+    frame = pandas.DataFrame({"age": [50, 40], "sex": ["f", "m"], "dose": [0.5, 1.0], "sick": [1, 0], "site": ["a", "b"]})
+    place = tmp_path / f"t.{kind}"
+    frame.to_csv(place, index=False) if kind == "csv" else frame.to_parquet(place)
+    with pytest.raises(ValueError, match=r"column 'sex' holds text, and x takes numbers\. Encode .*leave it out: on the command line --x age --x dose\.$"):
+        open_any_data(place, y="sick", client="site")
+    assert open_any_data(place, x=["age", "dose"], y="sick", client="site").inputs.shape == (2, 2)
 
 
 def test_paths_that_hold_no_data_are_refused(tmp_path):

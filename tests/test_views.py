@@ -42,6 +42,7 @@ def test_reprs_are_one_short_line():
     trained = fedtail.train(fedtail.fedavg(4), fedtail.Task(SoftmaxRegression(4, 2)), population, rounds=2, progress=False)
     assert repr(trained) == "Trained(model SoftmaxRegression of 10 parameters, rounds 2, seed 0)"
     assert repr(found.error).startswith("Distribution(9 clients; mean ")
+    assert f"worst client {float(found.error.values.max()):.4g}" in repr(found.error)      # a tenth of nine is no client
     both = fedtail.train(fedtail.Family((fedtail.fedavg(4), fedtail.delta_fl(0.5, 4))), fedtail.Task(SoftmaxRegression(4, 2)), population, rounds=2, progress=False)
     family = fedtail.evaluate_family(both, population, names=("all", "<tail>"))
     assert repr(family).startswith("FamilyEvaluation(2 models, error of each client's own pick: Distribution(9 clients;")

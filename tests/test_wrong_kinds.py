@@ -213,3 +213,14 @@ def test_tables_of_other_forms_are_refused_with_what_to_write(tmp_path, content,
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(ValueError, match=said):
         Population.from_csv(tmp_path / "t.csv", y="y", client="c")
+
+
+def test_choosing_a_model_needs_modules_and_the_examples_of_one_client():
+    people = fedtail.Population.from_clients({f"site {k}": (torch.randn(6, 3), torch.arange(6) % 2) for k in range(4)})
+    family = fedtail.Family((fedtail.fedavg(4), fedtail.delta_fl(0.5, 4)))
+    trained = fedtail.train(family, fedtail.Task(torch.nn.Linear(3, 2)), people, rounds=1, progress=False)
+    with pytest.raises(TypeError, match=r"got a Trained. Write choose\(trained.modules, ...\)"):
+        fedtail.choose(trained, people.client("site 1"))
+    with pytest.raises(TypeError, match=r"got a Population. Write population.client\(name\) for one of them"):
+        fedtail.choose(trained.modules, people)
+    assert fedtail.choose(trained.modules, people.client("site 1")).index in (0, 1)

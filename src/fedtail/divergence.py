@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+DIVERGED = 1000.0                            # a loss so many times what a model without training has is not a model's any more
+
 
 class DivergedWarning(UserWarning):
     """A model, or its loss on some clients, is not finite: training has diverged."""
@@ -13,6 +17,18 @@ class AnswersLeftOutWarning(DivergedWarning):
 
 class WorseThanConstantWarning(DivergedWarning):
     """A model's mean loss over clients is above that of a constant prediction, which ignores the inputs."""
+
+
+def has_exploded(loss: float, *untrained: float | None) -> bool:
+    """Whether a mean loss is more than 1000 times each of those of models without training: before the first round, a constant.
+
+    Of `untrained` those that are None or not finite are left out; False where none is left, and for a loss that is NaN.
+
+    >>> has_exploded(1e28, 0.693, None), has_exploded(0.9, 0.693), has_exploded(1e28, None)
+    (True, False, False)
+    """
+    known = [one for one in untrained if one is not None and math.isfinite(one)]
+    return bool(known) and loss > DIVERGED * max(known) > 0
 
 
 def clients_text(count: int, total: int, who: str = "clients") -> str:
@@ -47,3 +63,9 @@ def constant_text(loss: float, constant: float) -> str:
     """That the mean loss is above that of a constant prediction, and what to do."""
     return (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores the "
             "inputs: the model has learned nothing that helps these clients. Train longer, or with another learning rate.")
+
+
+def exploded_text(loss: float, constant: float) -> str:
+    """That the mean loss is so far above that of a constant prediction that training has diverged, and what to do."""
+    return (f"the mean loss over clients is {loss:.4g}, where a constant prediction has {constant:.4g}: training has diverged. "
+            "Lower the learning rate, or clip updates.")

@@ -20,21 +20,27 @@ def show_answers(answers: list[dict[str, Any]], split: str, metrics: Iterable[st
     shown = [one for metric in metrics for one in answers if one["metric"] == metric]
     for text in dict.fromkeys(one["sentence"] for one in shown):
         typer.secho(text, bold=True)
-    for text in dict.fromkeys(_interval_note(one, split) for one in shown if one["estimand"]):
+    told = [one for one in shown if one["estimand"]]
+    several = len({_interval_note(one, split) for one in told}) > 1
+    for text in dict.fromkeys(_interval_note(one, split, one["metric"] if several else "") for one in told):
         typer.echo(text)
 
 
 def show_noise(rows: list[dict[str, Any]]) -> None:
     """Print, for each row of `rows_by_method`, how much of the spread over clients is real; a tail that is all noise is red.
 
-    Rows of which that is not known are left out, and so are those of models that have diverged.
+    Of a metric whose tail has no floor, such as an AUC, that is said once. Rows of which nothing is known are left out, and so
+    are those of models that have diverged.
     """
-    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
+    from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence, unknown_floor_sentence
 
     for row in rows:
         if "floors" in row["noise"] and not row["diverged"]:
             all_noise = noise_outcome(row["noise"]) == NOISE
             typer.secho(f"{row['method']}: {noise_sentence(row['noise'])}", fg=typer.colors.RED if all_noise else None)
+    for text in dict.fromkeys(unknown_floor_sentence(row["noise"], row["metric"]) for row in rows if not row["diverged"]):
+        if text:
+            typer.echo(text)
 
 
 def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
@@ -63,11 +69,12 @@ def _few_held_out(entries: list[dict[str, Any]]) -> str:
     return f"No promise about new clients: it takes {min(needed)} held-out clients, and there are {held}."
 
 
-def _interval_note(one: dict[str, Any], split: str) -> str:
-    """What the intervals of an answer are about, in a sentence."""
+def _interval_note(one: dict[str, Any], split: str, metric: str = "") -> str:
+    """What the intervals of an answer are about, in a sentence that names the `metric`, where that is given."""
     from fedtail.runs.answer_words import confidence_words
 
     seeds = "" if len(one["seeds"]) == 1 else f"; split {split}"
     left = f"; {one['left_out']} values that are not defined or not paired left out" if one["left_out"] else ""
-    return (f"In brackets: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
+    what = f", of the {metric}" if metric else ""
+    return (f"In brackets{what}: {confidence_words(one['confidence'], one['compared'])} for {one['estimand']} "
             f"({one['clients_per_seed']} test clients a seed, {one['clients']} in all{seeds}{left}).")

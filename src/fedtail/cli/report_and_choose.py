@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import print_errors_as_sentences, print_json, show_table
+from fedtail.cli.terminal import number_text, print_errors_as_sentences, print_json, show_table, text_with_spread
 
 
 @print_errors_as_sentences
@@ -83,17 +83,25 @@ def show_choice(found: dict[str, Any], as_json: bool) -> None:
         return
     unit = " (%)" if found["unit"] else ""
     seeds = f", +- std over {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
-    cells = [[row["model"], f"{row['value']:.2f}" + ("" if row["std"] is None else f" +- {row['std']:.2f}"), _difference(row),
+    cells = [[row["model"], _value(row, found["unit"]), _difference(row, found["unit"]),
               "<- this one" if row["chosen"] else ""] for row in found["models"]]
     show_table(f"{found['statistic']} of the {found['metric']} over {found['clients']} validation clients{unit}{seeds}",
                ["model", found["statistic"], "minus the best (95% for new clients)", ""], cells)
+    for text in dict.fromkeys(row["note"] for row in found["models"] if row["note"] and None in (row["low"], row["high"])):
+        typer.echo(f"No interval: {text}.")
     typer.echo(found["reason"][0].upper() + found["reason"][1:])
     typer.echo(f"Its parameters are in {', '.join(found['files'])}.")
 
 
-def _difference(row: dict[str, Any]) -> str:
+def _value(row: dict[str, Any], unit: str) -> str:
+    """The statistic of a model, with its deviation over seeds where there are several."""
+    return number_text(row["value"], unit) if row["std"] is None else text_with_spread(row["value"], row["std"], unit)
+
+
+def _difference(row: dict[str, Any], unit: str) -> str:
     """The difference of a model to the best with its interval; "" for the best itself."""
     if row["difference"] == 0 and row["error"] == 0:
         return ""
-    ends = "no interval" if row["low"] is None or row["high"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}"
-    return f"{row['difference']:+.2f} ({ends})"
+    signed = "+.2f" if unit else "+.3g"
+    ends = "no interval" if row["low"] is None or row["high"] is None else f"{row['low']:{signed}} to {row['high']:{signed}}"
+    return f"{row['difference']:{signed}} ({ends})"

@@ -19,6 +19,7 @@ from fedtail.directions import bad_percentile_name
 if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
+MOST_ROUNDED = 1e-5      # a spread below this is shown by its digits, not by decimals
 LONGEST = 24      # of a name, so that the bar fits beside it in 80 columns
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 REFUSALS = (ValueError, TypeError, FileNotFoundError, FileExistsError, PermissionError, ImportError, ConnectionError)
@@ -91,7 +92,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
         cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
         floors = {} if row.get("diverged") else (row.get("noise") or {}).get("floors", {})
         if any(key in floors for _, key in columns):
-            alike = [_number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
+            alike = [number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
             cells.append(["  if all were alike", *alike, *([""] if some else [])])
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
@@ -128,16 +129,23 @@ def show_finetuned_errors(runs: list[RunFolder], metric: str = "error", few: boo
 
 def show_clients_by_name(runs: list[RunFolder], metric: str) -> None:
     """Print a metric of every tested client by name, worst first: a column for each method, means over seeds."""
-    from fedtail.runs.comparison import metric_unit, rows_by_client
+    from fedtail.runs.comparison import metric_unit, rows_by_client, rows_by_method
 
     rows = rows_by_client(runs, metric)
     if not rows:
         return
     unit = metric_unit(runs[0], metric)
-    methods = list(rows[0]["values"])
-    cells = [[row["client"], str(row["size"]), *("-" if (value := row["values"][name]) is None else _number_text(value, unit)
-                                                 for name in methods)] for row in rows]
+    methods, lost = list(rows[0]["values"]), {row["method"] for row in rows_by_method(runs, metric) if row["diverged"]}
+    cells = [[row["client"], str(row["size"]), *(_client_cell(row["values"][name], unit, name in lost) for name in methods)]
+             for row in rows]
     show_table(f"Every client, worst first: {metric}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
+
+
+def _client_cell(value: float | None, unit: str, diverged: bool) -> str:
+    """The value of a client in a table by client; "diverged" under a model that has, "-" where it is not defined."""
+    if diverged:
+        return "diverged"
+    return "-" if value is None else number_text(value, unit)
 
 
 def show_alarms(sentences: list[str]) -> None:
@@ -146,7 +154,7 @@ def show_alarms(sentences: list[str]) -> None:
         typer.secho(text, fg=typer.colors.RED, bold=True)
 
 
-def _number_text(value: float, unit: str) -> str:
+def number_text(value: float, unit: str) -> str:
     """A number of a table: two decimals in percent, else four significant digits."""
     return f"{value:.2f}" if unit else f"{value:.4g}"
 
@@ -159,8 +167,7 @@ def _mean_cell(row: dict[str, Any], key: str) -> str:
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "diverged" if row.get("diverged") else "not finite"
-    mean = _number_text(cell["mean"], unit)
-    return mean if cell["std"] is None else f"{mean} +- {_spread_text(cell['std'], unit)}"
+    return number_text(cell["mean"], unit) if cell["std"] is None else text_with_spread(cell["mean"], cell["std"], unit)
 
 
 def _defined_cell(row: dict[str, Any]) -> str:
@@ -176,13 +183,26 @@ def _difference_cell(row: dict[str, Any], key: str) -> str:
     cell, unit = row[key], row.get("unit", "%")
     if cell["mean"] is None:
         return "none"
-    mean = f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
-    return mean if cell["stderr"] is None else f"{mean} +- {_spread_text(cell['stderr'], unit)}"
+    if cell["stderr"] is not None:
+        return text_with_spread(cell["mean"], cell["stderr"], unit, "+")
+    return f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
 
 
-def _spread_text(value: float, unit: str) -> str:
-    """A standard deviation or error of a table: two decimals in percent, else two significant digits."""
-    return f"{value:.2f}" if unit else f"{value:.2g}"
+def text_with_spread(value: float, spread: float, unit: str, sign: str = "") -> str:
+    """A number with its standard deviation or error, "0.36 +- 0.14": two decimals in percent, else two digits of the spread.
+
+    `sign` "+" writes the sign of a difference. Differences that are those of rounding are zero.
+    """
+    from fedtail.runs.answer_words import ROUNDING, digits_for, rounded_text
+
+    if unit:
+        return f"{value:{sign}.2f} +- {spread:.2f}"
+    value, spread = (0.0 if abs(one) <= ROUNDING else one for one in (value, spread))
+    if spread < MOST_ROUNDED:                          # no spread, or one that six decimals do not show
+        return f"{value:{sign}.4g} +- {spread:.2g}"
+    digits = digits_for({"estimate": value, "low": -spread, "high": spread})
+    shown = rounded_text(value, digits)
+    return f"{'' if shown.startswith('-') else sign}{shown} +- {rounded_text(spread, digits)}"
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]], flush_left: bool = False) -> None:

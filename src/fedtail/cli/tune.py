@@ -76,6 +76,8 @@ def show_trials(result: dict[str, Any]) -> None:
     head = "minus the best (95% for new clients)"
     show_table(title + unit + how, [result["statistic"], head, *names] if less else [result["statistic"], *names],
                cells if less else [[cell[0], *cell[2:]] for cell in cells])
+    for text in dict.fromkeys(one["note"] for one in less if one["note"] and None in (one["low"], one["high"])):
+        typer.echo(f"No interval: {text}.")
     for text in result["warnings"]:
         typer.secho(f"warning: {text}", fg=typer.colors.YELLOW)
     if result.get("reason"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedtail.data.tables import checked_suffix, list_arrays, other_columns, read
 from fedtail.deprecated import old_names
 
 _NUMBER = re.compile(r"(^|\) )(u?int\d+|halffloat|float|double|bool)$")        # how a column of single numbers is described
+_TEXT = re.compile(r"(^|\) )(large_)?string(_view)?$")
 
 
 def open_any_data(
@@ -42,13 +44,29 @@ def names_by_role(place: str | Path, x: str | Sequence[str] | None = None, y: st
     """The arrays or columns of the file `place` that are x, y, client and, where they are given, group and mass, by role.
 
     Those that are not given are the ones called so; in a table without a column "x" it is the list of all that have no other
-    role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing.
+    role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing, and for columns of
+    text.
     """
     there, given = list_arrays(place), {"x": x, "y": y, "client": client, "group": group, "mass": mass}
     if x is None and "x" not in there and checked_suffix(place) != ".npz" and {y or "y", client or "client"} <= there.keys():
         others = other_columns(there, y or "y", client or "client", group, mass)
+        _check_no_text(place, others, there)
         given["x"] = others if all(_NUMBER.search(there[name]) for name in others) else None
     return _array_names_by_role(Path(place), given, there)
+
+
+def _check_no_text(place: str | Path, names: Sequence[str], there: dict[str, str]) -> None:
+    """Raise ValueError, which says what to do, where some columns in `names` of a table hold text and all others numbers.
+
+    `there` describes the columns by name.
+    """
+    numbers = [name for name in names if _NUMBER.search(there[name])]
+    words = [name for name in names if _TEXT.search(there[name])]
+    if words and numbers and len(words) + len(numbers) == len(names):
+        which = f"column {words[0]!r} holds" if len(words) == 1 else f"columns {', '.join(map(repr, words))} hold"
+        options = " ".join(f"--x {shlex.quote(name)}" for name in numbers)
+        raise ValueError(f"{which} text, and x takes numbers. Encode text first (pandas.get_dummies makes a column of each "
+                         f"value), or leave it out: on the command line {options}.")
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:

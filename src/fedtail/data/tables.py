@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
 from fedtail.errors import FieldError
-from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_damaged, refuse_decompression_bomb
+from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_damaged, refuse_decompression_bomb, short_text
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BLOCK = 1 << 20                                        # bytes unpacked at once
@@ -105,7 +105,8 @@ def read_frame(frame: Any, x: str | Sequence[str] | None, y: str, client: Any, g
         table = pyarrow.Table.from_pandas(frame[names], preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as reason:
         raise TypeError(f"the data frame has a column of mixed types ({reason}). Give each column one type first.") from None
-    return table_arguments(table_values(table, names), x, y, client, group, mass)
+    labels = [name for name in (client, group) if isinstance(name, str)]
+    return table_arguments(table_values(table, names, labels), x, y, client, group, mass)
 
 
 def other_columns(there: Iterable[str], y: str, client: Any, group: str | None, mass: str | None) -> list[str]:
@@ -251,17 +252,29 @@ def nearest_name(name: str, names: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def table_values(table: Any, names: Sequence[str]) -> dict[str, Any]:
+def table_values(table: Any, names: Sequence[str], labels: Sequence[str] = ()) -> dict[str, Any]:
     """The columns `names` of an arrow table by name, as `column_values` gives them.
 
-    Raises ValueError for null values, which names all columns that have some.
+    Raises ValueError for null values, which names all columns that have some, and the first such row by its columns in `labels`:
+    the client's name.
     """
     gaps = {name: table[name].null_count for name in names if table[name].null_count}
-    if len(gaps) > 1:
+    if gaps:
         counts = ", ".join(f"{name!r} in {count}" for name, count in gaps.items())
-        raise ValueError(f"{len(gaps)} columns are empty (null) in some of {table.num_rows} rows: {counts}. "
-                         "Drop or impute them first.")
+        what = f"column {next(iter(gaps))!r} is empty (null) in {table[next(iter(gaps))].null_count} of {table.num_rows} rows" \
+            if len(gaps) == 1 else f"{len(gaps)} columns are empty (null) in some of {table.num_rows} rows: {counts}"
+        raise ValueError(f"{what}. Drop or impute them first. {_first_gap(table, list(gaps), labels)}")
     return {name: column_values(table[name], name) for name in names}
+
+
+def _first_gap(table: Any, gaps: Sequence[str], labels: Sequence[str]) -> str:
+    """Which row of an arrow table, from 1, is the first with a null in one of the columns `gaps`, with its `labels`."""
+    import pyarrow.compute as compute
+
+    row = min(compute.index(compute.is_null(table[name]), True).as_py() for name in gaps)
+    found = [f"{name} {short_text(str(table[name][row].as_py()))!r}" for name in labels if name not in gaps]
+    known = f" ({', '.join(found)})" if found else ""
+    return f"The first is row {row + 1}{known}."
 
 
 def column_values(column: Any, name: str) -> Any:
@@ -352,7 +365,7 @@ def _read_table_columns(path: str | Path, names: Sequence[str], labels: Sequence
         for name in names:
             check_name(name, list_arrays(path), f"column in {path}")
         table = read_csv_table(path, names, labels)
-        return table_values(table, names)
+        return table_values(table, names, labels)
     from fedtail.parquet_files import read_columns
 
     with open_parquet(path) as file:
@@ -360,7 +373,7 @@ def _read_table_columns(path: str | Path, names: Sequence[str], labels: Sequence
         for name in names:
             check_name(name, there, f"column in {path}")
         table = read_columns(file, path, names)
-    return table_values(table, names)
+    return table_values(table, names, labels)
 
 
 def open_parquet(path: str | Path) -> Any:

@@ -44,8 +44,10 @@ class Distribution:
     defined: Tensor | None = None                      # (clients,) bool: for whom the metric is defined; None: for all
 
     def __repr__(self) -> str:
-        """The number of clients, the mean and the worst tenth, in one line."""
-        return f"Distribution({len(self)} clients; mean {self.mean():.4g}, worst 10% {self.worst(0.1):.4g}, better {self.better})"
+        """The number of clients, the mean and the worst tenth, or the worst of fewer than 20 clients, in one line."""
+        tail = shown_statistics(self, ("worst10",))
+        name, worst = ("worst client", tail["worst client"]) if "worst client" in tail else ("worst 10%", tail["worst10"])
+        return f"Distribution({len(self)} clients; mean {self.mean():.4g}, {name} {worst:.4g}, better {self.better})"
 
     def __len__(self) -> int:
         """The number of clients, including those of mass zero and those for whom the metric is not defined."""

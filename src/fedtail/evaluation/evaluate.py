@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
-from fedtail.divergence import DivergedWarning, WorseThanConstantWarning, constant_text, not_finite_text
+from fedtail.divergence import (
+    DivergedWarning,
+    WorseThanConstantWarning,
+    constant_text,
+    exploded_text,
+    has_exploded,
+    not_finite_text,
+)
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.client_values import client_values_in_blocks
@@ -143,7 +150,8 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
 
     Beside a `Trained` model of a simulation, `constant` of the result is the evaluation of the prediction that ignores the
     inputs (majority class, mean), fitted to the training clients. Warns (`DivergedWarning`) where the loss of a client is not
-    finite, and (`WorseThanConstantWarning`) where the mean loss is above that of the constant prediction.
+    finite or the mean loss is more than 1000 times that of the constant prediction, and (`WorseThanConstantWarning`) where it is
+    above it.
     """
     engine = resolve_engine(engine, old, "evaluate")
     task = task_with_model(model, task)
@@ -168,11 +176,14 @@ def evaluate_constant(task: Task, constant: Tensor, population: Population, weig
 
 def _warn_of_divergence(found: Evaluation) -> None:
     """Warn the caller of `evaluate` where a client's loss is not finite, or the mean loss is above that of the constant."""
-    lost = int((~found.loss.values.isfinite()).sum())
+    lost, loss = int((~found.loss.values.isfinite()).sum()), found.loss.mean()
+    constant = None if found.constant is None else found.constant.loss.mean()
     if lost:
         warnings.warn(not_finite_text(lost, len(found.loss)), DivergedWarning, stacklevel=3)
-    elif found.constant is not None and found.loss.mean() > found.constant.loss.mean():
-        warnings.warn(constant_text(found.loss.mean(), found.constant.loss.mean()), WorseThanConstantWarning, stacklevel=3)
+    elif constant is not None and has_exploded(loss, constant):
+        warnings.warn(exploded_text(loss, constant), DivergedWarning, stacklevel=3)
+    elif constant is not None and loss > constant:
+        warnings.warn(constant_text(loss, constant), WorseThanConstantWarning, stacklevel=3)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:

@@ -40,8 +40,14 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
     Ties go to the first model. `task` gives the error function and the metrics; by default it is a plain `Task` around each
     model. Everything runs locally, on the CPU: nothing leaves the client. Raises ValueError without models, where the metric is
     not defined for these examples under any model, and what `Task.check` raises where a model does not fit the data; FieldError
-    for a metric that the task does not have.
+    for a metric that the task does not have; TypeError for a whole population, or a `Trained` in the place of its modules.
     """
+    if isinstance(models, Trained):
+        raise TypeError("models must be a list of modules, got a Trained. Write choose(trained.modules, ...).")
+    if isinstance(data, Population):
+        raise TypeError("choose is for one client: data must be a pair (x, y), got a Population. Write population.client(name) "
+                        "for one of them; evaluate_family(trained, population) has every client's own pick, and `fedtail choose "
+                        "RUN` picks one model for all.")
     if not models:
         raise ValueError("choose needs at least one model.")
     client = Population.from_clients([data])

@@ -44,7 +44,7 @@ class NoiseFloor:
         """The facts in one sentence."""
         about = (f"{self.statistic} is {self.observed:.3g}; if all clients had the overall error {self.overall:.3g}, it would be "
                  f"{self.floor:.3g} (at most {self.highest:.3g} in 95% of cases)")
-        return f"{about}: this tail is all noise" if self.is_noise else f"{about}: clients differ"
+        return f"{about}: this tail is no larger than noise makes it" if self.is_noise else f"{about}: clients differ"
 
 
 def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_losses: Any = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
 from fedtail.runs.answer_words import confidence_words, digits_for, rounded_text
 from fedtail.runs.answers import TAIL, method_answer
-from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence
+from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence, unknown_floor_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
 from fedtail.runs.metric_bounds import metric_bounds
 from fedtail.runs.noise_over_seeds import noise_over_seeds
-from fedtail.runs.promise_entries import CONFIDENCE, promise_entry, shown_number
+from fedtail.runs.promise_entries import CONFIDENCE, NOTHING_EXCLUDED, promise_entry, shown_number
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
 
 ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
@@ -26,14 +27,16 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
     """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
 
     `panels` has, for each of `metrics`, the answers about each other method (`rows`, and what they are about), `noise`, a
-    sentence for each method on how much of its tail is noise, and `promises`, what each finished model promises about new
-    clients, all at once. `floors` has, by metric and for each method, what a statistic would be if all clients were alike;
+    sentence for each method on how much of its tail is noise, `no_floor`, one that this is not known, and `promises`, what each
+    finished model promises about new clients, all at once. `floors` has, by metric and for each method, what a statistic would be
+    if all clients were alike;
     `split` says whether seeds have splits of their own.
     """
     found = {metric: [noise_over_seeds(_pairs(m), metric) if m.runs_with_table else {} for m in methods] for metric in metrics}
     runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
     return {
         "panels": [{**_metric_verdicts(methods, baseline, metric), "noise": _noise_lines(methods, found[metric]),
+                    "no_floor": next((text for one in found[metric] if (text := unknown_floor_sentence(one, metric))), ""),
                     "promises": _promises(methods, metric)} for metric in metrics],
         "floors": {metric: [_floors(one, methods[0].runs[0], metric) for one in found[metric]] for metric in metrics},
         "split": REDRAWN if is_split_redrawn(list(runs.values())) else ONE_SPLIT,
@@ -121,8 +124,9 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
     """What the models of all finished runs promise about new clients in a metric, all at once, whichever is chosen.
 
     With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
-    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, the `count` of models, and whether
-    there is `any` bound at all. A model that has diverged is not shown, though counted.
+    method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, the `count` of models, whether there
+    is `any` bound at all, and whether the metric is `undefined` for a client. A model that has diverged is not shown, though
+    counted.
     """
     entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
                if (entry := _stored_promise(run, m.member, metric)) is not None]
@@ -133,14 +137,17 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
     each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
     rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m and run.seed not in m.diverged_seeds])
             for m in methods]
+    texts = [text for _, found in rows for one in found for text in one["bounds"].values()]
     return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
-            "count": len(held), "any": any(not text.startswith(NO_BOUND) for _, found in rows for one in found
-                                           for text in one["bounds"].values())}
+            "undefined": any("undefined" in entry for _, _, entry in entries), "count": len(held),
+            "any": any(not text.startswith(NO_BOUND) for text in texts)}
 
 
 def _promise_row(label: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The promises of a method's models, one for each seed: its label, seeds, clients, and the texts of bounds by statistic."""
-    clients = " · ".join(dict.fromkeys(str(one["clients"]) for one in found))
+    held, tested = (sorted({one[which] for one in found}) for which in ("clients", "tested"))
+    clients, every = (str(few[0]) if len(few) == 1 else f"{few[0]} to {few[-1]}" for few in (held, tested))
+    clients = clients if held == tested else f"{clients} of {every}"
     return {"label": label, "seeds": [one["seed"] for one in found], "clients": clients,
             "bounds": {name: [one["bounds"][name] for one in found] for name in found[0]["bounds"]}}
 
@@ -152,16 +159,22 @@ def _stored_promise(run: RunFolder, member: int, metric: str) -> dict[str, Any] 
 
 
 def _promised(method: Method, run: RunFolder, metric: str, confidence: float) -> dict[str, Any]:
-    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and number of clients."""
-    [values] = values_by_client([(run, method.model)], metric)
+    """The bounds of one finished model at this confidence, as texts by statistic, with its seed and numbers of clients.
+
+    Those are `clients`, who have a value, of all that were `tested`.
+    """
+    [every] = values_by_client([(run, method.model)], metric)
+    values = {key: value for key, value in every.items() if math.isfinite(value)}      # the others were found not defined
     better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
     entry = promise_entry(values, (), metric_bounds(run.about, metric), better, confidence)
     bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
-    return {"seed": run.seed, "clients": entry["clients"], "bounds": bounds}
+    return {"seed": run.seed, "clients": entry["clients"], "tested": len(every), "bounds": bounds}
 
 
 def _bound_text(one: dict[str, Any], percent: bool) -> str:
     """A bound as text, "34.2%", or why there is none: how many clients it takes."""
+    if one["note"] == NOTHING_EXCLUDED:
+        return f"{NO_BOUND}: excludes nothing"
     if one["bound"] is not None:
         return shown_number(one["bound"], percent)
     why = f"takes {one['clients_needed']} clients" if one["clients_needed"] else "the metric has no bound"

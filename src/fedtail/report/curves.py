@@ -13,7 +13,7 @@ from fedtail.report.statistics import json_numbers, mean_of_rows, thinned_positi
 from fedtail.runs import RunFolder
 from fedtail.runs.evaluated_models import EvaluatedModel
 
-SHOWN = ("mean", "p10", "p50", "p90", "worst10")
+SHOWN = ("mean", "p0", "p10", "p50", "p90", "p100", "worst10")
 POINTS = 200                                 # of one curve
 
 
@@ -40,13 +40,20 @@ def learning_curves(method: Method) -> dict[str, Any]:
 def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
     """The statistics of one metric of `method` over the clients of a split by round, averaged over seeds.
 
-    {"rounds": [...], "mean": [...], "p10": ..., "p50": ..., "p90": ..., "worst10": ...}, at the rounds that every averaged run
+    {"rounds": [...], "mean": [...], "p10": ..., ...}, with the statistics in SHOWN, at the rounds that every averaged run
     has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
     """
     lines = [_statistics_by_round(run, method.model, split, metric) for run in method.averaged_runs]
     rounds = _common_rounds(lines)
     kept = [rounds[k] for k in thinned_positions(len(rounds), POINTS)]
     return {"rounds": kept, **{name: _mean_over_seeds(lines, kept, name) for name in SHOWN}}
+
+
+def has_extremes(curves: Sequence[dict[str, Any]]) -> bool:
+    """Whether `learning_curves` of all methods have the worst and best client at every round; earlier versions kept neither."""
+    every = [one for method in curves for split in method.values() for one in split.values()]
+    return all(None not in ends for one in every for mean, *ends in zip(one["mean"], one["p0"], one["p100"], strict=True)
+               if mean is not None)
 
 
 def contributors_by_round(method: Method) -> dict[str, Any] | None:

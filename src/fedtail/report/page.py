@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtail.report.answers import ANSWERS_STYLE, ANSWERS_TEMPLATE, answers_section
 from fedtail.report.client_errors import ClientValues, client_list, client_values_by_method, page_clients
-from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
+from fedtail.report.curves import contributors_by_round, evaluated_splits, has_extremes, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
 from fedtail.report.metric_view import PageContent, metric_view
 from fedtail.report.overview import caveats, default_title, family_slider, header_facts
@@ -91,26 +91,29 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
 
     Its keys are the page's sections ("answers", "alarms", "facts", "notes", "methods", "curves", "contributors", "families",
     "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits",
-    "metrics", "thresholds"), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of
-    every other metric by name. `baseline` names the method that the others are compared with, by default the first. Raises
-    ValueError where there are no runs, where they cannot be on one page, or where no method or metric has that name.
+    "metrics", "thresholds", and "few", whether curves have the worst client in the place of a percentile), those of `metric_view`
+    for the `metric` that the page opens with, and "further", such a view of every other metric by name. `baseline` names the
+    method that the others are compared with, by default the first. Raises ValueError where there are no runs, where they cannot
+    be on one page, or where no method or metric has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
     tested = runs[0].tested_split
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
-    rounds = [contributors_by_round(m) for m in methods]
+    rounds, curves = [contributors_by_round(m) for m in methods], [learning_curves(m) for m in methods]
+    content = PageContent(runs, methods, first, families, clients)
     return {
         "deployed": any(run.is_deployed for run in runs), "alarms": divergence_sentences(runs), "facts": header_facts(runs),
         "notes": caveats(runs, clients), "tested": tested, "answers": answers_section(methods, first, metric_names(methods)),
         "methods": _method_entries(methods, families), "baseline": first,
         "focus": _first_compared_method(methods, first, families),
-        "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],
+        "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": curves,
+        "few": content.has_few_clients and has_extremes(curves),
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods) for f in families],
         "tail": tail_membership(methods, training) if training else None,
         "participation": [participation_counts(m, training) if training else None for m in methods],
-        "settings": method_settings(runs), **_metric_views(PageContent(runs, methods, first, families, clients), metric),
+        "settings": method_settings(runs), **_metric_views(content, metric),
     }
 
 

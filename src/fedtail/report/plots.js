@@ -18,6 +18,7 @@ function ecdf() {
   const hover = { ...step, hovertemplate: `%{y:.1f}% of clients have at most %{x:.3g}${unit()}<extra>%{fullData.name}</extra>` };
   const traces = [...faint().map(k => background(k, scaled(of[k].x), percent(of[k].y), step)),
     ...shown().map(k => line(k, scaled(of[k].x), percent(of[k].y), hover))];
+  if (data.few) return { traces, layout: layout(errorAxis(plain(state.metric)), axis("share of clients, %", { range: [0, 101] })) };
   const dotted = { type: "line", xref: "paper", x0: 0, x1: 1, y0: bad, y1: bad, line: { color: css("--muted"), width: 1, dash: DOT } };
   return { traces, layout: layout(errorAxis(plain(state.metric)), axis("share of clients, %", { range: [0, 101] }), { shapes: [dotted] }) };
 }
@@ -68,7 +69,7 @@ function rounds(metric) {
   const traces = [
     ...band(strong.includes(state.focus) ? of(state.focus) : null, factor),
     ...faint().filter(k => has(k) && (!sound.length || !hasDiverged(k))).map(k => background(k, of(k).rounds, factor(of(k).mean))),
-    ...strong.map(k => one(k, `p${badPercent(of_metric.better)}`, { showlegend: false, line: { dash: DOT, width: 1.4 } })),
+    ...strong.map(k => one(k, badEnd(of_metric.better), { showlegend: false, line: { dash: DOT, width: 1.4 } })),
     ...strong.filter(k => k === state.focus).map(k => one(k, "p50", { showlegend: false, line: { dash: DASH, width: 1.4 } })),
     ...strong.map(k => one(k, "mean", {})),
   ];
@@ -76,15 +77,25 @@ function rounds(metric) {
   return { traces, layout: layout(axis("round"), y) };
 }
 
+// The statistics at both ends of the band: percentiles or, of few clients, the single ones.
+function ends() {
+  return data.few ? ["p0", "p100"] : ["p10", "p90"];
+}
+
+function badEnd(better) {
+  return ends()[better === "lower" ? 1 : 0];
+}
+
 function named(k, statistic) {
-  const names = { mean: "mean", p50: "median", p90: "90th percentile", p10: "10th percentile" };
+  const names = { mean: "mean", p50: "median", p90: "90th percentile", p10: "10th percentile", p100: "worst client", p0: "worst client" };
   return { hovertemplate: `round %{x}: ${names[statistic]} %{y:.4g}<extra>%{fullData.name}</extra>` };
 }
 
-function band(of, factor) {           // between the 10th and the 90th percentile
+function band(of, factor) {           // between the 10th and the 90th percentile, or the best and the worst of few clients
   if (!of) return [];
+  const [low, high] = ends();
   const edge = { type: "scatter", mode: "lines", x: of.rounds, line: { width: 0 }, showlegend: false, hoverinfo: "skip" };
-  return [{ ...edge, y: factor(of.p10) }, { ...edge, y: factor(of.p90), fill: "tonexty", fillcolor: colour(state.focus, 0.12) }];
+  return [{ ...edge, y: factor(of[low]) }, { ...edge, y: factor(of[high]), fill: "tonexty", fillcolor: colour(state.focus, 0.12) }];
 }
 
 function isBaseline() {

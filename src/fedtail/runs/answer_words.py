@@ -15,18 +15,20 @@ Cell = dict[str, Any]                        # a difference with its interval
 ALL_POSSIBLE = 0.95                          # of the largest difference there can be: an interval that wide excludes nothing
 
 
-def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False, largest: float = math.inf) -> str:
+def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = False, largest: float = math.inf,
+                  undefined: str = "") -> str:
     """The verdict in words: "take it", "do not", or "this data cannot tell (it would take about 240 test clients)".
 
     `percent` says that differences are shown in points of percent, and `seeds_differ` that training seeds add to the uncertainty;
-    `largest` is the largest difference that two values can have, about which nothing is said.
+    `largest` is the largest difference that two values can have, about which nothing is said. `undefined` is the name of a
+    metric that some clients lack: only those who have it are counted.
     """
     if decided.answer != CANNOT_TELL:
         return f"{decided.answer} (no difference)" if decided.no_difference else decided.answer
     if decided.clients is not None:
         seen = "no difference was seen, and " if decided.no_difference else ""
-        needed = f"at least {decided.clients} test clients for any interval" if decided.at_least else \
-            f"about {decided.clients} test clients"
+        who = f"test clients for whom the {undefined} is defined" if undefined else "test clients"
+        needed = f"at least {decided.clients} {who} for any interval" if decided.at_least else f"about {decided.clients} {who}"
         return f"this data cannot tell ({seen}it would take {needed})"
     most = (100 if percent else 1) * (decided.most or 0.0)
     limit = f"the tail differs by at most {most:.2g}{' points' if percent else ''}, and " if math.isfinite(most) and \

@@ -106,7 +106,7 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
     decided: Verdict = verdict(found[tail], found["mean"], price)
     cells = {one: _cell(interval, better, percent, bounds) for one, interval in found.items()}
     mean, seeds_differ = found["mean"], any(one.seed_error > 0 for one in (found[tail], found["mean"]))
-    said = verdict_words(decided, percent, seeds_differ, bounds[1] - bounds[0])
+    said = verdict_words(decided, percent, seeds_differ, bounds[1] - bounds[0], metric if _is_missing(mine) else "")
     changes = f"each test client has the same {metric} under both" if decided.no_difference else \
         change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
     changes = f"{changes}.{_wider_tail_hint(found[tail])}"
@@ -152,6 +152,11 @@ def _no_answer(name: str, text: str, answer: str = NO_ANSWER) -> dict[str, Any]:
 def _worse_is_larger(values: ByClient, better: str) -> ByClient:
     """The values by client key, negated where higher is better."""
     return values if better == "lower" else {key: -value for key, value in values.items()}
+
+
+def _is_missing(values: Sequence[ByClient]) -> bool:
+    """Whether a client of a seed has no (finite) value."""
+    return not all(math.isfinite(value) for one in values for value in one.values())
 
 
 def _paired_clients(mine: list[ByClient], theirs: list[ByClient]) -> list[int]:

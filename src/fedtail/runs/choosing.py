@@ -68,8 +68,8 @@ def choose_for_everybody(place: str | Path, statistic: str | None = None, metric
     by default the 90th percentile, or the 10th where higher is better), or a model closer to plain averaging within one standard
     error of it. Returns a dict: `chosen` (name), `index`, `statistic`, `metric`, `better`, `unit`, `seeds`, `clients` (the fewest
     validation clients of a seed), `models` (each with its `value`, `std` over seeds and difference to the best with a 95%
-    interval for new clients), `reason` and `files`, the paths of the chosen model. Test clients are not used. Raises ValueError
-    where there is no finished family or it has no validation clients.
+    interval for new clients, or a `note` why there is none), `reason` and `files`, the paths of the chosen model. Test clients
+    are not used. Raises ValueError where there is no finished family or it has no validation clients.
     """
     runs = _family_runs(place)
     better, unit = metric_direction(runs[0], metric), metric_unit(runs[0], metric)
@@ -130,5 +130,5 @@ def _model_row(one: Candidate, less: Difference, sign: float, scale: float, chos
     low, high = (less.low, less.high) if sign > 0 else (-less.high, -less.low)
     numbers = {"difference": sign * less.estimate, "low": low, "high": high, "error": less.error}
     return {"model": one.name, "value": sign * scale * one.value, "chosen": chosen,
-            "std": scale * statistics.stdev(one.by_seed) if len(one.by_seed) > 1 else None,
+            "std": scale * statistics.stdev(one.by_seed) if len(one.by_seed) > 1 else None, "note": less.note,
             **{key: scale * value if math.isfinite(value) else None for key, value in numbers.items()}}

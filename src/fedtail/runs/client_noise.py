@@ -115,6 +115,15 @@ def noise_sentence(found: Mapping[str, Any], tail: str = "worst10") -> str:
     return f"{all_noise}: clients of these sizes that are all alike would have as bad a one; {share}."
 
 
+def unknown_floor_sentence(found: Mapping[str, Any], metric: str) -> str:
+    """That a tail of this metric may be noise and has no floor by which to tell, from an entry of `noise_of_columns`.
+
+    "" where there is a floor, or where nothing is known of the clients.
+    """
+    reason = found.get("reason")
+    return f"How much of a tail of the {metric} is noise is not known: {reason}." if reason in (PER_CLIENT, ONE_EXAMPLE) else ""
+
+
 def _floors(values: np.ndarray, sizes: np.ndarray, variances: np.ndarray | None, pool: np.ndarray | None) -> dict[str, Any]:
     """The noise floor of each tail, by statistic.
 

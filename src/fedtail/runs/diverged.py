@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtail.divergence import constant_text, left_out_text, not_finite_text, parameters_text
+from fedtail.divergence import constant_text, has_exploded, left_out_text, not_finite_text, parameters_text
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
 
 if TYPE_CHECKING:
     from fedtail.runs.run_folder import RunFolder
-
-DIVERGED = 1000.0                            # a loss so many times what it was before training is not a model's any more
 
 
 def is_diverged(run: RunFolder, model: EvaluatedModel) -> bool:
@@ -56,8 +54,7 @@ def _loss_reason(run: RunFolder, model: EvaluatedModel, loss: float | None) -> s
     if loss is None or not math.isfinite(loss):
         return f"the mean loss is not finite after {rounds} rounds"
     start, constant = _first_loss(run, model), constant_statistics(run).get("loss", {}).get("mean")
-    known = [one for one in (start, constant) if one is not None and math.isfinite(one)]
-    if known and loss > DIVERGED * max(known) > 0:
+    if has_exploded(loss, start, constant):
         before = "" if start is None else f", and was {start:.3g} before"
         return f"the mean loss is {loss:.3g} after {rounds} rounds{before}"
     if run.result.get("failed", 0) and not model.personal and _is_unchanged(run, model):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,7 @@ def _write_onnx(module: nn.Module, inputs: Examples, place: Path, run: RunFolder
     sizes = torch.export.Dim("examples", min=1)
     shapes = {name: {0: sizes} for name in names} if isinstance(inputs, dict) else ({0: sizes},)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), _quiet_exporter():
             torch.onnx.export(module, args, str(place), kwargs=kwargs, input_names=names, output_names=["outputs"],
                               dynamic_shapes=shapes, dynamo=True, verbose=False, external_data=False)
     except Exception as reason:      # whatever the tracer says of a user's module
@@ -144,6 +146,18 @@ def _write_onnx(module: nn.Module, inputs: Examples, place: Path, run: RunFolder
         return torch.from_numpy(session.run(None, {name: t.numpy() for name, t in given.items() if name in wanted})[0])
 
     return _checked(place, module, run, run_session)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """A context in which the ONNX exporter logs no warnings, such as that torchvision, which nobody asked for, is not there."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _checked(place: Path, module: nn.Module, run: RunFolder, call: Callable[[Examples], Tensor]) -> str:
@@ -174,6 +188,7 @@ def _config(run: RunFolder, index: int, best: bool) -> dict[str, Any]:
     task = run.about["experiment"].get("task", {})
     return {"library_name": "fedtail", "fedtail_version": run.about["versions"]["fedtail"], "module": task.get("module"),
             "dtype": task.get("dtype"), "inputs": run.about.get("inputs"), "classes": bool(run.about.get("rates")),
+            "columns": run.about.get("columns"), "class_names": run.about.get("classes"),
             "method": run.members[index], "seed": run.seed, "rounds": read_json(run.path / "result.json")["round"], "best": best}
 
 

@@ -34,19 +34,26 @@ def client_identities(data: DataPlan, splits: Mapping[str, Population]) -> Ident
 
 
 def held_out_promise(values: Iterable[float], tested: str, identities: Identities, used: Mapping[str, str], bounds: Bounds,
-                     better: str) -> dict[str, Any]:
+                     better: str, defined: Iterable[bool] | None = None) -> dict[str, Any]:
     """What can be promised about new clients by `values`, those of the clients of the split `tested`, for `result.json`.
 
     `used` says what each split that had a part in making the models did, by its name: {"train": "trained them"}. Where a tested
-    client is in one of them, or has no finite value, there is no promise, but a `reason`. Other entries: see `promise_entry`.
+    client is in one of them, or has no finite value, there is no promise, but a `reason`. Clients for whom the metric is not
+    `defined` are left out, and counted in `undefined`: the promise is about new clients for whom it is, of whom the others are
+    independent draws. Other entries: see `promise_entry`.
     """
-    mine, values = identities[tested], list(values)
-    missing = sum(not math.isfinite(value) for value in values)
+    every = list(zip(identities[tested], values, strict=True))
+    known = [True] * len(every) if defined is None else list(defined)
+    mine = dict(one for one, has in zip(every, known, strict=True) if has)
+    if not mine:
+        return no_promise("the metric is defined for no tested client.")
+    missing = sum(not math.isfinite(value) for value in mine.values())
     if missing:
-        return no_promise(f"there is no value for {missing} of {len(values)} tested clients, and one of them may be the worst.")
+        return no_promise(f"there is no value for {missing} of {len(mine)} tested clients, and one of them may be the worst.")
     makers = [key for split in used for key in identities[split]]
     try:
-        return promise_entry(dict(zip(mine, values, strict=True)), makers, bounds, better)
+        entry = promise_entry(mine, makers, bounds, better)
+        return entry if all(known) else {**entry, "undefined": known.count(False)}
     except FieldError as refused:
         return no_promise(_reason(str(refused), set(mine), identities, used))
 

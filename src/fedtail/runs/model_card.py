@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS, bad_percentile_name
+from fedtail.runs.comparison import metric_direction, number_of_tested_clients
 from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
-COLUMNS = (("mean", "mean"), ("median", "p50"), ("90th percentile", "p90"), ("worst 10% of clients", "worst10"),
-           ("best 10% of clients", "best10"))
+ALL = "all"
+Column = tuple[str, str]                     # words, and the statistic's name
 METHOD = ("sample", "local", "risk", "aggregate", "server", "iterate", "personal", "channel")
 CLASS_OUTPUTS = ("scores of classes, of which the largest is the prediction; where there is one score, it predicts class 1 above "
                  "0, else class 0")
@@ -63,7 +65,7 @@ def _front_matter(run: RunFolder, index: int, statistics: dict[str, Any], split:
     dataset = data.get("dataset")
     found = [{"type": f"{metric}_{name}", "name": f"{metric}, {words.removesuffix(' of clients')} over clients",
               "value": numbers[name]}
-             for metric, numbers in statistics.items() for words, name in COLUMNS if numbers.get(name) is not None]
+             for metric, numbers in statistics.items() for words, name in _columns(run, metric) if numbers.get(name) is not None]
     task = {"type": "classification" if run.about.get("rates") else "prediction"}
     called = str(dataset or data.get("kind", "own data"))
     about = {"name": called, "type": called, "split": split}
@@ -97,7 +99,10 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
     call = "x" if list(inputs) == ["x"] else ", ".join(f"{name}={name}" for name in inputs)
     feeds = "{" + ", ".join(f'"{name}": {name}' for name in inputs) + "}"
     kind = CLASS_OUTPUTS if run.about.get("rates") else "the predicted numbers"
-    head = f"Inputs: {shapes}. Outputs: {kind}." if shapes else ""
+    names = [f"`{name}`" for name in run.about.get("columns") or ()]
+    order = f" Columns of `x`, in this order: {', '.join(names)}." if names else ""
+    called = ", ".join(f"{k} is `{name}`" for k, name in enumerate(run.about.get("classes") or ()))
+    head = f"Inputs: {shapes}.{order} Outputs: {kind}.{f' Classes: {called}.' if called else ''}" if shapes else ""
     scaled = run.about["experiment"].get("data", {}).get("scale") is not None
     uses = {**USE, "model.safetensors": SCALED_USE} if scaled else USE
     return [head, *(uses[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
@@ -130,15 +135,50 @@ def _in_words(table: dict[str, Any]) -> str:
 
 
 def _results(run: RunFolder, statistics: dict[str, Any], split: str, line: dict[str, Any]) -> str:
-    """A table of statistics over clients, one row for each metric; a sentence where nothing was evaluated."""
+    """A table of statistics over clients, one row for each metric; a sentence where nothing was evaluated.
+
+    Fewer than 20 clients have a worst and a best one instead of tenths. Their names are not written: a card is published.
+    """
     if not statistics:
         return "Nothing was evaluated on held-out clients."
-    rows = [[metric, *(_number(numbers.get(name)) for _, name in COLUMNS)] for metric, numbers in statistics.items()]
-    head = ["metric", *(words for words, _ in COLUMNS)]
+    rows = [[_directed(run, metric), *(_number(numbers, name) for _, name in _columns(run, metric)),
+             _defined(numbers)] for metric, numbers in statistics.items()]
+    head = ["metric", *_heads(run), "defined for"]
+    if all(row[-1] == ALL for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
     lines = [head, ["---"] * len(head), *rows]
     clients = run.about["splits"][split]
     over = f"Over {clients} {split.replace('_', '-')} clients of equal weight, after round {line['round']}:"
     return over + "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def _heads(run: RunFolder) -> list[str]:
+    """The heads of the table of statistics; the percentile is the 90th, or the 10th of metrics where higher is better."""
+    words = [words for words, _ in _columns(run, "")]
+    ends = {metric_direction(run, metric) for metric in run.about.get("metrics", ())}
+    both = "90th percentile (10th where higher is better)"
+    return [both if one == "90th percentile" and "higher" in ends else one for one in words]
+
+
+def _columns(run: RunFolder, metric: str) -> tuple[Column, ...]:
+    """The statistics that a card has of a metric: tenths at its own bad and good end, single clients where there are few."""
+    better = metric_direction(run, metric)
+    if number_of_tested_clients(run) < FEW_CLIENTS:
+        worst, best = ("p100", "p0") if better == "lower" else ("p0", "p100")
+        return (("mean", "mean"), ("median", "p50"), ("worst client", worst), ("best client", best))
+    bad = bad_percentile_name(better)
+    return (("mean", "mean"), ("median", "p50"), (f"{bad[1:]}th percentile", bad), ("worst 10% of clients", "worst10"),
+            ("best 10% of clients", "best10"))
+
+
+def _directed(run: RunFolder, metric: str) -> str:
+    """The name of a metric, with "higher is better" where it is."""
+    return metric if metric_direction(run, metric) == "lower" else f"{metric} (higher is better)"
+
+
+def _defined(numbers: dict[str, Any]) -> str:
+    """For how many clients a metric is defined: "19", or "all"."""
+    return ALL if numbers.get("defined") is None else str(numbers["defined"])
 
 
 def _promises(run: RunFolder, index: int) -> str:
@@ -173,7 +213,8 @@ def _limits(run: RunFolder, best: bool) -> str:
     count = splits.get(split, 0)
     if 0 < count < 100:
         few = max(1, round(count / 10))
-        limits.append(f"The worst 10% of {count} clients are about {few}: statistics of the tail are rough.")
+        limits.append(f"The worst 10% of {count} clients are about {few}: statistics of the tail are rough."
+                      if count >= FEW_CLIENTS else f"{count} clients show no tail: another one may do worse than all of them.")
     chosen = run.result.get("selected_on")
     if chosen and (best or "end of the run" in chosen["for"]):
         limits.append(f"The {' and the '.join(chosen['for'])} were chosen by {chosen['by']} on the {chosen['split']} clients; "
@@ -186,6 +227,8 @@ def _limits(run: RunFolder, best: bool) -> str:
     return "\n".join(f"- {text}" for text in limits)
 
 
-def _number(value: float | None) -> str:
-    """A number with four significant digits; "not finite" for None, by which JSON holds such a number."""
-    return "not finite" if value is None else f"{value:.4g}"
+def _number(numbers: dict[str, Any], name: str) -> str:
+    """A statistic with four significant digits; "not finite" for None, by which JSON holds such a number."""
+    if name not in numbers:
+        return "not recorded"
+    return "not finite" if numbers[name] is None else f"{numbers[name]:.4g}"

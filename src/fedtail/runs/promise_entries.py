@@ -16,6 +16,7 @@ from fedtail.runs.metric_bounds import Bounds, are_bounded, turned_bounds
 PROMISED = ("p90", "worst10")
 CONFIDENCE = 0.95
 UNBOUNDED = "a promise about a worst share needs a metric with known bounds, as error rates have"
+NOTHING_EXCLUDED = "it may be as bad as can be, as far as these clients show"
 
 
 def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], bounds: Bounds, better: str,
@@ -25,14 +26,14 @@ def promise_entry(values: Mapping[Hashable, float], used: Iterable[Hashable], bo
     `values` are those of held-out clients by identity; `used` the identities of all that had a part in making the model;
     `bounds` the least and largest value possible, without which nothing is promised about the worst tenth. The entries are
     `clients`, `confidence` and, for each statistic, `observed`, `bound` (None where there is none), `clients_needed` for one
-    and `note`. Where higher is better, bounds are lower ones and the percentile is the 10th. Raises FieldError where a client
-    is in both, has no finite value, or one outside finite bounds.
+    and `note`, which also says where a bound excludes nothing. Where higher is better, bounds are lower ones and the percentile
+    is the 10th. Raises FieldError where a client is in both, has no finite value, or one outside finite bounds.
     """
     sign, used = (1.0 if better == "lower" else -1.0), list(used)
-    turned = {key: sign * value for key, value in values.items()}
-    found = {name: promise(turned, used, name, bounds=turned_bounds(bounds, better), confidence=confidence)
+    turned, limits = {key: sign * value for key, value in values.items()}, turned_bounds(bounds, better)
+    found = {name: promise(turned, used, name, bounds=limits, confidence=confidence)
              for name in PROMISED if are_bounded(bounds) or not name.startswith("worst")}
-    entry = {shown_statistic(name, better): _bound_entry(one, sign) for name, one in found.items()}
+    entry = {shown_statistic(name, better): _bound_entry(one, sign, limits[1]) for name, one in found.items()}
     if not are_bounded(bounds):
         worst = statistic_named("worst10").of(np.array(list(turned.values())))
         entry["worst10"] = {"observed": sign * worst, "bound": None, "clients_needed": None, "note": UNBOUNDED}
@@ -46,19 +47,25 @@ def promise_sentences(entry: Mapping[str, Any], metric: str, better: str, percen
     return [_sentence(name, one, entry, metric, better, percent) for name, one in entry.items() if isinstance(one, dict)]
 
 
-def _bound_entry(found: Promise, sign: float) -> dict[str, Any]:
-    """A promise about values times `sign` as a dict about the values themselves."""
-    return {"observed": sign * found.observed, "bound": sign * found.bound if math.isfinite(found.bound) else None,
-            "clients_needed": found.clients_needed, "note": found.note}
+def _bound_entry(found: Promise, sign: float, worst: float) -> dict[str, Any]:
+    """A promise about values times `sign`, of which `worst` is the largest possible, as a dict about the values themselves."""
+    exists = math.isfinite(found.bound)
+    note = NOTHING_EXCLUDED if exists and found.bound >= worst else found.note
+    return {"observed": sign * found.observed, "bound": sign * found.bound if exists else None,
+            "clients_needed": found.clients_needed, "note": note}
 
 
 def _sentence(name: str, one: Mapping[str, Any], entry: Mapping[str, Any], metric: str, better: str, percent: bool) -> str:
     """One sentence on the bound of a statistic, or why there is none."""
     what = statistic_named(name)
-    about = f"the mean {metric} of the worst {100 * what.share:g}% of new clients" if what.kind == "worst" else \
-        f"the {what.words} of the {metric} over new clients"
+    who = "new clients for whom it is defined" if entry.get("undefined") else "new clients"
+    about = f"the mean {metric} of the worst {100 * what.share:g}% of {who}" if what.kind == "worst" else \
+        f"the {what.words} of the {metric} over {who}"
     if one["bound"] is None:
         return f"no promise about {about}: {one['note']}."
+    if one["note"] == NOTHING_EXCLUDED:
+        return (f"nothing can be excluded about {about}: {one['note']} ({entry['clients']} held-out clients show "
+                f"{shown_number(one['observed'], percent)}).")
     side = "most" if better == "lower" else "least"
     return (f"{about} is at {side} {shown_number(one['bound'], percent)}, with confidence {100 * entry['confidence']:.3g}% "
             f"({entry['clients']} held-out clients show {shown_number(one['observed'], percent)}).")

@@ -16,6 +16,7 @@ from fedtail.runs.held_out_promises import Identities, client_identities, held_o
 from fedtail.runs.keep_best import selection_split
 from fedtail.runs.measurements import ClientColumns
 from fedtail.runs.metric_bounds import RATES, UNKNOWN, Bounds
+from fedtail.task import Metric
 from fedtail.training import Trained
 
 Rows = dict[tuple[str, int], ClientColumns]      # by (split, position of the model)
@@ -80,17 +81,20 @@ class RunAnswers:
         own = [self._is_personal(trained, member) for member in range(len(tables))]
         who = client_identities(self.experiment.data, self.splits)
         return {"noise": noise(False), **({"personal_noise": noise(True)} if any(own) else {}),
-                "promises": [{name: self._promise(table[name], who, bounds[name], better)
-                              for name, better in metrics.items()} for table in tables]}
+                "promises": [{metric.name: self._promise(metric, table, who, bounds[metric.name])
+                              for metric in trained.task.all_metrics} for table in tables]}
 
-    def _promise(self, values: np.ndarray, who: Identities, bounds: Bounds, better: str) -> dict[str, Any]:
+    def _promise(self, metric: Metric, table: ClientColumns, who: Identities, bounds: Bounds) -> dict[str, Any]:
         """What the values of the tested clients under one model promise about new clients, or why they do not.
 
-        `who` says which client each is.
+        `table` has them in columns, and `who` says which client each is. A metric of whole clients is not defined for those who
+        have a loss and no value.
         """
         if self.attacked:
             return no_promise(ATTACKED)
-        return held_out_promise(values.tolist(), self.tested, who, self.used_splits, bounds, better)
+        values = table[metric.name]
+        defined = np.isfinite(values) | ~np.isfinite(table["loss"]) if metric.per == "client" else np.ones(len(values), bool)
+        return held_out_promise(values.tolist(), self.tested, who, self.used_splits, bounds, metric.better, defined.tolist())
 
     def _is_personal(self, trained: Trained, member: int) -> bool:
         """Whether personal models beside the model at position `member` were evaluated on the tested split."""

@@ -27,17 +27,20 @@ def write_search_result(search: Search, ended: Sequence[Any], held_out: Mapping[
 
     That is the content of `trials.json` with `best`, the chosen trial or None, and `file`, the path of `best.toml`. `ended` are
     the optuna trials that ended, `held_out` the clients they were judged by, for each seed. `trials` has those that gave a
-    number, best first, each with its settings, value, `by_seed` and `std` over seeds; `differences`, in the same order, what each
-    is worse than the best, with a 95% interval for new clients; `diverged` the others. The chosen trial is the best or a simpler
-    one within one standard error of it; `reason` says which, and `warnings` what to be careful of. Of a private search nothing
-    but the value of a trial is known: the best is chosen, once the search is `finished`, and `best` is None before; its guarantee
-    is that of `begun` trials, those that were interrupted too.
+    number, best first and then those whose loss is far above that of the untrained model, each with its settings, value,
+    `by_seed` and `std` over seeds; `differences`, in the same order, what each is worse than the best, with a 95% interval for
+    new clients, none for those with such a loss unless all have it; `diverged` the others. The chosen trial is the best or a
+    simpler one within one standard error of it; `reason` says which, and `warnings` what to be careful of. Of a private search
+    nothing but the value of a trial is known: the best is chosen, once the search is `finished`, and `best` is None before; its
+    guarantee is that of `begun` trials, those that were interrupted too.
     """
     import tomli_w
 
     seeds, sign = tuple(held_out), 1.0 if search.better == "lower" else -1.0
     scale = _display_scale(search, next(iter(held_out.values())))
-    ranked = sorted((trial for trial in ended if trial.state.name == "COMPLETE"), key=lambda trial: sign * trial.value)
+    ranked = sorted((trial for trial in ended if trial.state.name == "COMPLETE"),
+                    key=lambda trial: (_is_unstable(trial), sign * trial.value))
+    sound = [trial for trial in ranked if not _is_unstable(trial)] or ranked
     trials = [_trial_entry(trial, scale) for trial in ranked]
     failed = [trial for trial in ended if trial.state.name != "COMPLETE"]
     result: dict[str, Any] = {
@@ -46,7 +49,7 @@ def write_search_result(search: Search, ended: Sequence[Any], held_out: Mapping[
         "failed": len(failed), "trials": trials, "diverged": [_trial_entry(trial, scale) for trial in failed]}
     chosen: Chosen | None = None
     if private is None and ranked:
-        chosen = choose_simpler(_candidates(search, ranked, seeds, sign, folder), _of_badness(search), _words(search), scale)
+        chosen = choose_simpler(_candidates(search, sound, seeds, sign, folder), _of_badness(search), _words(search), scale)
         result["differences"] = [_difference_entry(one, sign, scale) for one in chosen.differences]
         result["reason"] = chosen.reason
     place = chosen.chosen if chosen is not None else 0
@@ -72,12 +75,17 @@ def _trial_entry(trial: Any, scale: float) -> dict[str, Any]:
     return {"settings": trial.params, "value": None if trial.value is None else scale * trial.value,
             "by_seed": None if by_seed is None else [None if one is None else scale * one for one in by_seed],
             "std": scale * statistics.stdev(known) if len(known) > 1 and len(known) == len(by_seed) else None,
-            "unstable": bool(trial.user_attrs.get("unstable", False))}
+            "unstable": _is_unstable(trial)}
+
+
+def _is_unstable(trial: Any) -> bool:
+    """Whether the loss of an optuna trial ended far above that of the untrained model for one of its seeds."""
+    return bool(trial.user_attrs.get("unstable", False))
 
 
 def _warnings(search: Search, ranked: Sequence[Any], failed: Sequence[Any], place: int) -> list[str]:
     """What to be careful of about the trial at position `place` of `ranked`: its own loss, edges, and neighbours that diverge."""
-    shaky = [trial for trial in ranked if trial.user_attrs.get("unstable")]
+    shaky = [trial for trial in ranked if _is_unstable(trial)]
     own = [UNSTABLE] if ranked[place] in shaky else []
     sound = [trial.params for trial in ranked if trial not in shaky]
     return own + search_warnings(search.space, ranked[place].params, sound, [trial.params for trial in (*shaky, *failed)])
@@ -120,7 +128,7 @@ def _difference_entry(found: Difference, sign: float, scale: float) -> dict[str,
     """A difference to the best in the metric's own direction and unit; None for what is not known."""
     low, high = (found.low, found.high) if sign > 0 else (-found.high, -found.low)
     numbers = {"estimate": sign * found.estimate, "error": found.error, "low": low, "high": high}
-    return {name: scale * value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {**{name: scale * value if math.isfinite(value) else None for name, value in numbers.items()}, "note": found.note}
 
 
 def _display_scale(search: Search, population: Population) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtail.experiment.tune_section import Choices, Range
 
-NEAR = 0.02                                            # of a range, by which a value is at its end
+NEAR = 0.05                                            # of a range, by which a value is at its end
 NEIGHBOURS = 0.2                                       # of a range, within which trials are neighbours in their other fields
 LIMITS = {"tail_fraction": 1.0, "tilt": 0.0, "power": 0.0}      # plain averaging: nothing lies beyond
 Settings = Mapping[str, Any]

@@ -40,13 +40,14 @@ class Candidate:
 class Difference:
     """The statistic of a candidate minus that of the best, with its standard error and its interval for new clients.
 
-    `error` is NaN where there is none, and the ends are infinite.
+    `error` is NaN where there is none, and the ends are infinite. `note` says what limits the interval, "" where nothing does.
     """
 
     estimate: float
     error: float
     low: float
     high: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _difference(one: Candidate, best: Candidate, statistic: str) -> Difference:
         except FieldError:                   # another statistic, or too few clients
             return _difference_by_seed(one, best)
         seeds = 0.0 if math.isnan(found.seed_error) else found.seed_error
-        return Difference(found.estimate, math.hypot(found.client_error, seeds), found.low, found.high)
+        return Difference(found.estimate, math.hypot(found.client_error, seeds), found.low, found.high, found.note)
     return _difference_by_seed(one, best)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedtail.data import Population
-from fedtail.divergence import DivergedWarning
+from fedtail.divergence import DivergedWarning, has_exploded
 from fedtail.engine import Engine
 from fedtail.evaluation import Evaluation, evaluate, evaluate_personal
 from fedtail.experiment.data_sources import data_fingerprint
@@ -36,7 +36,8 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     Each trial is trained with each of `seeds`, all on one split of the data; a private search takes one, from which it
     derives another for each trial. Returns the content of `trials.json` (with `trials`, best first), and `best`, the chosen
     trial or None, and `file`, the path of `best.toml`: see `write_search_result`. A trial whose statistic, or whose loss for
-    a held-out client, is not finite has diverged: it counts as a trial and is never the best. A search that `watch` stops can
+    a held-out client, is not finite, or whose mean loss is over 1000 times that of models without training, has diverged: it
+    counts as a trial and is never the best. A search that `watch` stops can
     be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another search, or other files, and
     for a private search with several seeds or whose epsilon cannot be stated or is too large; RunError where optuna is not
     installed.
@@ -175,11 +176,12 @@ def _train_trial(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
             return None
         judged = _judged_evaluation(search, trained, held, wanted.evaluation_engine)
         found = judged[search.settings.metric]
-        finite = math.isfinite(judged.loss.mean())               # the error of a model that has diverged is no number to go by
-        by_seed.append(found.statistic(search.statistic) if finite else math.nan)
+        loss, constant = judged.loss.mean(), None if judged.constant is None else judged.constant.loss.mean()
+        untrained = evaluate(wanted.task.make(seed).module, held, task, engine=wanted.evaluation_engine).loss.mean()
+        gone = not math.isfinite(loss) or has_exploded(loss, untrained, constant)
+        by_seed.append(math.nan if gone else found.statistic(search.statistic))      # its error is no number to go by
         values[seed] = (held.key.numpy(), found.values.numpy())
-        untrained = evaluate(wanted.task.make(seed).module, held, task, engine=wanted.evaluation_engine)
-        unstable |= not judged.loss.mean() <= UNSTABLE * untrained.loss.mean()
+        unstable |= not loss <= UNSTABLE * untrained
     return JudgedTrial(tuple(by_seed), values, unstable)
 
 
