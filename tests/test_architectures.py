@@ -393,7 +393,8 @@ def test_a_recorded_step_does_not_call_the_module():
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-@pytest.mark.parametrize("function", [one_more, lambda module, x: x * random.random(), lambda module, x: x * float(np.random.rand())])
+@pytest.mark.parametrize("function", [one_more, lambda module, x: x * random.random(),
+                                      lambda module, x: x * float(np.random.rand())])      # noqa: NPY002
 def test_what_a_call_changes_outside_torch_is_not_recorded(function):
     kernel, found = recorded_calls(function)
     assert kernel._operations.refused == ("ValueError: a call changes numbers that the module holds, or draws from Python's or "
@@ -405,7 +406,8 @@ def test_what_only_the_listed_operations_get_wrong_is_noticed():
     calls = []
     kernel, found = recorded_calls(lambda module, x: calls.append(1) or x * len(calls))      # a count that nobody can see
     assert kernel._operations.refused == "ValueError: the listed operations give another result"
-    assert len(calls) == 5 and not torch.equal(found[2], found[3])
+    assert len(calls) == 5
+    assert not torch.equal(found[2], found[3])
 
 
 def test_the_least_used_recording_is_dropped(monkeypatch):
