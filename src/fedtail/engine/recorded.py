@@ -7,6 +7,7 @@ operations on the same strides, so that results have the same bits, recorded or 
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from collections import Counter, OrderedDict
@@ -134,7 +135,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _state_outside_torch(module: nn.Module) -> tuple[Any, ...]:
     """What a call of the module may change that a list of operations does not: generators, and numbers that layers hold."""
-    kind, words, *rest = np.random.get_state()      # noqa: NPY002
     held = [(name, key, value) for name, part in module.named_modules() for key, value in vars(part).items()
             if isinstance(value, PLAIN)]
-    return random.getstate(), kind, words.tobytes(), rest, held
+    return random.getstate(), pickle.dumps(np.random.get_state()), held      # noqa: NPY002
