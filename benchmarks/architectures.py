@@ -7,7 +7,8 @@
 A round is FedAvg of 50 clients with 50 examples in batches of 10 (fewer where a round takes long, see `architecture_suite.py`).
 The plain loop has a deep copy of the module, `torch.optim.SGD` and slices of shuffled tensors for each client, and takes one and
 two threads in turns; ours runs as it comes. All of them take turns in one process, and ratios are of medians over the turns. The
-table also says how many processor seconds a round took, which other programs on the machine disturb less.
+table also has the ratio of processor seconds, which other programs on the machine disturb less, and of ours the share that the
+products, convolutions, recurrences and attention of the steps take by themselves (`products.py`): what no loop can do without.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from time import perf_counter
 import torch
 from architecture_suite import ARCHITECTURES, Architecture, Examples
 from environments import HERE, commit, machine, versions
+from products import product_seconds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -41,6 +43,7 @@ from fedtail.engine import LocalFleet
 BATCH, RATE = 10, 0.1
 PAGE = HERE / "results" / "architectures.md"
 TARGET, TARGET_SMALL, SMALL = 1.3, 3.0, 100_000
+WARM = 6.0                               # seconds of fedtail's rounds before it is timed
 
 
 @dataclass
@@ -109,8 +112,8 @@ def our_round(one: Architecture, people: Population, kernel: str) -> tuple[Calla
     return go, fleet
 
 
-def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], LocalFleet, int]:
-    """The ways to train this architecture after `turns` turns each, fedtail's fleet, and the number of trained parameters."""
+def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], LocalFleet, float]:
+    """The ways to train this architecture after `turns` turns each, fedtail's fleet, and the seconds of a round's products."""
     one = ARCHITECTURES[name]
     data = one.data(False, one.clients, [one.size])
     people, loop = Population.from_clients(data), one.build(False)
@@ -123,19 +126,26 @@ def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], Loca
         except ValueError:
             continue                     # it cannot compute this one
     rounds = {}
-    for key, way in ways.items():        # the first round warms up, the second says how many make a turn
-        way.one_round()
+    for key, way in ways.items():        # fedtail warms up until it has recorded its steps; then one says how many make a turn
+        began = perf_counter()
+        while True:
+            way.one_round()
+            if key.startswith("loop") or perf_counter() - began > WARM:
+                break
         began = perf_counter()
         way.one_round()
         rounds[key] = max(1, min(20, round(0.3 / max(1e-3, perf_counter() - began))))
     for _ in range(turns):
         for key, way in ways.items():
             way.take_turn(rounds[key])
-    return ways, fleet, fleet.kernel.dim
+    first = torch.arange(min(BATCH, one.size))
+    step = product_seconds(one.build(False), taken(data[0][0], first), data[0][1][first])
+    return ways, fleet, step * len(data) * -(-one.size // BATCH)
 
 
-def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, dim: int) -> str:
-    """A row of the table: parameters, kernel, seconds, ratios to the better loop, of time and of processor time."""
+def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, products: float) -> str:
+    """A row of the table: parameters, kernel, seconds, ratios to the better loop, share of the products, target."""
+    dim = fleet.kernel.dim
     seconds = {key: median(way.seconds) for key, way in ways.items()}
     processor = {key: median(way.processor) for key, way in ways.items()}
     loops = [key for key in ways if key.startswith("loop")]
@@ -144,11 +154,12 @@ def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, dim: int) -> 
     wanted = TARGET_SMALL if dim < SMALL else TARGET
     more = "".join(f", {key} {seconds[key]:.3g} s" for key in ways if key not in (*loops, "fedtail"))
     return (f"| {name} | {dim:,} | {fleet.kernel.name} | {' / '.join(f'{seconds[key]:.3g}' for key in loops)} | "
-            f"{seconds['fedtail']:.3g}{more} | **{ratio:.2f}** | {cheaper:.2f} | {wanted:g} |")
+            f"{seconds['fedtail']:.3g}{more} | **{ratio:.2f}** | {cheaper:.2f} | "
+            f"{products / processor['fedtail']:.0%} | {wanted:g} |")
 
 
 HEAD = ("| architecture | trained parameters | kernel | loop, 1 / 2 threads (s) | fedtail (s) | ratio | of processor time | "
-        "target |\n|---|---|---|---|---|---|---|---|")
+        "products alone | target |\n|---|---|---|---|---|---|---|---|---|")
 
 
 def main() -> None:

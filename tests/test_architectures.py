@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedtail
 from fedtail import Engine, LocalSGD, Population, Task
+from fedtail.channel import IntegerChannel, PlainChannel
 from fedtail.clients import Shard
 from fedtail.data.population import select_rows
 from fedtail.draws import hash_bits, random_permutations
@@ -28,7 +29,8 @@ from fedtail.engine import blocks, kernel_choice, recorded, workers
 from fedtail.engine.counted_draws import STEP, CountedDraws
 from fedtail.engine.kernel_choice import SlowKernelWarning, kernel_for
 from fedtail.engine.kernels import ModuleKernel, training_draws
-from fedtail.engine.stacked import StackedKernel, stacking_refusal
+from fedtail.engine.local_fleet import sum_of_chunks
+from fedtail.engine.stacked import SMALL, StackedKernel, stacking_is_faster, stacking_refusal
 from fedtail.fleet import Broadcast
 from fedtail.modules import call_module
 
@@ -389,7 +391,8 @@ def test_a_recorded_step_does_not_call_the_module():
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-@pytest.mark.parametrize("function", [one_more, lambda module, x: x * random.random(), lambda module, x: x * float(np.random.rand())])
+@pytest.mark.parametrize("function", [one_more, lambda module, x: x * random.random(),
+                                      lambda module, x: x * float(np.random.rand())])      # noqa: NPY002
 def test_what_a_call_changes_outside_torch_is_not_recorded(function):
     kernel, found = recorded_calls(function)
     assert kernel._operations.refused == ("ValueError: a call changes numbers that the module holds, or draws from Python's or "
@@ -401,7 +404,8 @@ def test_what_only_the_listed_operations_get_wrong_is_noticed():
     calls = []
     kernel, found = recorded_calls(lambda module, x: calls.append(1) or x * len(calls))      # a count that nobody can see
     assert kernel._operations.refused == "ValueError: the listed operations give another result"
-    assert len(calls) == 5 and not torch.equal(found[2], found[3])
+    assert len(calls) == 5
+    assert not torch.equal(found[2], found[3])
 
 
 def test_the_least_used_recording_is_dropped(monkeypatch):
@@ -506,3 +510,52 @@ def test_a_client_whose_loss_is_not_finite_is_left_out():
     assert not kernel.gradients(params, *given).isfinite().all()
     kernel.descend(params, *given, 0.1)
     assert params[0, 0].isnan()
+
+
+def test_models_with_embeddings_train_side_by_side_up_to_twice_as_many_parameters():
+    wide = Task(nn.Sequential(nn.Flatten(), nn.Linear(6, 20_000), nn.ReLU(), nn.Linear(20_000, 1)))
+    assert len(wide.params()) > SMALL
+    assert not stacking_is_faster(wide, CPU)
+    for layer, wins in ((nn.Embedding(8000, 32), True), (nn.EmbeddingBag(8000, 32), True), (nn.Embedding(8200, 32), False)):
+        assert stacking_is_faster(Task(nn.Sequential(layer, nn.Linear(32, 5))), CPU) == wins
+
+
+# Convolutions
+
+
+@pytest.mark.parametrize(("size", "innermost"), [(16, True), (2, False)])
+def test_convolutions_of_many_weights_keep_channels_outermost(size, innermost):
+    """64 x 64 x 9 weights are less than twice the 4 x 64 x 256 numbers of large images, and more than those of small ones."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5))
+    task, laid = Task(module.to(WIDE)), []
+    kernel = ModuleKernel(task, CPU, WIDE, draws=False)
+    kernel.training[0].register_forward_pre_hook(lambda _, given: laid.append(given[0].stride(1)))
+    x, y = torch.randn(1, 4, 64, size, size, dtype=WIDE), torch.zeros(1, 4, dtype=torch.int64)
+    weight = torch.full((1, 4), 0.25, dtype=WIDE)
+    found = kernel.gradients(task.params()[None], x, y, weight)[0]
+    assert laid == [1 if innermost else size * size]
+    wanted = torch.autograd.grad(F.cross_entropy(module(x[0]), y[0]), list(module.parameters()))
+    assert torch.allclose(found, torch.cat([part.reshape(-1) for part in wanted]), rtol=1e-10, atol=1e-14)
+
+
+# Sums of rows
+
+
+@pytest.mark.parametrize("encoding", [PlainChannel().encoding(20, 1.0), IntegerChannel(16).encoding(4, 1.0)])
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 1], [1, 2, 1]])
+def test_chunks_add_up_to_the_sum_of_their_rows(encoding, sizes):
+    torch.manual_seed(0)
+    rows = encoding.encode(torch.randn(sum(sizes), 7, dtype=WIDE), torch.full((7,), 8.0))
+    before = rows.clone()
+    total = sum_of_chunks(iter(rows.split(sizes)), encoding)
+    assert torch.allclose(total.double(), encoding.sum(before).double(), rtol=1e-13, atol=1e-15)
+    assert torch.equal(rows, before)                                   # which a memo may hold
+
+
+def test_a_sum_of_large_rows_makes_one_tensor_of_their_size():
+    encoding = PlainChannel().encoding(5, 1.0)
+    rows = [torch.randn(1, 1000, dtype=WIDE) for _ in range(5)]
+    with Largest() as largest:
+        sum_of_chunks(iter(rows), encoding)
+    assert sum(size >= 1000 for size in largest.made) == 1

@@ -150,6 +150,7 @@ def test_a_server_that_is_restored_from_an_old_backup_charges_what_it_forgot_and
 PERSONAL = """
 [personal]
 part = "Ditto"
+strength = 0.1
 [personal.local]
 learning_rate = 0.1
 """

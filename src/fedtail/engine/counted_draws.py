@@ -131,7 +131,7 @@ STACKABLE = {drawn: _stackable(drawn) for drawn in (_kept_by_stack, _uniform_by_
 def _drop(mode: CountedDraws, input: Tensor, rate: float, shape: Any, inplace: bool) -> Tensor:
     """`input` times a mask of this `shape`, which broadcasts, divided by the share that is kept; `inplace` changes `input`."""
     mask, share = mode.keep(torch.Size(shape), rate, input)
-    mask = mask if share in (0.0, 1.0) else mask * (1 / share)
+    mask = mask if share in (0.0, 1.0) else mask.mul_(1 / share)
     return input.mul_(mask) if inplace else input * mask
 
 

@@ -210,7 +210,7 @@ class ModuleKernel:
                 part.register_forward_pre_hook(_to_channels_last)
         for part in self.training.modules() if self.sparse_embeddings and device.type == "cpu" else ():
             if can_be_sparse(part):
-                part.sparse = True
+                part.sparse = True      # type: ignore[assignment]
         self.evaluating = copy_around_frozen(self.training).eval()
         self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
@@ -485,7 +485,7 @@ def two_client_batch(population: Population, device: torch.device, dtype: torch.
     return inputs_to_device(cast_inputs(select_rows(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
-def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _to_channels_last(module: nn.Conv2d, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A forward pre-hook of convolutions: returns their arguments, with images laid out so that channels are innermost in memory.
 
     Images of one channel get the strides of that layout too, which PyTorch would not give them. Where the weights of `module`

@@ -7,6 +7,7 @@ operations on the same strides, so that results have the same bits, recorded or 
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from collections import Counter, OrderedDict
@@ -98,7 +99,7 @@ def list_operations(function: Step, given: list[Tensor]) -> Step:
     What changes no number (a product with 1, a view of the same shape, `detach`) is left out, and a tensor is let go after its
     last use. No other thread may fork meanwhile.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx      # takes a second to import
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
     with block_other_draws(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")                         # of a trial nobody asked for
@@ -120,7 +121,9 @@ def list_operations(function: Step, given: list[Tensor]) -> Step:
 def _same_layout(node: Any) -> bool:
     """Whether an operation of a list returns a tensor of the shape, strides and dtype of its first argument."""
     mine, other = (one.meta.get("tensor_meta") for one in (node, node.args[0]))
-    return mine is not None and other is not None and (mine.shape, mine.stride, mine.dtype) == (other.shape, other.stride, other.dtype)
+    if mine is None or other is None:
+        return False
+    return (mine.shape, mine.stride, mine.dtype) == (other.shape, other.stride, other.dtype)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -132,7 +135,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _state_outside_torch(module: nn.Module) -> tuple[Any, ...]:
     """What a call of the module may change that a list of operations does not: generators, and numbers that layers hold."""
-    kind, words, *rest = np.random.get_state()
     held = [(name, key, value) for name, part in module.named_modules() for key, value in vars(part).items()
             if isinstance(value, PLAIN)]
-    return random.getstate(), kind, words.tobytes(), rest, held
+    return random.getstate(), pickle.dumps(np.random.get_state()), held      # noqa: NPY002

@@ -27,7 +27,7 @@ from fedtail.modules import call_module, trainable_parameters, twice_differentia
 from fedtail.task import Task
 from fedtail.types import Examples
 
-SMALL, SMALL_GRU = 2**17, 2**18      # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
+SMALL, WITH_OVERHEAD = 2**17, 2**18      # parameters up to which stacking wins on a CPU: a step is mostly overhead
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
@@ -287,7 +287,7 @@ class StackedGradients:
 
 
 def join_parts(parts: list[Tensor], losses: Tensor) -> Tensor:
-    """Gradients by parameter, each (clients, ...), as rows (clients, dim), which are not finite where `losses` (clients,) are not."""
+    """Gradients by parameter, each (clients, ...), as rows (clients, dim), not finite where `losses` (clients,) are not."""
     flat = torch.cat([part.flatten(1) for part in parts], 1)
     flat[:, :1].add_(losses[:, None], alpha=0.0)
     return flat
@@ -336,15 +336,16 @@ def _skip_flattening() -> None:
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
     """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
-    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with a GRU, whose steps in time are mostly overhead. There not
-    for 2-D and 3-D convolutions, LSTMs (which oneDNN computes well alone) and attention, whose steps are mostly arithmetic.
+    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with a GRU, whose steps in time are mostly overhead, or with
+    embeddings, of which a step reads few rows. There not for 2-D and 3-D convolutions, LSTMs (which oneDNN computes well alone)
+    and attention, whose steps are mostly arithmetic.
     """
     if device.type != "cpu":
         return True
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
     parts = list(task.module.modules())
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-    bound = SMALL_GRU if any(isinstance(part, nn.GRU) for part in parts) else SMALL
+    bound = WITH_OVERHEAD if any(isinstance(part, (nn.GRU, nn.Embedding, nn.EmbeddingBag)) for part in parts) else SMALL
     return dim <= bound and all(isinstance(part, (nn.Conv1d, nn.GRU)) for part in parts if isinstance(part, heavy))
 
 
