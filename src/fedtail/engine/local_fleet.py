@@ -35,7 +35,7 @@ from fedtail.rows import RowPlaces
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
-WORTH_THREADS = 2**20      # parameters from which the host has work for torch's threads beside a GPU, in sums and the server's step
+WORTH_THREADS = 2**20      # parameters from which torch's threads on the host help beside a GPU: in sums and the server's step
 ROWS = 1024      # clients whose statistics are computed at once
 READ = 2**24     # numbers that clients remember and that are read at once
 
@@ -160,8 +160,8 @@ class LocalFleet(SimulatedFleet):
         self._shard = self._make_shard(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share_models(self._shard.params)
-        large = self.device.type != "cpu" and self.kernel.dim >= WORTH_THREADS
-        self._use_one_thread(0 if large else self.workers)
+        beside_gpu = self.device.type != "cpu" and self.kernel.dim >= WORTH_THREADS
+        self._use_one_thread(0 if beside_gpu else self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.

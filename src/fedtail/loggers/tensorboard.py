@@ -60,8 +60,9 @@ class TensorBoardLog:
 def _wait_for_a_later_second(places: list[Path]) -> None:
     """Wait, for a second at most, until new event files in the folders `places` sort after those that are there.
 
-    TensorBoard reads files in the order of their names, which begin with the second of their making, and goes on with the number of a
-    writer, of which 10 comes before 9: read in that order, a resumed run's rounds would be purged in place of the earlier ones.
+    TensorBoard reads files in the order of their names, which begin with the second of their making, and goes on with the
+    number of a writer, of which 10 comes before 9: read in that order, a resumed run's rounds would be purged in place of the
+    earlier ones.
     """
     made = [path.name.split(".")[3] for place in places for path in place.glob("events.out.tfevents.*")]
     latest = max((int(second) for second in made if second.isdecimal()), default=0)

@@ -207,17 +207,19 @@ class StockFlower(Loopback):
         """Start the SuperLink, and wait until it answers. Raises RuntimeError where it ends by itself or `patience` passes."""
         self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
         server = self.folder.server_folder
+        secrets = ["--ssl-ca-certfile", str(server / "ca.crt"), "--ssl-certfile", str(server / "server.pem"),
+                   "--ssl-keyfile", str(server / "server.key")]
         self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-                                          "--disable-runtime-dependency-installation", "--ssl-ca-certfile", str(server / "ca.crt"),
-                                          "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile", str(server / "server.key")])
+                                          "--disable-runtime-dependency-installation", *secrets])
         self._wait_for_superlink(patience)
 
     def start_node(self, name: str, **environment: str) -> None:
         """Start Flower's SuperNode for the node `name`, which is told where its folder's node.toml is, without waiting for it."""
         place = self.folder.node_folder(name)
+        settings = f"settings={json.dumps(str(place / 'node.toml'))}"
         self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
-                                   str(place / "ca.crt"), "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
-                                   "--node-config", f"settings={json.dumps(str(place / 'node.toml'))}"], environment)
+                                   str(place / "ca.crt"), "--host", "127.0.0.1", "--port", str(free_port()),
+                                   "--isolation", "subprocess", "--node-config", settings], environment)
 
 
 def process_environment(home: Path) -> dict[str, str]:

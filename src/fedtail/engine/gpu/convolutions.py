@@ -11,7 +11,6 @@ Under `StackedOperations()` calls of `conv2d` and `max_pool2d` are replaced wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,7 +47,6 @@ class Window:
                     zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True))
         return one, two
 
-
     def input_size(self, rows: int, columns: int, more: Pair = (0, 0)) -> Pair:
         """The size (height, width) of the image whose convolution has so many `rows` and `columns`, `more` pixels added to it."""
         one, two = ((count - 1) * s - 2 * p + d * (k - 1) + 1 + m for count, k, s, p, d, m in
@@ -60,7 +58,7 @@ class StackedOperations(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __init__(self, device: torch.device = CPU):
-        """Operations of a stack on `device`: lengths that a module moves to the CPU, and ranges that it makes there, stay on it."""
+        """Operations of a stack on `device`: lengths that a module moves to the CPU and ranges it makes there stay on it."""
         super().__init__()
         self.device, self.padded = device, list[Padded]()      # packed sequences, in the order in which they were packed
 
@@ -113,7 +111,7 @@ class StackedOperations(TorchFunctionMode):
 
     def conv_transpose2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                          output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor | None:
-        """`F.conv_transpose2d` of one client, the gradient of a convolution, which has the convolution as its own; under vmap of all.
+        """`F.conv_transpose2d` of one client, as the gradient of a convolution, which has that one as its own; under vmap of all.
 
         None, so that PyTorch computes it, for inputs without four axes, groups, and weights that clients share.
         """
@@ -125,7 +123,9 @@ class StackedOperations(TorchFunctionMode):
         if input.dtype != weight.dtype:
             return None
         window = Window(*map(_height_and_width, (weight.shape[2:], stride, padding, dilation)))
-        found = _TransposedConvolution.apply(input, weight, window, window.input_size(*input.shape[2:], _height_and_width(output_padding)))
+        rows, columns = input.shape[2:]
+        size = window.input_size(rows, columns, _height_and_width(output_padding))
+        found = _TransposedConvolution.apply(input, weight, window, size)
         return found if bias is None else found + bias[:, None, None]
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
@@ -186,7 +186,7 @@ class StackedOperations(TorchFunctionMode):
         return group_norm(input, num_groups, weight, bias, eps)
 
     def adaptive_avg_pool2d(self, input: Tensor, output_size: Any) -> Tensor | None:
-        """`F.adaptive_avg_pool2d` to one pixel, as a mean, which does stack; None, so that PyTorch computes it, to other sizes."""
+        """`F.adaptive_avg_pool2d` to one pixel, as a mean, which does stack; None, for PyTorch, to other sizes."""
         return input.mean((-2, -1), keepdim=True) if output_size in (1, (1, 1), [1, 1]) else None
 
     def run_recurrence(self, is_lstm: bool, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -205,20 +205,22 @@ class StackedOperations(TorchFunctionMode):
         self.padded.append(padded)
         return data, padded.sizes
 
-    def pad_packed(self, data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor] | None:
+    def pad_packed(self, data: Tensor, sizes: Tensor, batch_first: bool, value: float,
+                   total: int) -> tuple[Tensor, Tensor] | None:
         """`torch._pad_packed_sequence` of sequences that this context packed; None, so that PyTorch computes it, for others."""
         return next((one.pad(data, batch_first, value, total) for one in self.padded if sizes is one.sizes), None)
 
     def stay_on_device(self, func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         """Whole numbers of a stack that a module moves to the CPU, as lengths to pack by, as they are; ranges on the device.
 
-        `func` is `Tensor.cpu`, `Tensor.to` or `torch.arange`. No value of a stack can be read on the CPU, and a step that waits for it
-        cannot be recorded. None for all else, which PyTorch computes.
+        `func` is `Tensor.cpu`, `Tensor.to` or `torch.arange`. No value of a stack can be read on the CPU, and a step that waits
+        for it cannot be recorded. None for all else, which PyTorch computes.
         """
         if self.device.type == "cpu":
             return None
         if func is torch.arange:
-            return None if kwargs.get("device") is not None or "out" in kwargs else torch.arange(*args, **{**kwargs, "device": self.device})
+            elsewhere = kwargs.get("device") is not None or "out" in kwargs
+            return None if elsewhere else torch.arange(*args, **{**kwargs, "device": self.device})
         to_cpu = func is Tensor.cpu or (len(args) == 2 and not kwargs and args[1] in ("cpu", CPU))
         whole = not args[0].is_floating_point() and torch._C._functorch.is_functorch_wrapped_tensor(args[0])
         return args[0] if to_cpu and whole else None
@@ -235,7 +237,7 @@ class FlatOperations(StackedOperations):
 
     def group_norm(self, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
                    eps: float = 1e-5) -> Tensor | None:
-        """`F.group_norm` with one model by a Triton kernel, without gradients; None, so that PyTorch computes it, as above and on CPUs."""
+        """`F.group_norm` with one model, without gradients, by a Triton kernel; None, for PyTorch, as above and on CPUs."""
         if weight is None or bias is None or not _norms_by_triton(input):
             return None
         return group_norm_of_stack(input[None], weight[None], bias[None], num_groups, eps)[0][0]
@@ -460,7 +462,7 @@ class _TransposedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
-        """Images (batch, channels, *size) from `outputs` (batch, outputs, rows, columns) and `weight` (outputs, channels, kernel...)."""
+        """Images (batch, channels, *size), from `outputs` (batch, outputs, *rest) and `weight` (outputs, channels, *kernel)."""
         return input_gradient(outputs, weight, window, size)
 
     @staticmethod
@@ -471,7 +473,7 @@ class _TransposedConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_images: Tensor) -> Any:
-        """Gradients with respect to the four arguments of `forward`: convolutions of `by_images`, those with respect to its result."""
+        """Gradients with respect to the four arguments of `forward`: convolutions of `by_images`, those of its result."""
         outputs, weight = ctx.saved_tensors
         by_outputs = convolve(by_images, weight, None, ctx.window) if ctx.needs_input_grad[0] else None
         by_weight = weight_gradient(by_images, outputs, False, ctx.window)[0] if ctx.needs_input_grad[1] else None

@@ -46,8 +46,8 @@ class Replayed:
         """Wrap `function`, which takes stacked arguments on `device`; nothing is recorded yet.
 
         Batches are padded to a multiple of `grain` examples, or by a few where that is 0; a shape is recorded at its `seen`-th
-        call. On a GPU all recordings share one memory pool and one stream. Before the first calls of the first shapes `prepare` is
-        given a function that makes the call, to compile what it needs.
+        call. On a GPU all recordings share one memory pool and one stream. Before the first calls of the first shapes `prepare`
+        is given a function that makes the call, to compile what it needs.
         """
         self.function, self.device, self.grain, self.seen, self.prepare = function, device, grain, seen, prepare
         self.refused: str | None = None

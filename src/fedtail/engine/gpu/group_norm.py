@@ -1,8 +1,8 @@
 """Group norm of stacked clients with the channels innermost, as the convolutions before and after it have them.
 
-PyTorch's own wants images one after the other, a copy before it and one after, and under `torch.func.vmap` its gradient is a dozen
-operations. Here one program has one group of one image: it reads the pixels a few times, which stay in cache, and writes them once.
-Sums are float32. Under autocast images of 16 bits stay so, where PyTorch makes them float32.
+PyTorch's own wants images one after the other, a copy before it and one after, and under `torch.func.vmap` its gradient is a
+dozen operations. Here one program has one group of one image: it reads the pixels a few times, which stay in cache, and writes
+them once. Sums are float32. Under autocast images of 16 bits stay so, where PyTorch makes them float32.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _group_norm_kernel(images, weight, bias, out, means, scales, batch, eps, GRO
                        P: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr):
     """Kernel of `_group_norm_stack`: one program normalises one group of D channels of one image of P pixels, channels innermost.
 
-    `means` and `scales` get the group's mean and one over its standard deviation. PIXELS by WIDTH numbers are read at once, WIDTH being
-    the power of two that holds D.
+    `means` and `scales` get the group's mean and one over its standard deviation. PIXELS by WIDTH numbers are read at once,
+    WIDTH being the power of two that holds D.
     """
     one, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
     first, channel = one.to(tl.int64) * (P * GROUPS * D) + group * D, tl.arange(0, WIDTH)
@@ -57,8 +57,8 @@ def _group_norm_kernel(images, weight, bias, out, means, scales, batch, eps, GRO
 
 
 @triton_jit
-def _group_norm_gradient_kernel(outputs, images, weight, means, scales, by_images, by_weight, by_bias, batch, GROUPS: tl.constexpr,
-                                D: tl.constexpr, P: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr):
+def _group_norm_gradient_kernel(outputs, images, weight, means, scales, by_images, by_weight, by_bias, batch,
+                                GROUPS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr):
     """Kernel of `_group_norm_gradient`: one program has one group of one image, as in `_group_norm_kernel`.
 
     `outputs` are gradients with respect to the outputs. `by_weight` and `by_bias` get the gradients of each image alone.
@@ -106,8 +106,8 @@ def group_norm_of_stack(images: Tensor, weight: Tensor, bias: Tensor, groups: in
     clients, batch, channels, *size = images.shape
     given = _channels_innermost(images)
     out, (means, scales) = allocate(given, *given.shape), allocate(given, 2, clients, batch, groups, dtype=torch.float32)
-    launch(_group_norm_kernel, (clients * batch * groups,), given, weight.contiguous(), bias.contiguous(), out, means, scales, batch,
-           eps, groups, *_tile(channels // groups, size[0] * size[1]))
+    launch(_group_norm_kernel, (clients * batch * groups,), given, weight.contiguous(), bias.contiguous(), out, means, scales,
+           batch, eps, groups, *_tile(channels // groups, size[0] * size[1]))
     return out.permute(0, 1, 4, 2, 3), means, scales
 
 
@@ -131,7 +131,7 @@ def _channels_innermost(images: Tensor) -> Tensor:
 
 
 def _tile(channels: int, pixels: int) -> tuple[int, int, int, int]:
-    """How a kernel is launched for groups of so many channels and pixels: these, and how many pixels and channels are read at once."""
+    """How a kernel is launched for groups of so many channels and pixels: these, and how many of both are read at once."""
     width = triton.next_power_of_2(channels)
     return channels, pixels, max(1, min(triton.next_power_of_2(pixels), NUMBERS // width)), width
 

@@ -1,9 +1,9 @@
 """Packed sequences of stacked clients: kept padded, since how many are as long as a time is a value, which a stack does not have.
 
 `pack_padded_sequence` sorts sequences by length and drops what is padding, so that its shapes depend on values. Within
-`StackedOperations` it keeps all of the padded batch, one time after the other; a recurrence that goes forward in time does not look at
-what comes later, so that its outputs at the times of a sequence are those of the packed one. What is read at the end is masked by
-the lengths: outputs when they are padded again, last hidden states where they are taken.
+`StackedOperations` it keeps all of the padded batch, one time after the other; a recurrence that goes forward in time does not
+look at what comes later, so that its outputs at the times of a sequence are those of the packed one. What is read at the end is
+masked by the lengths: outputs when they are padded again, last hidden states where they are taken.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def stretched_sequences() -> Iterator[None]:
 class Padded:
     """What stands for a packed batch of sequences: its lengths, how many times it has, and the `sizes` it is known by.
 
-    `sizes`, (1,), is what PyTorch takes for the batch sizes: only the first, so that `pad_packed_sequence`, which takes the number
-    of sizes where it is given no length, tells a length that was given from one that was not.
+    `sizes`, (1,), is what PyTorch takes for the batch sizes: only the first, so that `pad_packed_sequence`, which takes the
+    number of sizes where it is given no length, tells a length that was given from one that was not.
     """
 
     sizes: Tensor
@@ -58,7 +58,7 @@ class Padded:
         return outputs.gather(0, place)[0]
 
     def pad(self, data: Tensor, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
-        """`torch._pad_packed_sequence`: the rows `data` padded by `value`, and the lengths; `total` is 1 where no length was given.
+        """`torch._pad_packed_sequence`: `data` padded by `value`, and the lengths; `total` is 1 where no length was given.
 
         Without a length, the result has as many times as the batch had before it was packed, which may be more than its longest
         sequence has. Raises ValueError for a length between.

@@ -24,7 +24,8 @@ def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, .
     """`torch.lstm` for one client with its own weights, differentiable: under `torch.func.vmap` all clients are computed at once.
 
     Takes the arguments of `torch.lstm`, and returns outputs, last hidden states and last cell states. None for what is left to
-    PyTorch: bidirectional or projected LSTMs, dropout in training, inputs without three axes. Packed sequences are `packed_lstm`'s.
+    PyTorch: bidirectional or projected LSTMs, dropout in training, inputs without three axes. Packed sequences are
+    `packed_lstm`'s.
     """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
     return None if packed else _run_recurrent_layers(_lstm_layer, input, state, weights, *kind)
@@ -48,7 +49,8 @@ def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ..
     return None if packed else _run_recurrent_layers(_gru_layer, input, (state,), weights, *kind)
 
 
-def packed_gru(padded: Padded, input: Tensor, sizes: Tensor, state: Tensor, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
+def packed_gru(padded: Padded, input: Tensor, sizes: Tensor, state: Tensor, weights: Any,
+               *kind: Any) -> tuple[Tensor, ...] | None:
     """`gru` of packed sequences that are kept padded, with the arguments of `torch.gru` for packed ones; `sizes` is not used."""
     return _run_packed_layers(_gru_layer, padded, input, (state,), weights, *kind)
 

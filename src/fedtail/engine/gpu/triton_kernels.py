@@ -251,9 +251,10 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
     rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
     tile = convolution_tile(clients, rows, outputs, matrix.shape[2], channels, factor_kind(images))
     grid = clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])
-    launch(_convolve_kernel, grid, flat, round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out,
-           batch, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
-           bias is not None, turned, product_precision(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
+    given = round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous()
+    launch(_convolve_kernel, grid, flat, *given, out, batch, *flat.stride(), channels, *size, *window.kernel, *places,
+           *window.stride, *window.padding, *window.dilation, outputs, bias is not None, turned, product_precision(images),
+           *tile[:3], num_warps=tile[3], num_stages=tile[4])
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -275,9 +276,10 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
     kind = images.dtype if parts == 1 else torch.float32
     weights = allocate(images, clients, parts, wide, length, dtype=kind)
     biases = allocate(images, clients, parts, wide if biased else 0, dtype=kind)
-    launch(_weight_gradient_kernel, (clients * parts * grid[0], grid[1]), flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights,
-           biases, batch, parts, share, *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding,
-           *window.dilation, wide, biased, how, width, across, depth, num_warps=warps, num_stages=stages)
+    by_pixel = outputs.permute(0, 1, 3, 4, 2).contiguous()
+    launch(_weight_gradient_kernel, (clients * parts * grid[0], grid[1]), flat, by_pixel, weights, biases, batch, parts, share,
+           *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, wide,
+           biased, how, width, across, depth, num_warps=warps, num_stages=stages)
     weights, biases = (found[:, 0] if parts == 1 else found.sum(1).to(images.dtype) for found in (weights, biases))
     return weights.unflatten(2, (channels, *window.kernel)), biases
 
@@ -406,8 +408,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 def compiled_together() -> Iterator[None]:
     """A context in which kernels are compiled, as many at a time as there are cores, and not run; they are ready at its end.
 
-    What they would write is zero (`allocate`), so that only shapes of results mean anything. Errors of the compiler are left to the
-    launch that meets them again. Gradients are computed in this thread, to which the context belongs.
+    What they would write is zero (`allocate`), so that only shapes of results mean anything. Errors of the compiler are left to
+    the launch that meets them again. Gradients are computed in this thread, to which the context belongs.
     """
     token = _COMPILING.set(True)
     try:
@@ -440,5 +442,5 @@ def compile_before(call: Callable[[], Any]) -> None:
 
 
 def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A new tensor of this shape on the device of `like`, in its dtype if none is given, for a kernel to write; zeros if none will."""
+    """A new tensor of this shape on the device of `like`, for a kernel to write, in its dtype unless given; else zeros."""
     return (like.new_zeros if _COMPILING.get() else like.new_empty)(shape, dtype=dtype)
