@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import gpu_report
+import scaling_report
 from environments import HERE, PEERS
 from limit import needed
 from pages import METHODS, Row, number, table
@@ -38,9 +39,6 @@ class Run:
     def rows(self, workload: str) -> list[Row]:
         return [line for line in self.lines if line["kind"] == "row" and line["workload"] == workload]
 
-    def scaling(self, question: str) -> list[Row]:
-        return [line for line in self.lines if line["kind"] == "scaling" and line["question"] == question]
-
     def work(self, workload: str) -> Row:
         return next(line for line in self.lines if line["kind"] == "work" and line["workload"] == workload)
 
@@ -52,7 +50,7 @@ def page(folder: Path) -> str:
     parts = ["# Benchmarks", "", INTRODUCTION, "", *_summary(newest)]
     for name, run in newest.items():
         parts += _section(name, run)
-    parts += _scaling(runs) + gpu_report.section(folder / "gpu") + _remarks() + _sources(newest)
+    parts += scaling_report.section(folder) + gpu_report.section(folder / "gpu") + _remarks() + _sources(newest)
     return "\n".join(parts) + "\n"
 
 
@@ -111,19 +109,6 @@ def _section(name: str, run: Run) -> list[str]:
     refused = [f"- {peer} could not be installed: `{reason}`" for peer, reason in run.about.get("refused", {}).items()]
     notes = [*failed, *refused]
     return [f"## {name} {workload.title}", "", about, "", *table(lines), "", *notes, *[""] * bool(notes)]
-
-
-def _scaling(runs: list[Run]) -> list[str]:
-    parts = []
-    for question in ("cohort", "population", "model"):
-        run = next((run for run in runs if run.scaling(question)), None)
-        if run:
-            lines = run.scaling(question)
-            heads = list(lines[0]["shown"])
-            parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
-                      *table([heads, *([number(line["shown"][h]) for h in heads] for line in lines)]), ""]
-            parts += [f"{run.about['date']}, commit {run.about['commit']}: `{run.about['command']}`", ""]
-    return parts
 
 
 def _sources(newest: dict[str, Run]) -> list[str]:

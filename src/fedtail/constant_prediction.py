@@ -96,6 +96,17 @@ def _weighted_targets(population: Population) -> Iterator[tuple[Tensor, Tensor]]
         yield take_rows(piece.targets, rows.to(piece.targets.device)).cpu(), (piece.mass.double() / piece.size)[owner]
 
 
+def _spaced_rows(population: Population, count: int) -> Tensor:
+    """The rows of `count` examples, evenly spaced over the population's, or of all where there are fewer; int64.
+
+    Memory grows with the clients and `count`, not with the number of examples.
+    """
+    total, ends = population.num_examples, population.size.cumsum(0)
+    places = torch.linspace(0, total - 1, min(total, count)).long().clamp(max=total - 1)      # single precision may round up
+    owner = torch.searchsorted(ends, places, right=True)
+    return population.start[owner] + places - (ends - population.size)[owner]
+
+
 def _fitted_by_descent(loss: PerExample, population: Population, start: Tensor) -> Tensor | None:
     """Constant outputs that minimise the mean of `loss` over evenly spaced examples, found by L-BFGS from `start`.
 
@@ -103,9 +114,7 @@ def _fitted_by_descent(loss: PerExample, population: Population, start: Tensor) 
     """
     from scipy.optimize import minimize
 
-    rows = population.example_clients_and_rows()[1]
-    few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), TRIED)).long()]
-    targets = take_rows(population.targets, few.to(population.targets.device)).cpu()
+    targets = take_rows(population.targets, _spaced_rows(population, TRIED).to(population.targets.device)).cpu()
 
     def mean_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         """The mean loss of the outputs `flat`, (numbers,), and its gradient."""

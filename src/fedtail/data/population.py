@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,6 +91,11 @@ class Population:
     def num_examples(self) -> int:
         """The number of examples of all clients together."""
         return int(self.size.sum())
+
+    @cached_property
+    def largest_mass(self) -> float:
+        """The largest mass of a client; found once, not in every round, and again for a copy by `with_columns`."""
+        return float(self.mass.max())
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None,
@@ -295,6 +301,7 @@ class Population:
         """
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **columns)
+        made.__dict__.pop("largest_mass", None)      # of other masses
         return made
 
     def to(self, device: Any) -> Population:

@@ -26,7 +26,8 @@ _MANIFEST = "population.json"
 _NEEDED, _OPTIONAL = ("targets", "start", "size", "mass", "key"), ("group", "names")
 _KINDS = {"start": "<i8", "size": "<i8", "mass": "<f8", "key": "<i8", "group": "<i8"}
 _MANIFEST_BYTES = 1 << 20
-_BLOCK = 1 << 26                                        # bytes gathered at once while saving
+_BLOCK = 1 << 26                                        # bytes gathered at once while saving,
+_BLOCK_EXAMPLES = 1 << 21                               # of no more examples
 
 
 def save_population(population: Population, folder: str | Path) -> None:
@@ -93,12 +94,11 @@ def _write_arrays(population: Population, folder: Path) -> None:
     """
     size = population.size
     start = size.cumsum(0) - size
-    rows = population.example_clients_and_rows()[1]
     inputs = population.inputs
     examples = {f"inputs.{k}": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
     arrays = {}
     for name, tensor in {**examples, "targets": population.targets}.items():
-        arrays[name] = _write_rows(folder, name, _as_numpy(tensor, name), rows.numpy())
+        arrays[name] = _write_rows(folder, name, _as_numpy(tensor, name), population)
     clients = {"start": start, "size": size, "mass": population.mass, "key": population.key, "group": population.group}
     per_client = {name: _as_numpy(tensor, name) for name, tensor in clients.items() if tensor is not None}
     if population.names is not None:
@@ -108,24 +108,29 @@ def _write_arrays(population: Population, folder: Path) -> None:
         arrays[name] = array
     described = {name: {"dtype": array.dtype.str, "shape": list(array.shape)} for name, array in arrays.items()}
     named = {"columns": population.columns, "classes": population.classes}
-    manifest = {"format": FORMAT, "version": VERSION, "clients": len(size), "examples": len(rows), "arrays": described,
-                **{name: list(held) for name, held in named.items() if held is not None}}
+    manifest = {"format": FORMAT, "version": VERSION, "clients": len(size), "examples": population.num_examples,
+                "arrays": described, **{name: list(held) for name, held in named.items() if held is not None}}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Write the given `rows` of `values` to `name.npy` in `folder`, block by block; returns the file as a memory-mapped array.
+def _write_rows(folder: Path, name: str, values: np.ndarray, population: Population) -> np.ndarray:
+    """Write the rows of `values` that are the population's examples, client by client, to `name.npy`; returns it, memory-mapped.
 
-    Raises ValueError for a key of `inputs` that is not an identifier, so that it cannot be a file name.
+    Rows are found and copied block by block, so that memory does not grow with the number of examples. Raises ValueError for a
+    key of `inputs` that is not an identifier, so that it cannot be a file name.
     """
     if name.startswith("inputs.") and not name.removeprefix("inputs.").isidentifier():
         raise ValueError(f"x[{name.removeprefix('inputs.')!r}] cannot be a file name. Call it by a plain word, as the "
                          "module's argument must be.")
-    shape = (len(rows), *values.shape[1:])
+    shape = (population.num_examples, *values.shape[1:])
     file = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=values.dtype, shape=shape)
-    step = max(1, _BLOCK // max(1, values[:1].nbytes))
-    for begin in range(0, len(rows), step):
-        file[begin:begin + step] = values[rows[begin:begin + step]]
+    step, begin = min(_BLOCK_EXAMPLES, max(1, _BLOCK // max(1, values[:1].nbytes))), 0
+    for few in population.client_blocks(step):
+        rows = few.example_clients_and_rows()[1].numpy()
+        for low in range(0, len(rows), step):
+            few_rows = rows[low:low + step]
+            file[begin:begin + len(few_rows)] = values[few_rows]
+            begin += len(few_rows)
     file.flush()
     return file
 

@@ -132,7 +132,8 @@ class Experiment:
         attack = self.attack_for_seed(seed)
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.error_at(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
-                                                           "device = \"cpu\", or kind = \"local\" below [engine].")
+                                                           "device = \"cpu\", or kind = \"local\" below [engine]; one GPU "
+                                                           "for each actor is RayFleet(..., device=\"cuda\") in Python.")
         if self.engine.kind == "local":
             at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.draws import hash_bits, uniform_numbers
 from fedtail.privacy.events import NoSampling, Sampling
-from fedtail.sampling.base import Cohort, Sampler
+from fedtail.sampling.base import Cohort, Sampler, largest_mass
 
 MOST_ROUNDS = 48      # of which an expected size is the mean
 
@@ -120,7 +120,7 @@ class Available:
         """
         there = self.availability.available(population, round).nonzero().flatten()
         if not len(there):
-            return Cohort(there, population.key[there], torch.zeros(0, dtype=torch.float64), float(population.mass.max()))
+            return Cohort(there, population.key[there], torch.zeros(0, dtype=torch.float64), largest_mass(population))
         cohort = self.sample(ClientsThere.of(population, there), seed, round)      # type: ignore[arg-type]
         return replace(cohort, ids=there[cohort.ids])
 

@@ -100,4 +100,9 @@ def equal_cohort(population: Population, ids: Tensor) -> Cohort:
 
 def unweighted_cohort(population: Population, ids: Tensor) -> Cohort:
     """The cohort of the clients at these positions, all with importance 1; its mass bound is the population's largest mass."""
-    return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))
+    return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), largest_mass(population))
+
+
+def largest_mass(population: Population) -> float:
+    """The largest mass of the population's clients, which a `Population` finds once and not in every round."""
+    return population.largest_mass if isinstance(population, Population) else float(population.mass.max())

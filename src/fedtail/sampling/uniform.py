@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
-from fedtail.draws import hash_bits
+from fedtail.draws import PIECE, hash_bits
 from fedtail.privacy.events import FixedSampling, NoSampling, Sampling
 from fedtail.sampling.base import Cohort, FixedSize, unweighted_cohort
+
+LARGEST = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,21 @@ def uniform_positions(population: Population, count: int, seed: int | None, roun
     """The positions, ascending, of the `count` clients whose keys have the smallest hashes by (seed, round): a uniform draw.
 
     All positions where the population has no more than `count` clients. Without a seed the operating system's random bits are
-    used. The positions for a smaller count are among those for a larger one.
+    used. The positions for a smaller count are among those for a larger one. Keys are hashed piece by piece, and hashes above the
+    `count` smallest so far are dropped at once: beside the keys, memory grows with `count` and not with the population.
     """
-    keys = hash_bits(seed, "cohort", round, population.key)
-    return keys.topk(min(count, len(population)), largest=False).indices.sort().values
+    if count >= len(population):
+        return torch.arange(len(population))
+    smallest, places, waiting, bound = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), 0, LARGEST
+    found: list[tuple[Tensor, Tensor]] = []
+    for number, keys in enumerate(population.key.split(PIECE)):
+        bits = hash_bits(seed, "cohort", round, keys)
+        here = (bits <= bound).nonzero().flatten()
+        found.append((bits[here], here + number * PIECE))
+        waiting += len(here)
+        if waiting > count + PIECE or (number + 1) * PIECE >= len(population):
+            bits, at = (torch.cat(parts) for parts in zip((smallest, places), *found, strict=True))
+            smallest, chosen = bits.topk(min(count, len(bits)), largest=False)
+            places, found, waiting = at[chosen], [], 0
+            bound = int(smallest[-1]) if len(smallest) == count else LARGEST
+    return places.sort().values

@@ -24,14 +24,14 @@ def check_ray_installed() -> None:
                           "alone: LocalFleet, engine.kind = \"local\".")
 
 
-def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]:
+def join_ray(address: str | None, cores: int, memory: int, gpus: int = 0) -> Callable[[], None]:
     """Connect this process to a Ray cluster, starting one if needed; returns a function to call when it is no longer used.
 
-    A cluster that this process is connected to already is used. Otherwise that at `address` is joined or, if that is None, a Ray
-    is started on this machine, with `cores` cores and an object store of `memory` bytes plus 256 MiB. When all users have called
-    the returned functions, a Ray started here is ended and one at an address is disconnected; a connection that was made
-    elsewhere in this process is left alone. Raises ValueError where this process is connected to another address, and
-    ConnectionError where no Ray answers at `address`.
+    A cluster that this process is connected to already is used. Otherwise that at `address` is joined or, if that is None, a
+    Ray is started on this machine, with `cores` cores, `gpus` GPUs and an object store of `memory` bytes plus 256 MiB. When all
+    users have called the returned functions, a Ray started here is ended and one at an address is disconnected; a connection
+    that was made elsewhere in this process is left alone. Raises ValueError where this process is connected to another address,
+    and ConnectionError where no Ray answers at `address`.
     """
     if _ray_is_running():
         _check_same_cluster(address)
@@ -40,7 +40,7 @@ def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]
     else:
         _users.clear()
         _ours.clear()
-        _start_or_join_ray(address, cores, memory)
+        _start_or_join_ray(address, cores, memory, gpus)
     user = object()
     _users.append(user)
     return lambda: _remove_ray_user(user)
@@ -56,12 +56,12 @@ def _ray_is_running() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _start_or_join_ray(address: str | None, cores: int, memory: int) -> None:
+def _start_or_join_ray(address: str | None, cores: int, memory: int, gpus: int) -> None:
     """Start a Ray on this machine if `address` is None, else connect to the cluster at `address`.
 
-    A new Ray gets `cores` cores and an object store of `memory` bytes plus 256 MiB, and its address is added to `_ours`. Sets
-    environment variables that are unset: no usage statistics, and token authentication for a Ray that is started here before
-    `ray` was imported. Raises ConnectionError where no Ray answers at `address`.
+    A new Ray gets `cores` cores, `gpus` GPUs and an object store of `memory` bytes plus 256 MiB, and its address is added to
+    `_ours`. Sets environment variables that are unset: no usage statistics, and token authentication for a Ray that is started
+    here before `ray` was imported. Raises ConnectionError where no Ray answers at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None and "ray" not in sys.modules:       # it is read once, when Ray is imported
@@ -71,7 +71,8 @@ def _start_or_join_ray(address: str | None, cores: int, memory: int) -> None:
     ray: Any = importlib.import_module("ray")
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init("local", num_cpus=cores, num_gpus=0, include_dashboard=False, object_store_memory=memory + LEAST_MEMORY, **quiet)
+        ray.init("local", num_cpus=cores, num_gpus=gpus, include_dashboard=False, object_store_memory=memory + LEAST_MEMORY,
+                 **quiet)
         _ours.append(ray.get_runtime_context().gcs_address)
         return
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +18,14 @@ from fedtail.channel.base import Encoder
 from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut_into_blocks
+from fedtail.engine.gpu.precision import Precision
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, ray_was_started_here
 from fedtail.engine.ray.shard_actor import RoundMessage, ShardActor, ShardReply, positions_in_shard
 from fedtail.engine.ray.shards import bytes_to_send, make_shard_data, to_array, to_tensor
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import usable_cores
+from fedtail.errors import FieldError
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
@@ -42,20 +44,23 @@ class RayFleet(SimulatedFleet):
     "auto" is the cluster this machine belongs to. Examples are sent once; a population opened from a folder is not sent but
     opened there by every node. An actor that is lost is started again and its work redone, with the same result. `own` are
     modules of yours that nodes cannot import: they are sent too. What clients remember is written to files of `folder` where
-    it is large, by actors that see them; from others the rows are sent here.
+    it is large, by actors that see them; from others the rows are sent here. With `device` "cuda" every actor has a GPU of its
+    own, which Ray gives it and no other actor, and by default there is one for each GPU of the cluster.
     """
 
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
-                 own: Sequence[ModuleType] = (), folder: Path | str | None = None, attack: ClientAttack | None = None):
+                 own: Sequence[ModuleType] = (), folder: Path | str | None = None, attack: ClientAttack | None = None,
+                 device: str = "cpu", precision: Precision = "full"):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
-        `population` holds the clients, `task` what they train, and `dtype` is what they compute in, by default that of the task.
-        `shards` is the number of actors, by default one per core; `address` the cluster to join (None: one is started here);
-        `chunk` the most clients that an actor computes at once. `own` are modules that nodes cannot import, and `folder` is for
-        files of large rows. Corrupted clients do what `attack` says (`fedtail.attacks`). Raises ImportError without Ray;
-        ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT, and a `kernel` that is unknown
-        or cannot compute the task.
+        `population` holds the clients, `task` what they train, and `dtype` is what they compute in, by default that of the
+        task. `shards` is the number of actors, by default one per core or, with `device` "cuda", one per GPU; `address` the
+        cluster to join (None: one is started here); `chunk` the most clients that an actor computes at once. `own` are modules
+        that nodes cannot import, and `folder` is for files of large rows. Corrupted clients do what `attack` says
+        (`fedtail.attacks`). `precision` is how GPUs multiply. Raises ImportError without Ray; FieldError for a `device` other
+        than "cpu" and "cuda"; ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT, and a
+        `kernel` that is unknown or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -63,7 +68,11 @@ class RayFleet(SimulatedFleet):
             raise ValueError(f"shards must be at least 1, got {shards}. Leave it out for one on each core.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
+        if device not in ("cpu", "cuda"):
+            raise FieldError("device", "cpu or cuda", device, "Ray gives each actor a GPU of its own; for one GPU write "
+                             "shards=1.")
         super().__init__(population, folder)
+        self.device, self.precision, self._asked_kernel = device, precision, kernel
         self.task, self.shards, self.address, self.own = task, shards, address, tuple(own)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
@@ -169,7 +178,8 @@ class RayFleet(SimulatedFleet):
         """
         if not self._handles:
             memory = int(1.1 * bytes_to_send(self.population)) + 64 * self.kernel.dim
-            leave = join_ray(self.address, self.shards or usable_cores(), memory)
+            leave = join_ray(self.address, self.shards or usable_cores(), memory,
+                             torch.cuda.device_count() if self.device == "cuda" else 0)
             self._end = weakref.finalize(self, _release_actors, self._handles, self.own, leave)
             try:
                 self._create_actors()
@@ -190,18 +200,34 @@ class RayFleet(SimulatedFleet):
 
         for module in self.own:
             ray.cloudpickle.register_pickle_by_value(module)
-        total = ray.cluster_resources().get("CPU", 1.0)
-        blocks = cut_into_blocks(self.population.size, self.shards or int(total))
-        alone = ray_was_started_here()
-        share = 0.0 if alone else min(1.0, int(1e4 * total / len(blocks)) / 1e4)      # of a core, which others may want
-        make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
-                                          scheduling_strategy="SPREAD")
+        resources = ray.cluster_resources()
+        blocks = cut_into_blocks(self.population.size, self._number_of_shards(resources))
+        asked = actor_resources(self.device, len(blocks), resources, ray_was_started_here())
+        make = ray.remote(ShardActor).options(**asked, max_restarts=-1, max_task_retries=TRIES - 1, scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
         attack = None if self.attack is None else self.attack.on_population(self.population)
         settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name, "attack": attack}
+        if self.device != "cpu":                           # which kernel is fastest depends on the device: actors choose
+            settings |= {"device": self.device, "precision": self.precision, "kernel": self._asked_kernel}
         for block in blocks:
             held = [ray.put(make_shard_data(self.population, *block)), task]
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
+
+    def _number_of_shards(self, resources: Mapping[str, float]) -> int:
+        """How many actors there are: `shards`, or one for each core or GPU in the cluster's `resources`.
+
+        Raises ValueError where that is more than there are GPUs, or the cluster has none.
+        """
+        if self.device == "cpu":
+            return self.shards or int(resources.get("CPU", 1.0))
+        gpus = int(resources.get("GPU", 0.0))
+        if not gpus:
+            raise ValueError("device is cuda, but this Ray has no GPUs. Start it on machines that have some (`ray start` finds "
+                             "them), or leave device out to compute on cores.")
+        if (self.shards or gpus) > gpus:
+            raise ValueError(f"{self.shards} shards need a GPU each, and this Ray has {gpus}. Write shards={gpus} or less, or "
+                             "leave shards out.")
+        return self.shards or gpus
 
     def _await_actors(self) -> None:
         """Wait until every actor has loaded its clients; after 60 s a RuntimeWarning says how many have not.
@@ -217,6 +243,17 @@ class RayFleet(SimulatedFleet):
                           "may have no free cores, or their examples are on the way. Waiting.", RuntimeWarning, stacklevel=2)
         for handle, life in zip(self._handles, _get_results(waiting), strict=True):
             handle.warn_if_restarted(life)
+
+
+def actor_resources(device: str, actors: int, resources: Mapping[str, float], alone: bool) -> dict[str, float]:
+    """What each of so many `actors` asks Ray for, of the cluster's `resources`: a share of a core, and on "cuda" a GPU, whole.
+
+    Ray shows an actor with one GPU no other, so that "cuda" is its own. No core is asked for where the Ray was started here and
+    serves nobody else (`alone`).
+    """
+    total = resources.get("CPU", 1.0)
+    share = 0.0 if alone else min(1.0, int(1e4 * total / actors) / 1e4)      # of a core, which others may want
+    return {"num_cpus": share, "num_gpus": 0 if device == "cpu" else 1}
 
 
 class _ActorHandle:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedtail.client_memory import LargeMemory, Memory
@@ -59,6 +61,23 @@ class ShardReply:
                       {name: to_tensor(rows) for name, rows in self.remembered.items()})
 
 
+class GpusSeen(NamedTuple):
+    """The GPUs of an actor, by their names on its machine: given by Ray, shown by CUDA_VISIBLE_DEVICES, and their number here."""
+
+    given: list[str]
+    shown: list[str]
+    found: int
+
+
+def check_own_gpu(seen: GpusSeen) -> None:
+    """Raise RuntimeError unless Ray gave an actor one GPU, which is the only one that its process sees, as "cuda:0"."""
+    if len(seen.given) == 1 and seen.shown == seen.given and seen.found == 1:
+        return
+    raise RuntimeError(f"an actor must see one GPU, that of its own: Ray gave it {seen.given}, CUDA_VISIBLE_DEVICES is "
+                       f"{','.join(seen.shown)!r}, and PyTorch finds {seen.found}. Start Ray with as many GPUs as the machine "
+                       "has, install PyTorch with CUDA there, and unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES.")
+
+
 class ShardActor:
     """Holds the clients from position `low` to `high`. Whatever it needs for an answer comes with the question, by reference.
 
@@ -69,11 +88,22 @@ class ShardActor:
         """An actor for clients `low` to `high` - 1 of the population; they are loaded at the first call, not here.
 
         `settings` are keyword arguments for the `LocalFleet` that computes for them. Draws a random text, `life`, by which
-        callers notice that an actor was started again.
+        callers notice that an actor was started again. Where `settings` have a `device` "cuda", Ray must have given this actor
+        one GPU of its own: RuntimeError for none, several, or others that this process sees.
         """
+        if settings.get("device", "cpu") != "cpu":
+            check_own_gpu(self.gpus())
         self.low, self.high, self.settings = low, high, settings
         self.life, self.number, self.sees = uuid.uuid4().hex, 0, True
         self.fleet: LocalFleet | None = None
+
+    def gpus(self) -> GpusSeen:
+        """The GPUs that Ray has given this actor, those that CUDA shows it, and how many of them PyTorch finds."""
+        import ray
+
+        given = [str(one) for one in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+        shown = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        return GpusSeen(given, shown, torch.cuda.device_count())
 
     def load_shard(self, held: References) -> str:
         """Fetch the clients and the task, if they are not here yet, and return this actor's `life`: a text, new at every start.

@@ -1,0 +1,143 @@
+"""The part of RESULTS.md about growth, and its picture: slopes between neighbouring points, and what memory follows.
+
+    python benchmarks/scaling_report.py            # draws docs/assets/scaling.svg from the newest results
+"""
+
+from __future__ import annotations
+
+import json
+from math import log
+from pathlib import Path
+from typing import Any
+
+from pages import Row, number, table
+
+QUESTIONS = ("cohort", "population", "model", "examples")
+AXES = {"cohort": "clients a round", "population": "clients", "model": "parameters", "examples": "examples a client"}
+UNSHOWN = ("load", "MiB mapped")
+EXAMPLE = 4 * 20 + 8     # bytes of an example in the points of "examples", "cohort" and "model" have their own
+MIB = 2**20
+
+
+def newest(folder: Path) -> dict[str, list[Row]]:
+    """The lines of the newest run that has each question, after the line about the run itself."""
+    found: dict[str, list[Row]] = {}
+    for path in sorted(folder.glob("*-scaling.jsonl"), reverse=True):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for question in QUESTIONS:
+            rows = [line for line in lines if line["kind"] == "scaling" and line["question"] == question]
+            if rows and question not in found:
+                found[question] = [lines[0], *rows]
+    return found
+
+
+def memory(shown: dict[str, Any]) -> float:
+    """The MiB of a point: what was held before the rounds, and what they add."""
+    return float(shown["MiB held"] + shown["MiB more in a round"])
+
+
+def slopes(question: str, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The slopes of seconds and memory from the point before, in logarithms; empty for the first of a path."""
+    cells, axis = [("", "")], AXES[question]
+    for before, here in zip(rows, rows[1:], strict=False):
+        if before.get("path") != here.get("path"):
+            cells.append(("", ""))
+            continue
+        step = log(here[axis] / before[axis])
+        cells.append(tuple(f"{log(value(here) / value(before)) / step:.2f}"                       # type: ignore[arg-type]
+                           for value in (lambda row: row["seconds a round"], memory)))
+    return cells
+
+
+def section(folder: Path) -> list[str]:
+    """The lines of RESULTS.md: a table for each question, and the memory that a formula foretells beside the measured."""
+    parts, found = [], newest(folder)
+    for question, (about, *lines) in found.items():
+        rows = [line["shown"] for line in lines]
+        heads = [head for head in rows[0] if head not in UNSHOWN]
+        body = [[*(number(row[head]) for head in heads), *cells] for row, cells in zip(rows, slopes(question, rows), strict=True)]
+        loads = [row["load"] for row in rows if "load" in row]
+        shared = (f" Processes that wanted a core (load): {min(loads):.1f} to {max(loads):.1f} on {about['machine']['cores']} cores"
+                  f"{', so that seconds are those of a shared machine' if min(loads) > about['machine']['cores'] else ''}."
+                  if loads else "")
+        parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
+                  *table([[*heads, "slope, seconds", "slope, memory"], *body]), "",
+                  f"{about['date']}, commit {about['commit']}: `{about['command']}`.{shared}", ""]
+    constants = fitted(found)
+    return parts + (_formula(found, constants) if constants else [])
+
+
+def fitted(found: dict[str, list[Row]]) -> dict[str, float]:
+    """Bytes for each client, parameter and example, and seconds for each client in a draw; from the two largest points of each."""
+    if not all(question in found and "load" in found[question][-1]["shown"] for question in QUESTIONS):
+        return {}
+
+    def rise(question: str, value: Any) -> float:
+        """How much `value` of a point grows for each unit of the axis, from the last point but one to the last."""
+        before, last = (line["shown"] for line in found[question][-2:])
+        return float((value(last) - value(before)) / (last[AXES[question]] - before[AXES[question]]))
+
+    return {"client": rise("population", memory) * MIB, "client on disk": rise("population", lambda row: row["MiB in the folder"]) * MIB,
+            "client drawn": rise("population", lambda row: row["seconds to draw"]), "parameter": rise("model", memory) * MIB,
+            "example": rise("examples", memory) * MIB / 10, "base": memory(found["examples"][1]["shown"])}
+
+
+def foretold(question: str, shown: dict[str, Any], constants: dict[str, float]) -> float:
+    """The MiB that the formula gives for a point: what every run holds, and something for each client, parameter and example."""
+    clients = {"population": shown.get("clients", 0)}.get(question, 0)
+    parameters = shown.get("parameters", 0) if question == "model" else 0
+    examples = 10 * shown["examples a client"] if question == "examples" else 0
+    return constants["base"] + (constants["client"] * clients + constants["parameter"] * parameters
+                                + constants["example"] * examples) / MIB
+
+
+def _formula(found: dict[str, list[Row]], constants: dict[str, float]) -> list[str]:
+    """The formula with its constants, and every point that was not used for them."""
+    lines = [["", "measured, MiB", "by the formula"]]
+    for question in ("population", "model", "examples"):
+        for line in found[question][1:]:
+            shown = line["shown"]
+            lines.append([f"{number(shown[AXES[question]])} {AXES[question]}", number(memory(shown)),
+                          number(foretold(question, shown, constants))])
+    example = EXAMPLE
+    return ["## Where the next machine is needed", "",
+            f"Memory of a round beside PyTorch and fedtail themselves, in bytes: {constants['base']:.0f} MiB, and "
+            f"{constants['client']:.0f} for each client of a population in a folder (its file has {constants['client on disk']:.0f}, "
+            f"mapped, of which a draw reads 8), {constants['parameter']:.0f} for each parameter with two workers, and "
+            f"{constants['example']:.0f} for each example held in memory (of {example} bytes itself). A draw of a cohort takes "
+            f"{1e9 * constants['client drawn']:.0f} ns for each client of the population. Constants are the rise between the two largest "
+            "points; the others check them.", "", *table(lines), ""]
+
+
+def draw(folder: Path, path: Path) -> None:
+    """Write the picture of the newest points to `path`: seconds above, memory below, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    found = newest(folder)
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "scaling", "font.family": "sans-serif", "font.size": 10})
+    figure, grid = plt.subplots(2, len(found), figsize=(10.4, 5.0), sharey="row", squeeze=False)
+    for column, (question, (_, *lines)) in enumerate(found.items()):
+        rows, axis = [line["shown"] for line in lines], AXES[question]
+        for name, colour in (("any module", "#8a8f98"), ("", "#c2410c")):
+            chosen = [row for row in rows if (row.get("path") == "any module") == bool(name)]
+            for axes, value in ((grid[0][column], lambda row: row["seconds a round"]), (grid[1][column], memory)):
+                axes.plot([row[axis] for row in chosen], [value(row) for row in chosen], "o-", color=colour, markersize=4)
+        if question == "cohort":
+            grid[0][0].text(0.05, 0.9, "closed form", color="#c2410c", transform=grid[0][0].transAxes, weight="bold")
+            grid[0][0].text(0.05, 0.79, "any module", color="#8a8f98", transform=grid[0][0].transAxes, weight="bold")
+        for row in (0, 1):
+            grid[row][column].set(xscale="log", yscale="log")
+            grid[row][column].spines[["top", "right"]].set_visible(False)
+        grid[1][column].set_xlabel(axis)
+    grid[0][0].set_ylabel("seconds a round")
+    grid[1][0].set_ylabel("MiB")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    draw(here / "results", here.parent / "docs" / "assets" / "scaling.svg")
