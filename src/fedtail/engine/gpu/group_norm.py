@@ -58,7 +58,8 @@ def _group_norm_kernel(images, weight, bias, out, means, scales, batch, eps, GRO
 
 @triton_jit
 def _group_norm_gradient_kernel(outputs, images, weight, means, scales, by_images, by_weight, by_bias, batch,
-                                GROUPS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr):
+                                GROUPS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PIXELS: tl.constexpr,
+                                WIDTH: tl.constexpr):
     """Kernel of `_group_norm_gradient`: one program has one group of one image, as in `_group_norm_kernel`.
 
     `outputs` are gradients with respect to the outputs. `by_weight` and `by_bias` get the gradients of each image alone.
