@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -122,6 +125,8 @@ def test_bytes_that_are_codes_are_scaled_by_columns_and_pixels_by_255(tmp_path):
 
 def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mine", loaded := types.ModuleType("mine"))      # from the folder of another experiment
+    loaded.__spec__ = importlib.machinery.ModuleSpec("mine", None)
     np.savez("tokens.npz", x=np.arange(60).reshape(30, 2), y=[0, 1] * 15, client=np.arange(30) % 6)
     said = CliRunner().invoke(app, ["init", "--data", "tokens.npz"]).output
     assert "write mine.py beside it, with a torch.nn.Module called Net" in said

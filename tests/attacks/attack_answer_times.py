@@ -32,7 +32,7 @@ RULE = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
 MODEL = SoftmaxRegression(5, 3)
 MODEL.load_state_dict({name: RULE if value.ndim == 2 else torch.zeros_like(value) for name, value in MODEL.state_dict().items()})
 TASK, TYPES = fedtail.Task(MODEL), types_by_name(PARTS)
-METHOD = fedtail.delta_fl(TAIL / NODES, NODES * CLIENTS, quantile=fedtail.ExactQuantile(12), local_steps=30, learning_rate=1e-6, batch_size=8)
+METHOD = fedtail.delta_fl(TAIL / NODES, NODES * CLIENTS, quantile=fedtail.ExactQuantile(12), local_steps=150, learning_rate=1e-6, batch_size=8)
 
 
 class TimedSites(Sites):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 import shlex
@@ -272,7 +271,7 @@ def _refuse_untrusted_code(source: Source, key: Key, name: str, beside: Path | N
                                    f"trust={shown!r}; in node.toml trust = [\".\"] for the node's own folder).")
     if beside is None and not source.trust.allows_package(module):
         package = module.partition(".")[0]
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             raise source.error_at(key, f"{name!r} names code of your own, and there is no {package}.py in {source.folder}. Write "
                                        f"it there, with {name.partition(':')[2]} in it, and then --trust "
                                        f"{shlex.quote(_command_line_folder(source.folder.resolve()))}.")
@@ -280,6 +279,11 @@ def _refuse_untrusted_code(source: Source, key: Key, name: str, beside: Path | N
                                    f"{package}.py in {source.folder}), and that runs code. If you trust that this file uses it, "
                                    f"write --trust {package} (in Python trust={package!r}; in node.toml "
                                    f"trust = [\"{package}\"]).")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported from where Python looks; one loaded from another experiment's folder is not."""
+    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path)
 
 
 def _command_line_folder(folder: Path) -> str:

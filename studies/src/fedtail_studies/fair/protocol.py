@@ -8,6 +8,7 @@ loss goes up and down, and a rule that reads it after every round ends runs long
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -91,8 +92,13 @@ class Course:
 
 
 def objective(model: Any, population: Population, power: float, device: str = "cpu") -> float:
-    """The q-FFL objective (4.1) of a model: the mean over devices, by mass, of F_k^(q+1) / (q+1)."""
-    losses = fedtail.evaluate(model, population, engine=fedtail.Engine(device=device)).loss.values
+    """The q-FFL objective (4.1) of a model: the mean over devices, by mass, of F_k^(q+1) / (q+1).
+
+    Of a model that has diverged it is large, without a warning: grids of steps have such ends.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedtail.DivergedWarning)
+        losses = fedtail.evaluate(model, population, engine=fedtail.Engine(device=device)).loss.values
     return float(fedtail.PowerFair(power).value(torch.as_tensor(losses), population.mass))
 
 
