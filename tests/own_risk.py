@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.questions import Conversation, Statistic
+from fedtail.questions import Statistic
 from fedtail.risk.base import Risk, normalised_mass
 
 

@@ -30,8 +30,9 @@ from fedtail import (
 )
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import Composition, divisor_refusals
+from fedtail.conversations import converse
 from fedtail.privacy.mechanisms import NoisySum
-from fedtail.questions import Train, converse
+from fedtail.questions import Train
 
 FAINT = GaussianNoise(1e-9)
 NOTHING = torch.zeros(0, dtype=torch.float64)

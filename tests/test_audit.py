@@ -33,8 +33,10 @@ from fedtail import (
     PrivateMean,
     train,
 )
+from fedtail.answering import answer, row_bound_for
 from fedtail.channel import base
 from fedtail.clients import Clients, Shard
+from fedtail.conversations import single_questions
 from fedtail.data.population import Population
 from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares
@@ -43,7 +45,7 @@ from fedtail.privacy.audit import _clopper_pearson_bound, _error_rate_bounds
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Sampling
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import noisy_sum
-from fedtail.questions import Question, Statistic, answer, row_bound_for, single_questions
+from fedtail.questions import Question, Statistic
 
 DELTA = 1e-9
 CLIENTS = 5      # of a small sum; the last one is the client under attack

@@ -20,12 +20,13 @@ from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, tr
 from fedtail.aggregation.base import ratio_of_sums
 from fedtail.algorithm import RoundLostWarning, planned_round
 from fedtail.channel import FixedPoint
+from fedtail.conversations import join_conversations
 from fedtail.deployment import PARTS, ClientRegistry, Node, RemoteFleet, Site
 from fedtail.deployment.node import Ask, Close, Open
 from fedtail.divergence import AnswersLeftOutWarning
 from fedtail.local import Cosine, Stragglers
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Statistic, Train, join_conversations
+from fedtail.questions import Statistic, Train
 from fedtail.sampling import Cohort
 from fedtail.secure import Refused
 from fedtail.wire import pack, types_by_name, unpack

@@ -19,6 +19,7 @@ import torch
 import fedtail
 from fedtail import DiscreteNoise, GaussianNoise, IntegerChannel, PlainChannel, PrivacyBudget, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning, planned_round
+from fedtail.answering import answer
 from fedtail.channel import FixedPoint, base
 from fedtail.channel.plain import Plain
 from fedtail.clients import Clients
@@ -28,7 +29,7 @@ from fedtail.fleet import SimulatedPopulation
 from fedtail.privacy import Ledger, NoisySum, SeededRandomness, guarantee, reveal_probability
 from fedtail.privacy.composed_mechanism import UNBOUNDED, UNRECORDED, VARYING
 from fedtail.privacy.events import GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent, with_constant_noise
-from fedtail.questions import Statistic, StatisticPart, answer
+from fedtail.questions import Statistic, StatisticPart
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.wire import pack, types_by_name, unpack
@@ -266,7 +267,7 @@ def test_attacks(attack):
 def test_the_attacks_notice_their_defects(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(base, "refuse_rounding_after_noise", lambda *_: None)
-        patched.setattr("fedtail.questions.refuse_rounding_after_noise", lambda *_: None)
+        patched.setattr("fedtail.answering.refuse_rounding_after_noise", lambda *_: None)
         assert not attack_rounded_after_noise.attack().held
     with monkeypatch.context() as patched:
         patched.setattr(attack_node_alone, "planned_round", lambda method, fleet, channel, dim: planned_round(

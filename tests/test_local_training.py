@@ -13,6 +13,7 @@ from torch import nn
 import fedtail
 from fedtail import Engine, LocalSGD, Population, Proximal, Risk, State, Superquantile, Task, Trained, resume, train
 from fedtail.clients import Shard, batches_across_clients
+from fedtail.conversations import arrange_answers, single_questions, with_question_fields
 from fedtail.deployment.node import PARTS
 from fedtail.draws import hash_bits
 from fedtail.engine.kernel_choice import kernel_for
@@ -33,7 +34,7 @@ from fedtail.parts import (
     converse,
     join_conversations,
 )
-from fedtail.questions import Train, arrange_answers, single_questions, with_question_fields
+from fedtail.questions import Train
 from fedtail.runs.checkpoint import _state_of_model
 from fedtail.wire import pack, types_by_name, unpack
 

@@ -32,6 +32,7 @@ from fedtail import (
 )
 from fedtail.algorithm import planned_round
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import converse
 from fedtail.deployment import ClientRegistry, Node, RemoteFleet, Site
 from fedtail.engine import LocalFleet
 from fedtail.fleet import SimulatedPopulation
@@ -41,7 +42,6 @@ from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
 from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
 from fedtail.quantiles.noisy_histogram import merge_sparse_ends
-from fedtail.questions import converse
 from fedtail.risk.base import fit_locally
 
 from cases import small_population

@@ -13,11 +13,12 @@ from pytest import approx
 
 from fedtail import ExactQuantile, MajoriseMinimise, Superquantile
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import converse
 from fedtail.quantiles import boundary_dual, check_quantile, empty_tail, extreme_loss, loss_range
 from fedtail.quantiles.majorise import MassAbove, PinballStep
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, float_from_ordered_bits, ordered_bits
-from fedtail.questions import StatisticPart, converse
+from fedtail.questions import StatisticPart
 from fedtail.risk.base import fit_locally
 
 from cases import TAIL_FRACTIONS, weighted_losses

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated, Aggregator
 from fedtail.channel.base import Channel, RoundLost
+from fedtail.conversations import Conversation, converse, join_conversations, with_changed_questions, with_question_fields
 from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.iterates import Iterate, LastIterate
@@ -24,7 +25,7 @@ from fedtail.privacy.events import NonPrivateRelease, NoSampling, PoissonSamplin
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
-from fedtail.questions import Conversation, Train, converse, join_conversations, with_changed_questions, with_question_fields
+from fedtail.questions import Train
 from fedtail.risk.base import Risk
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import OptimizerState, ServerOptimizer

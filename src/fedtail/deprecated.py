@@ -36,9 +36,16 @@ NAMES = {
                         "probability": "discrete_gaussian_probability"},
     "fedtail.quantiles": {"boundary": "boundary_dual", "flat": "flat_strategy", "nobody": "empty_tail",
                           "optimal": "optimal_strategy", "tree": "tree_strategy"},
-    "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
-                          "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
-                          "side_by_side": "join_conversations", "silent_clients": "count_silent_clients"},
+    "fedtail.questions": {
+        "arranged": "fedtail.conversations.arrange_answers", "bound_for": "fedtail.answering.row_bound_for",
+        "changed": "fedtail.conversations.replace_fields", "changing": "fedtail.conversations.with_question_fields",
+        "refuse_coarse": "fedtail.answering.refuse_rounding_after_noise",
+        "side_by_side": "fedtail.conversations.join_conversations", "silent_clients": "fedtail.answering.count_silent_clients",
+        **{name: f"fedtail.conversations.{name}" for name in (
+            "Conversation", "Joint", "arrange_answers", "change_question", "converse", "join_conversations", "replace_fields",
+            "single_questions", "with_changed_questions", "with_question_fields")},
+        **{name: f"fedtail.answering.{name}" for name in (
+            "Encoding", "answer", "count_silent_clients", "refuse_rounding_after_noise", "row_bound_for")}},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
                        "TogetherServer": "AllOrNothingServer", "centred": "centre_residues"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
@@ -133,8 +140,9 @@ def object_of_old_name(module: str, name: str) -> Any:
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn_of_old_name(f"{module}.{name}", f"{module}.{new}", stacklevel=3)
-    return getattr(importlib.import_module(module), new)
+    place, _, name_there = (new if "." in new else f"{module}.{new}").rpartition(".")      # with a dot: in another module
+    _warn_of_old_name(f"{module}.{name}", f"{place}.{name_there}", stacklevel=3)
+    return getattr(importlib.import_module(place), name_there)
 
 
 def with_old_names(kind: Kind) -> Kind:

@@ -15,6 +15,7 @@ from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics, WeightedClients
 from fedtail.clients import Clients
 from fedtail.composition import Composition, refusals
+from fedtail.conversations import Conversation, Joint, converse, join_conversations
 from fedtail.declarations import AggregatorDeclaration, Keeps, LocalDeclaration, RiskDeclaration
 from fedtail.deprecated import old_names
 from fedtail.iterates import Iterate
@@ -25,7 +26,7 @@ from fedtail.local.work import Work
 from fedtail.quantiles.base import Quantile
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import extreme_loss, loss_range
-from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, Train, converse, join_conversations
+from fedtail.questions import Statistic, StatisticPart, Train
 from fedtail.risk.base import PresentClients, Risk, RiskWrapper, fit_locally
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import ServerOptimizer

@@ -22,11 +22,12 @@ from torch import Tensor
 import fedtail
 from fedtail import AdaptiveClip, IntegerChannel, Ledger, PlainChannel, PrivacyBudget, SecureChannel
 from fedtail.algorithm import Method, member_states, run_round
+from fedtail.conversations import single_questions
 from fedtail.data.population import Population
 from fedtail.engine import LocalFleet
 from fedtail.models import LeastSquares
 from fedtail.privacy.accounting import Rounds
-from fedtail.questions import Statistic, single_questions
+from fedtail.questions import Statistic
 
 WIDE = torch.float64
 CLIP = 1e-3                    # so short that the model, and with it the losses, hardly moves in a few rounds

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 import fedtail
+from fedtail.answering import row_bound_for
 from fedtail.deployment import Node, Site
 from fedtail.privacy import SystemRandomness
-from fedtail.questions import row_bound_for
 
 from audits.canaries import CLIP, WIDE, Canaries, Observations, OverheardMasked, channel_for, observe
 from remote_cases import Sites

@@ -16,6 +16,7 @@ import torch
 import fedtail
 from fedtail import FederatedEvaluation, Ledger, NoisyHistogram, PrivacyBudget
 from fedtail.channel import Channel
+from fedtail.conversations import Joint
 from fedtail.data.population import Population
 from fedtail.engine import LocalFleet
 from fedtail.fleet import Broadcast
@@ -24,7 +25,7 @@ from fedtail.privacy import Noise, SeededRandomness, SystemRandomness
 from fedtail.privacy.events import NoSampling, RoundEvent
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import release_quantiles
-from fedtail.questions import Joint, Question
+from fedtail.questions import Question
 from fedtail.sampling import Everyone
 
 from audits.canaries import WIDE, Observations

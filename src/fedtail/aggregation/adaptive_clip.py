@@ -13,12 +13,13 @@ from fedtail.aggregation.base import Aggregated
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 BIT_WEIGHT = 0.5      # of the bit beside an update of norm one: 3% more noise on the update
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 
 class Aggregated(NamedTuple):

@@ -12,10 +12,11 @@ from fedtail.aggregation.base import Aggregated
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.privacy.correlated_noise import CorrelatedSum, NoiseOverRounds
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 from fedtail.sampling.cyclic import is_turn_of
 
 

@@ -12,8 +12,9 @@ from fedtail.aggregation.base import ratio_of_sums
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 
 @dataclass(frozen=True)

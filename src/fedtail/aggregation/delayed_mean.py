@@ -13,13 +13,14 @@ from fedtail.aggregation.base import Aggregated
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.private_optim.delayed import DelayedMoment
 from fedtail.private_optim.second_moments import AdaGradMoment, RMSPropMoment, SecondMoment, YogiMoment
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 
 @dataclass(frozen=True)

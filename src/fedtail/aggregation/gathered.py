@@ -15,10 +15,11 @@ from fedtail.base_part import Part
 from fedtail.channel.base import RoundLost
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.errors import FieldError
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 BLOCK = 2**17            # numbers of a block of columns that are computed on at once: they stay in the cache
 ROUNDING = 1e-9          # of a number of clients: 0.29 * 100 is 29

@@ -12,10 +12,11 @@ from fedtail.aggregation.gathered import Contributions, GatheredRows, gram_matri
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.errors import FieldError
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 MOST_STEPS = 10_000      # of Weiszfeld's method over rows, which are cheap
 TIGHT = 1e-12            # relative change of the summed distance at which it ends

@@ -12,12 +12,13 @@ from torch import Tensor
 from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 
 
 @dataclass(frozen=True)

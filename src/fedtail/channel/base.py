@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedtail.answering import Encoding, refuse_rounding_after_noise, row_bound_for
+from fedtail.conversations import Joint, arrange_answers, single_questions
 from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.privacy.correlated_noise import CorrelatedSum
@@ -21,15 +23,7 @@ from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling,
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import (
-    Encoding,
-    Joint,
-    Question,
-    arrange_answers,
-    refuse_rounding_after_noise,
-    row_bound_for,
-    single_questions,
-)
+from fedtail.questions import Question
 from fedtail.sampling import Cohort
 
 SLACK = 1 + 1e-6     # how far beyond its bound an entry may be by rounding to float32

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtail.answering import answer
 from fedtail.attacks import AttackedPopulation, ClientAttack
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
@@ -30,7 +31,7 @@ from fedtail.engine.shared_memory import GatheredPlace, Place, SharedMemory, Sha
 from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import Team, num_workers
 from fedtail.fleet import Broadcast
-from fedtail.questions import Question, answer
+from fedtail.questions import Question
 from fedtail.rows import RowPlaces
 from fedtail.sampling import Cohort
 from fedtail.task import Task

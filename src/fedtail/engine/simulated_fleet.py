@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedtail.answering import count_silent_clients
 from fedtail.channel.base import Encoder
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
@@ -15,7 +16,7 @@ from fedtail.data.population import Population
 from fedtail.deprecated import with_old_names
 from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
-from fedtail.questions import Question, count_silent_clients
+from fedtail.questions import Question
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import large_row
 from fedtail.sampling import Cohort

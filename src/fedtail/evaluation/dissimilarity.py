@@ -14,6 +14,7 @@ from fedtail.base_part import Part
 from fedtail.channel import Channel, PlainChannel
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.data.population import Population
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
@@ -25,7 +26,7 @@ from fedtail.fleet import Fleet
 from fedtail.local.full_gradient import FullGradient
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Conversation, Train
+from fedtail.questions import Train
 from fedtail.recipes import fedavg
 from fedtail.risk.mean import Mean
 from fedtail.sampling import Everyone, Sampler

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtail.algorithm import Method, member_states
 from fedtail.base_part import Part
 from fedtail.channel.base import RoundLost
+from fedtail.conversations import Conversation, Joint
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.evaluation.client_histogram import ClientHistogram
@@ -26,7 +27,7 @@ from fedtail.privacy.events import Release, Unit
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.noise import Noise
 from fedtail.quantiles.histogram import Edges
-from fedtail.questions import Conversation, Evaluate, Joint
+from fedtail.questions import Evaluate
 from fedtail.sampling import Cohort, Sampler
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.local.base import RoundStart
 from fedtail.local.penalties import Penalty, PreparedPenalty, Proximal
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.questions import Statistic, StatisticPart
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.draws import hash_bits
-from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel

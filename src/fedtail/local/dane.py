@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.local.base import RoundStart, full_gradients
 from fedtail.local.full_gradient import DRAW, FullGradient
 from fedtail.local.penalties import Penalty, PreparedPenalty, Proximal, check_strength
-from fedtail.questions import Conversation
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.deprecated import overrides_under_new_name
 from fedtail.local.base import RoundStart
-from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
     from fedtail.local.batches import Batch

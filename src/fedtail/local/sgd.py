@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
 from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
@@ -22,7 +23,6 @@ from fedtail.local.objectives import ExampleRisk, check_example_risk, example_we
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
-from fedtail.questions import Conversation
 from fedtail.risk.base import Risk
 
 if TYPE_CHECKING:

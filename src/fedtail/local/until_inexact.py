@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
+from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
 from fedtail.local.base import LocalTraining, Objective, Prepared, RoundStart, full_gradients
 from fedtail.local.sgd import LocalSGD
 from fedtail.local.work import Work
-from fedtail.questions import Conversation
 
 
 @dataclass(frozen=True)

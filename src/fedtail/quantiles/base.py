@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedtail.questions import Conversation
+from fedtail.conversations import Conversation
 
 ROUNDING = 1e-12      # theta * total is rounded, and so are sums of masses
 RESOLVED = 1e-9       # a larger share of the tail's mass that is missing was a client's

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.quantiles.base import boundary_dual, empty_tail
 from fedtail.quantiles.radix import Digit, loss_range
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.questions import Statistic, StatisticPart
 
 CUTS = 16
 

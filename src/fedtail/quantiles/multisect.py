@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.conversations import Conversation
+from fedtail.questions import Statistic, StatisticPart
 
 POINTS = 34              # a question shrinks the bracket 33 times
 MOST_QUESTIONS = 32      # enough from the whole range of float32 to any resolution; five or six are usual

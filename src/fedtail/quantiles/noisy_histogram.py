@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.deprecated import with_old_names
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, Noise
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.strategies import SCALE, Strategy, flat_strategy, optimal_strategy, scale_for_noise, tree_strategy
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.questions import Statistic, StatisticPart
 
 Method = Literal["flat", "tree", "optimal"]
 METHODS = ("flat", "tree", "optimal")

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.quantiles.base import ROUNDING, boundary_dual, empty_tail
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.questions import Statistic, StatisticPart
 
 BITS = 32
 LARGEST = float(np.finfo(np.float32).max)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
-from fedtail.questions import Conversation
 from fedtail.risk.base import Risk, check_positive
 from fedtail.risk.mean import Mean
 from fedtail.risk.tilted import Tilted

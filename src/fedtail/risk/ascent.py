@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import Keeps, RiskDeclaration
 from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import Digit, loss_range
-from fedtail.questions import Conversation, Statistic, StatisticPart
+from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk.base import PresentClients, Risk, check_positive, client_groups
 from fedtail.types import Density, Losses, Mass, Weights
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation, arrange_answers, converse, single_questions
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, StatisticPart, arrange_answers, converse, single_questions
+from fedtail.questions import StatisticPart
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.noisy_histogram import NoisyHistogram
-from fedtail.questions import Conversation, Statistic
+from fedtail.questions import Statistic
 from fedtail.risk.base import Risk, RiskWrapper, fit_locally
 
 

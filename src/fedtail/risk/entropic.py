@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation, join_conversations
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
-from fedtail.questions import Conversation, Statistic, StatisticPart, join_conversations
+from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk.base import Risk, check_tail_fraction, fit_locally
 from fedtail.types import Density, Losses, Mass, Weights
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation, join_conversations, with_changed_questions
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, Statistic, StatisticPart, join_conversations, with_changed_questions
+from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk.base import Risk, check_positive, client_groups, mass_shares
 from fedtail.types import Density, Losses, Mass, Weights
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtail.questions import Conversation
+from fedtail.conversations import Conversation
 from fedtail.risk.base import Risk, RiskWrapper
 
 

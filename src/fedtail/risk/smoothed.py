@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, loss_range
-from fedtail.questions import Conversation
 from fedtail.risk.base import PresentClients, Risk, check_positive, check_tail_fraction
 from fedtail.risk.superquantile import lowest_tail_loss
 from fedtail.types import Density, Losses, Mass, Weights

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation, join_conversations
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
-from fedtail.questions import Conversation, join_conversations
 from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.quantiles.base import ROUNDING
-from fedtail.questions import Conversation
 from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.types import Density, Losses, Mass, Weights
 

@@ -9,9 +9,9 @@ import torch  # noqa: F401      # for the example below
 from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
+from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
-from fedtail.questions import Conversation
 from fedtail.risk.base import PresentClients, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import lower_quantile
 from fedtail.types import Density
