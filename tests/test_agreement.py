@@ -15,7 +15,7 @@ from fedtail.channel.integer import FixedPoint, clipping
 from fedtail.deployment import Node, Site
 from fedtail.deployment.agreement import Agreement
 from fedtail.deployment.node import PARTS
-from fedtail.deployment.node_messages import read_message
+from fedtail.deployment.node_messages import read_message, read_reply
 from fedtail.evaluation import FederatedEvaluation
 from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.secure.encoding import Refused
@@ -74,13 +74,13 @@ def asked_of_first_node(method, kind="Train", channel=CHANNEL):
     opening = next(one.broadcasts[-1] for one in letters if one.broadcasts)
     asks = [unpack(one.ask, TYPES) for one in letters if one.ask]
     ask = next(one for one in asks if type(one.questions[0]).__name__ == kind)
-    node = Node(sites.people[0], TASK, workers=1, agreements=[Agreement(method)])
+    node = Node(sites.people[0], TASK, workers=1, agreements=[Agreement(method, channel=channel)])
     return node, opening, ask
 
 
 def answer(node, opening, ask):
     node.receive_broadcast(opening)
-    return node.integer_row(pack(ask), 62)[0]
+    return node.integer_row(pack(ask), 62, summed=(range(5), 5))[0]
 
 
 def changed(ask, **fields):
@@ -140,9 +140,9 @@ def test_samplers_by_draws_give_other_factors_and_none_of_zero():
     for sampler in (fedtail.ByMass(20), fedtail.EqualClients(20)):
         agreement = Agreement(replace(SUMS["fedavg"], sample=sampler))
         cohort = sampler(people, 3, 0)
-        agreement.check_cohort(cohort, people.mass)
+        agreement.check_cohort(cohort, people.mass, people.key)
         with pytest.raises(Refused, match="multiplied by 0"):
-            agreement.check_cohort(replace(cohort, importance=torch.zeros_like(cohort.importance)), people.mass)
+            agreement.check_cohort(replace(cohort, importance=torch.zeros_like(cohort.importance)), people.mass, people.key)
 
 
 def test_another_number_or_company_gets_no_fresh_noise_and_another_round_does():
@@ -151,7 +151,7 @@ def test_another_number_or_company_gets_no_fresh_noise_and_another_round_does():
     renumbered = changed(ask, number=7)
     twice = replace(ask, questions=(ask.questions[0], renumbered.questions[0]))
     assert np.array_equal(answer(node, opening, renumbered), first)
-    assert np.array_equal(answer(node, opening, twice), np.concatenate([first, first]))
+    assert np.array_equal(answer(node, opening, twice), np.concatenate([first[:-1], first]))
     fresh = Node(node.fleet.population, TASK, workers=1, agreements=node.agreements)
     fresh.restore(node.save())                               # a restart of the node keeps it
     assert np.array_equal(answer(fresh, opening, renumbered), first)
@@ -161,9 +161,59 @@ def test_another_number_or_company_gets_no_fresh_noise_and_another_round_does():
 
 def test_an_encoding_must_be_for_the_masses_of_the_round():
     node, opening, ask = asked_of_first_node(SUMS["fedavg"])
-    for field, value in (("mass", ask.encoding.mass / 2), ("clients", 1)):
-        with pytest.raises(Refused, match="answers would be encoded for"):
+    for field, value in (("mass", ask.encoding.mass / 2), ("clients", 1), ("modulus_bits", 61)):
+        with pytest.raises(Refused, match="answers would be encoded as FixedPoint modulo 2.*, and the accepted experiment encodes"):
             answer(node, opening, replace(ask, encoding=replace(ask.encoding, **{field: value})))
+
+
+def test_the_same_question_in_another_encoding_gets_no_fresh_noise():
+    node, opening, ask = asked_of_first_node(NOISY, "Statistic")
+    node.receive_broadcast(opening)
+    with pytest.raises(Refused, match="modulo 2.61 for 30 clients"):
+        node.integer_row(pack(replace(ask, encoding=replace(ask.encoding, modulus_bits=61))), 61, summed=(range(5), 5))
+
+
+@pytest.mark.parametrize(("summed", "text"), [
+    ((range(5), 1), "a sum over 1 nodes may hold the noise of 6 clients, and what is charged relies on 12"),
+    ((range(1), 1), "a sum over 1 nodes may hold the noise of 6 clients"),
+    ((range(1), 5), "a sum over 5 nodes may hold the noise of 6 clients"),
+    (None, "it is not known over how many nodes the sum is")])
+def test_a_sum_must_hold_the_noise_that_is_charged_whoever_is_left_out(summed, text):
+    node, opening, ask = asked_of_first_node(NOISY, "Statistic")
+    assert ask.questions[0].mechanism.minimum == 12
+    node.receive_broadcast(opening)
+    with pytest.raises(Refused, match=text):
+        node.integer_row(pack(ask), 62, summed=summed)
+    assert len(node.integer_row(pack(ask), 62, summed=(range(5), 2))[0])
+
+
+def test_a_weight_is_the_first_entry_and_none_where_clients_add_noise():
+    node, opening, ask = asked_of_first_node(SUMS["fedavg"])
+    with pytest.raises(Refused, match="entry 7 of the sum is named as the weight"):
+        answer(node, opening, changed(ask, divisor=7))
+    private = fedtail.dp_fedavg(30, 1.0, 1.0, cohort_size=30, noise="discrete", planned_clients=12, **LOCAL)
+    node, opening, ask = asked_of_first_node(private)
+    assert ask.questions[0].divisor is None
+    for entry in (0, 7):
+        with pytest.raises(Refused, match=f"entry {entry} of the sum is named as the weight"):
+            answer(node, opening, changed(ask, divisor=entry))
+
+
+def test_how_many_clients_are_silent_is_told_under_masks_only():
+    """A loss that overflows says something about one client's data: it is an entry of the sum, not of the reply."""
+    told = []
+
+    def listen(exchange, node, letter, reply):
+        told.append(read_reply(letter, reply))
+        return reply
+
+    sites = AgreedSites(SUMS["fedavg"], masked_only=True, fault=listen)
+    for site in sites.sites.values():
+        site._loaded_node().fleet.count_silent_clients = lambda questions: len(list(questions))
+    fleet = sites.fleet(schedule="simple")
+    train(SUMS["fedavg"], TASK, fleet=fleet, rounds=1, channel=CHANNEL, progress=False)
+    assert fleet.count_silent_clients(()) == 5
+    assert len(told) > 10 and not any(one.answer or one.problem for one in told)
 
 
 def test_a_row_beyond_its_bound_is_clipped_on_a_node_and_told_to_nobody(caplog):

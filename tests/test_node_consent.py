@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import marshal
 import multiprocessing
 import os
 import shlex
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +89,50 @@ def test_the_users_own_code_and_what_lies_beside_it_are_in_the_digest(tmp_path):
     before = experiment_digest(deployed_experiments(tmp_path / "e.toml", trust=[tmp_path]))
     (tmp_path / "imported_by_it.py").write_text("x = 1\n")
     assert experiment_digest(deployed_experiments(tmp_path / "e.toml", trust=[tmp_path])) != before
+
+
+OWN = 'rounds = 1\n[task.module]\npart = "{}"\n[sample]\ncohort_size = 4\n[local]\nlearning_rate = 0.1\n'
+MAKE = "import torch\ndef make():\n    return torch.nn.Linear(5, 3)\n"
+
+
+def digest_of(folder, part):
+    (folder / "e.toml").write_text(OWN.format(part))
+    return experiment_digest(deployed_experiments(folder / "e.toml", trust=[folder]))
+
+
+def test_files_of_one_name_are_each_in_the_digest(tmp_path):
+    (tmp_path / "ours_twice.py").write_text(MAKE)
+    (tmp_path / "zz").mkdir()
+    (tmp_path / "zz" / "ours_twice.py").write_text("# nothing\n")
+    before = digest_of(tmp_path, "ours_twice:make")
+    (tmp_path / "ours_twice.py").write_text(MAKE + "# another\n")
+    assert digest_of(tmp_path, "ours_twice:make") != before
+
+
+def test_all_that_the_code_can_import_is_in_the_digest(tmp_path):
+    """Modules beside a package that is named, code behind a link, and compiled modules."""
+    folder, elsewhere = tmp_path / "node", tmp_path / "elsewhere"
+    (folder / "ours_package").mkdir(parents=True)
+    elsewhere.mkdir()
+    (folder / "ours_package" / "models.py").write_text(MAKE)
+    (folder / "linked").symlink_to(elsewhere)
+    seen = [digest_of(folder, "ours_package.models:make")]
+    for place in (folder / "beside_package.py", elsewhere / "behind_link.py", folder / "compiled.so"):
+        place.write_text("x = 1\n")
+        seen.append(digest_of(folder, "ours_package.models:make"))
+    assert len(set(seen)) == 4
+
+
+def test_bytecode_beside_accepted_code_is_not_run(tmp_path):
+    """An unchecked hash in its header: Python itself would run it without a look at the source."""
+    (tmp_path / "ours_bytecode.py").write_text(MAKE)
+    forged = compile("def make():\n    raise SystemExit('forged')\n", "ours_bytecode.py", "exec")
+    (tmp_path / "__pycache__").mkdir()
+    Path(importlib.util.cache_from_source(str(tmp_path / "ours_bytecode.py"))).write_bytes(
+        importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(forged))
+    (tmp_path / "e.toml").write_text(OWN.format("ours_bytecode:make"))
+    experiment, = deployed_experiments(tmp_path / "e.toml", trust=[tmp_path])
+    assert experiment.task.make(0).module.in_features == 5
 
 
 def test_without_consent_a_node_answers_nothing_and_sends_no_info(hospitals):

@@ -286,4 +286,4 @@ def test_masked_are_sums_of_integers():
         with pytest.raises(Refused, match="masked are sums of integers"):
             node.integer_row(pack(wrong), bits)
     row, _ = node.integer_row(pack(Ask(0, (question, Statistic(fedtail.quantiles.radix.Digit(20, 12), torch.tensor(0))), code)), 40)
-    assert len(row) == 19 + 4096
+    assert len(row) == 19 + 4096 + 1

@@ -86,7 +86,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                    "notes": "round_results", "stamp": "rows_stamp"},
     "MetricRange": {"read": "histogram_from_sums"},
     "NoisyHistogram": {"ask": "ask_histogram", "binned": "binned_losses"},
-    "Node": {"recall": "restore", "row": "integer_row", "silent": "silent_clients", "tell": "receive_broadcast"},
+    "Node": {"recall": "restore", "row": "integer_row", "tell": "receive_broadcast"},
     "PoissonSampling": {"decisive": "revealed"},
     "Population": {"examples": "example_clients_and_rows", "pieces": "client_blocks"},
     "QuantilePlan": {"epsilon_of": "epsilon_of_releases", "table": "noise_table"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedtail.algorithm import FederatedAlgorithm, Method, parts_are_equal
 from fedtail.base_part import classes_sent, classes_sent_with
+from fedtail.channel import SecureChannel
+from fedtail.channel.base import Channel, clients_add_noise
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Count, Evaluate, Statistic, Train
@@ -22,7 +24,7 @@ BY_DRAWS = (ByMass, BySize, EqualClients)      # samplers by which a client's ma
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the accepted experiment asks of a node: the parts of `method`, and of `evaluation` if clients evaluate.
+    """What the accepted experiment asks of a node over `channel`: the parts of `method`, of `evaluation` if clients evaluate.
 
     A question of it holds these parts as they stand in the node's own file. Left to the server are the numbers that it finds in
     the course of a run (a dual, thresholds to try, what an aggregator kept), and parts of the classes that an agreed part
@@ -31,11 +33,13 @@ class Agreement:
 
     method: Method
     evaluation: FederatedEvaluation | None = None
+    channel: Channel = SecureChannel(threshold=2)      # whose encodings its answers may have
 
-    def check_cohort(self, cohort: Cohort, mass: Tensor) -> None:
-        """Raise Refused unless each client of `cohort` is in it once, with the factor for its mass that the agreed sampler gives.
+    def check_cohort(self, cohort: Cohort, mass: Tensor, key: Tensor) -> None:
+        """Raise Refused unless each client of `cohort` is in it once, with its key and the factor that the agreed sampler gives.
 
-        `mass` (clients,) is that of all clients of the node. The factor is 1, or with a sampler by which each draw contributes
+        `mass` and `key` (clients,) are those of all clients of the node: draws that decide who contributes follow from keys. The
+        factor is 1, or with a sampler by which each draw contributes
         once a whole number of draws over the mass. The mass bound must cover them all.
         """
         ids, factor = cohort.ids, cohort.importance
@@ -44,6 +48,8 @@ class Agreement:
             raise Refused("a cohort names a client twice, or one that is not here.")
         if factor.shape != ids.shape or len(cohort.key) != len(ids):
             raise Refused("a cohort needs a key and a factor for each client.")
+        if not torch.equal(cohort.key, key[ids]):
+            raise Refused("a cohort names a client by a key that is not its own.")
         own = mass[ids].double() * factor
         fits = factor == 1
         if any(isinstance(one, BY_DRAWS) for one in parts_within(self.method.sample)):
@@ -54,10 +60,18 @@ class Agreement:
         if len(ids) and not cohort.mass_bound >= float(own.max()):
             raise Refused(f"the mass bound {cohort.mass_bound:.3g} is below the mass of a client.")
 
-    def check_questions(self, questions: Sequence[Any], cohort_size: int) -> None:
-        """Raise Refused where the accepted experiment does not ask one of `questions` of a cohort of `cohort_size` clients."""
+    def check_ask(self, questions: Sequence[Any], encoding: Any, cohort: Cohort, total: int) -> None:
+        """Raise Refused where the accepted experiment does not ask one of `questions`, or not with answers in this `encoding`.
+
+        `cohort` is this node's part of a cohort of `total` clients in all. An encoding that the experiment's channel does not
+        make is another question, to which clients would add fresh noise.
+        """
+        agreed = self.channel.encoding(total, cohort.mass_bound)
+        if encoding != agreed:
+            raise Refused(f"answers would be encoded as {_encoding_text(encoding)}, and the accepted experiment encodes them as "
+                          f"{_encoding_text(agreed)}: {len(cohort.ids)} of the round's clients are here.")
         for one in questions:
-            self.check_question(one, cohort_size)
+            self.check_question(one, total)
 
     def check_question(self, question: Any, cohort_size: int) -> None:
         """Raise Refused where the accepted experiment does not ask `question` of a cohort of `cohort_size` clients.
@@ -99,6 +113,9 @@ class Agreement:
             raise Refused(_differs("local", member.local, question.local))
         if not question.marks_contributors and not member.local.declares.mean_updates:
             raise Refused("updates are asked for that train no model, and the accepted experiment has none.")
+        if question.divisor is not None and (question.divisor != 0 or question.mechanism.private):
+            raise Refused(f"entry {question.divisor} of the sum is named as the weight that others are divided by, which no "
+                          "aggregator does where clients add noise, and none does of another entry than the first.")
         if question.gather and not member.aggregate.declares.gathers:
             raise Refused(f"single updates are asked for, and {type(member.aggregate).__name__} of the accepted experiment needs "
                           "their sum only.")
@@ -139,11 +156,23 @@ def first_agreeing(agreements: Sequence[Agreement], check: Callable[[Agreement],
     raise refused[0]
 
 
-def check_encoding(encoding: Any, cohort: Cohort, total: int) -> None:
-    """Raise Refused unless an encoding is for the masses of `cohort`, this node's part of a cohort of `total` clients in all."""
-    if encoding.mass != cohort.mass_bound or encoding.clients != total:
-        raise Refused(f"answers would be encoded for {encoding.clients} clients of mass {encoding.mass:.3g}, and the round is of "
-                      f"{total} clients, {len(cohort.ids)} of them here, with the mass bound {cohort.mass_bound:.3g}.")
+def check_shares_of_noise(questions: Sequence[Any], members: Tensor | None, summed: tuple[Iterable[int], int] | None) -> None:
+    """Raise Refused where a sum of `questions` may hold fewer shares of the clients' noise than is charged for.
+
+    `members`, (nodes, 2), has the nodes of the round with their clients; `summed` the nodes whose rows are asked for and the
+    fewest of them that the sum may be over, None where that is not known. Whoever departs from the protocol leaves out the nodes
+    with most clients.
+    """
+    shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
+    if not shares:
+        return
+    if members is None or summed is None:
+        raise Refused("clients add noise, and it is not known over how many nodes the sum is.")
+    asked, fewest = summed
+    held = sorted(count for node, count in members.tolist() if node in set(asked))[:fewest]
+    if len(held) < fewest or sum(held) < shares:
+        raise Refused(f"a sum over {fewest} nodes may hold the noise of {sum(held)} clients, and what is charged relies on "
+                      f"{shares}.")
 
 
 def check_members(members: Tensor | None, here: int, number: int | None) -> None:
@@ -197,6 +226,12 @@ def _refuse_other(name: str, agreed: Any, asked: Any) -> None:
     """Raise Refused where the part `asked` is not equal to the `agreed` one, which the text calls `name`."""
     if not parts_are_equal(agreed, asked):
         raise Refused(_differs(name, agreed, asked))
+
+
+def _encoding_text(encoding: Any) -> str:
+    """An encoding in words: its class, the clients and the mass it is for, and the bits of its modulus."""
+    modulus = "" if encoding.modulus_bits is None else f" modulo 2^{encoding.modulus_bits}"
+    return f"{type(encoding).__name__}{modulus} for {encoding.clients} clients of mass {encoding.mass:.3g}"
 
 
 def _differs(name: str, agreed: Any, asked: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from fedtail.deployment.audit_log import Head, holds
 from fedtail.deployment.settings import WITNESS, NodeSettings
 from fedtail.experiment.experiment import Experiment, own_code_files
+from fedtail.experiment.source_only import importable_files
 from fedtail.reading import read_json
 from fedtail.runs.files import to_json_values, write_json
 from fedtail.secure.encoding import Refused
@@ -29,7 +30,7 @@ HOW = "Its operator decides: `fedtail node accept NODE.toml` says in words what 
 def agreed_table(experiments: Sequence[Experiment]) -> dict[str, Any]:
     """All that decides what leaves a node, as JSON values: a table of parts for each method, and digests of code of their own."""
     methods = {one.name: {name: value for name, value in one.as_table(0).items() if name not in ELSEWHERE} for one in experiments}
-    code = {path.name: file_digest(path) for one in experiments for path in code_files(one)}
+    code = {path.relative_to(one.source.folder).as_posix(): file_digest(path) for one in experiments for path in code_files(one)}
     return json.loads(json.dumps(to_json_values({"methods": methods, "code": code})))
 
 
@@ -74,9 +75,9 @@ class Consent:
 
 
 def code_files(experiment: Experiment) -> list[Path]:
-    """The files of code beside fedtail's that the experiment names, and all others below their folders, which they may import."""
-    named = own_code_files(experiment.as_table(0), experiment.source.folder)
-    return sorted({path for one in named for path in (one, *one.parent.rglob("*.py"))})
+    """All files in the folder of the experiment that can be imported, where it names code of its own; [] where it names none."""
+    folder = experiment.source.folder
+    return importable_files(folder) if own_code_files(experiment.as_table(0), folder) else []
 
 
 def check_readiness(settings: NodeSettings) -> None:

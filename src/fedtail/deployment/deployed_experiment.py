@@ -76,6 +76,14 @@ def deployment_channel(experiment: Experiment, population: Any) -> Channel:
     return SecureChannel(threshold=max(2, experiment.algorithm.minimum_cohort, int(expected) // 2 + 1))
 
 
+def agreed_channel(experiment: Experiment) -> Channel:
+    """The channel whose encodings a node's answers have: what the file names, else a `SecureChannel`, of whatever threshold.
+
+    The server finds the threshold from all clients (`deployment_channel`), which one node does not know.
+    """
+    return experiment.channel if "channel" in experiment.source.tables else SecureChannel(threshold=2)
+
+
 def deployed_experiment_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
     """The experiment for one seed with every default, as the plain values that are written to the run's folder.
 

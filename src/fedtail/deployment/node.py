@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedtail.channel.integer import FixedPoint, clipping
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
-from fedtail.deployment.agreement import Agreement, check_encoding, check_members, first_agreeing
+from fedtail.deployment.agreement import Agreement, check_members, check_shares_of_noise, first_agreeing
 from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.data_budget import Charge, DataBudget
 from fedtail.deployment.old_trainings import remove_old_trainings
@@ -40,6 +41,8 @@ from fedtail.wire import pack, types_by_name, unpack
 
 if TYPE_CHECKING:
     from fedtail.deployment.consent import Consent
+
+log = logging.getLogger("fedtail.node")
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,8 @@ class Node:
             self.consent.check()
         if self.agreements:
             check_members(received.members, len(received.cohort.ids), number)
-            first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, self.fleet.population.mass))
+            own = self.fleet.population
+            first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, own.mass, own.key))
         opening = round_digest(received)
         if self.budget is not None:
             self.budget.begin_round(received.training, received.broadcast.round, opening)
@@ -241,13 +245,16 @@ class Node:
             self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=False)
         return sums
 
-    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
+    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0,
+                    summed: tuple[Iterable[int], int] | None = None) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a serialised `Ask`, joined into one NumPy vector.
 
-        They are integers modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. `attempt`
-        is the number of the secure sum, 0 for a first one and 1 for a retry. Raises Refused where the question is of another
-        attempt (asked again as it was it would get the same noise, and the two sums would differ by the row that is missing), is
-        encoded for another modulus, gathers rows, is about another round, or is a retry of sums without noise.
+        They are integers modulo 2 ** modulus_bits, the last of them how many clients sent only zeros, and the context digest is a
+        hash of the broadcast and the question. `attempt` is the number of the secure sum, 0 for a first one and 1 for a retry.
+        `summed` has the nodes that are asked and the fewest of them that the sum may be over; None: it is not known, and no
+        question may rely on other nodes' noise. Raises Refused where the question is of another attempt (asked again as it was it
+        would get the same noise, and the two sums would differ by the row that is missing), is encoded for another modulus,
+        gathers rows, is about another round, is a retry of sums without noise, or may be summed with too few shares of noise.
         """
         asked = self._read_ask(ask)
         if asked.attempt != attempt:
@@ -256,19 +263,22 @@ class Node:
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
         if asked.attempt and not may_retry_sum(asked.questions):
             raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
+        if self.agreements:
+            check_shares_of_noise(asked.questions, self._members, summed)
         sums = self._encoded_sums(ask)
         assert self._broadcast is not None
         context = context_digest(self._broadcast, self._members, ask)
         self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=True)
-        return np.concatenate([one.numpy() for one in sums]), context
+        silent = self._count_silent_clients(asked.questions)
+        return np.concatenate([*(one.numpy() for one in sums), np.array([silent], np.int64)]), context
 
-    def silent_clients(self, ask: bytes) -> int:
-        """How many of this node's clients answered a serialised `Ask` with zeros although they were to contribute to its sums.
+    def _count_silent_clients(self, questions: Iterable[Any]) -> int:
+        """How many of this node's clients answered `questions` with zeros although they were to contribute to their sums.
 
-        Questions with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
+        It is told as an entry of the masked row: of one node it would be an answer about its clients without masks. Questions
+        with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
         """
-        hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
-        return self.fleet.count_silent_clients(hidden)
+        return self.fleet.count_silent_clients([one for one in questions if not one.mechanism.private])
 
     def _encoded_sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The encoded sums, (width,), or gathered rows, (clients, width), of a serialised `Ask`: one tensor for each question.
@@ -283,9 +293,8 @@ class Node:
         self._charge_budget(new, asked.encoding.clients)
         encoding = clipping(asked.encoding) if self.agreements else asked.encoding      # an error would tell of a row beyond it
         for name, sums in zip(new, self.fleet.collect(tuple(new.values()), encoding), strict=True):
-            self._given[name] = (sums,)
+            self._given[name] = (sums if self._may_be_in_sum(new[name]) else torch.zeros_like(sums),)
             self._private |= {name} if new[name].mechanism.private else set()
-        self._refuse_small_tails(asked.questions)
         return tuple(self._given[name][0] for name in names)
 
     def _charge_budget(self, questions: dict[bytes, Any], cohort_size: int) -> None:
@@ -306,15 +315,26 @@ class Node:
             self._note("charged", safely=True, round=self.round, noise=all(one.noisy for one in charges.values()),
                        questions={name.hex(): one.release.what for name, one in charges.items()})
 
-    def _refuse_small_tails(self, questions: Iterable[Any]) -> None:
-        """Raise Refused where few of this node's clients, though some, are in a sum of updates without noise, by its policy."""
-        for one in questions if self.budget is not None else ():
-            if one.trains and not clients_add_noise(one.mechanism):
-                assert self.budget is not None
-                count, least = self.fleet.count_contributors(one.model), self.budget.policy.smallest_tail
-                if 0 < count < least:
-                    raise Refused(f"fewer than {least} clients of this node would be in a sum without noise, which its policy "
-                                  "does not allow.")
+    def _may_be_in_sum(self, question: Any) -> bool:
+        """Whether as many of this node's clients are in the sum of `question` as its policy demands of updates without noise.
+
+        Where fewer are, though some, the node's answer is zeros, as if none were, and the log here says so: a refusal would tell
+        the server, who chooses the threshold of the tail, on which side of it these clients are. They are counted for this
+        question alone, whoever contributed to others of the round.
+        """
+        if self.budget is None or not question.trains or clients_add_noise(question.mechanism):
+            return True
+        least = self.budget.policy.smallest_tail
+        if least == 1:
+            return True
+        assert self._cohort is not None
+        clients = len(self._cohort.ids)
+        there, = self.fleet.collect((question.count_question(),), Plain(clients, self._cohort.mass_bound))
+        if not 0 < int(there[0]) < least:
+            return True
+        log.warning("round %d: %d of this node's clients would be in a sum without noise, fewer than smallest_tail = %d in its "
+                       "policy: its answer is zeros.", self.round, int(there[0]), least)
+        return False
 
     def _read_ask(self, ask: bytes) -> Ask:
         """The `Ask` that the bytes `ask` hold.
@@ -328,8 +348,8 @@ class Node:
             raise Refused(f"round {asked.round} is asked about, but round {self.round} is open (-1: none).")
         if self.agreements:
             assert self._cohort is not None
-            check_encoding(asked.encoding, self._cohort, total_clients(self._members))
-            first_agreeing(self.agreements, lambda one: one.check_questions(asked.questions, asked.encoding.clients))
+            cohort, total = self._cohort, total_clients(self._members)
+            first_agreeing(self.agreements, lambda one: one.check_ask(asked.questions, asked.encoding, cohort, total))
         return asked
 
     def _unpack_message(self, message: bytes) -> Any:

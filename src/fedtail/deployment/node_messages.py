@@ -36,7 +36,7 @@ class Reply:
     """A node's reply to one message."""
 
     about: Key                          # digest of the message
-    answer: Blob = b""                  # sums in the clear, packed; with a masked row what `encode_silent_count` gives
+    answer: Blob = b""                  # sums in the clear, packed; b"" with a masked row
     secure: Blob = b""
     problem: Blob = b""                 # what went wrong or was refused, in words without data
 
@@ -50,21 +50,6 @@ def read_reply(message: bytes, reply: bytes) -> Reply:
     if read.about != message_digest(message):
         raise Refused("an answer to another message came, too late.")
     return read
-
-
-def encode_silent_count(clients: int) -> bytes:
-    """The `answer` field of a reply with a masked row: `clients`, how many clients sent only zeros, as 4 bytes; b"" for 0."""
-    return clients.to_bytes(4, "big") if clients else b""
-
-
-def decode_silent_count(answer: bytes) -> int:
-    """How many clients sent only zeros in a masked row, from the `answer` field of its reply (see `encode_silent_count`).
-
-    Raises Refused unless the field has 0 or 4 bytes.
-    """
-    if len(answer) not in (0, 4):
-        raise Refused("an answer with a masked row holds more than a number.")
-    return int.from_bytes(answer, "big")
 
 
 def message_digest(message: bytes) -> bytes:

@@ -16,7 +16,7 @@ from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_retry_sum
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, decode_silent_count, encode_message, read_reply
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, encode_message, read_reply
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import value_with_new_name, with_old_names
 from fedtail.fleet import Broadcast
@@ -77,7 +77,7 @@ class RemoteFleet:
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
-        self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
+        self._silent = 0                                     # clients whose rows in the last masked sums hold only zeros
 
     def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of round `round`; `draw` samples the cohort of a round number.
@@ -144,9 +144,9 @@ class RemoteFleet:
         """For each question the sum over `threshold` clients or more, (width,) int64 modulo 2 ** modulus_bits; rows stay masked.
 
         `encoding`, by which nodes turn rows into integers, has the modulus. Nothing is unmasked where fewer than `needed` clients
-        answered with more than zeros. `again` is called before a retry and charges the ledger for it; sums without noise are
-        never retried. `graph` says which nodes share masks; None: every pair. Adds an `AnswerReport` to `reports`. Raises
-        RoundLost where too few clients answer.
+        answered, and nothing is returned where fewer did with more than zeros; how many did not is an entry of the sum. `again`
+        is called before a retry and charges the ledger for it; sums without noise are never retried. `graph` says which nodes
+        share masks; None: every pair. Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
@@ -161,25 +161,26 @@ class RemoteFleet:
             self._note_asked(self._asking, 1)
             return context_digest(self._broadcast, self._members, self._asking)
 
-        def check_enough(members: tuple[int, ...]) -> None:
+        def check_enough(members: tuple[int, ...], silent: int = 0) -> None:
             """Raise TooFew unless the nodes `members` hold `threshold` clients, and enough whose rows are not only zeros.
 
             `members` are nodes that answered. The second is checked where `needed` is not 0: all sampled clients but `needed` may
             be missing. Clients are counted at the nodes whose answers are in an earlier sum of this round, at all nodes where
-            there is none; each client at `members` that sent zeros only makes one more necessary.
+            there is none; each of the `silent` clients at `members`, who sent zeros only, makes one more necessary.
             """
             refuse_few_clients(self._counts, threshold, members)
             if needed:
                 expected = {node: held if node in self._heard or not self._heard else 0 for node, held in self._counts.items()}
                 missing = sum(self._counts.values()) - needed
-                silent = sum(self._silent.get(node, 0) for node in members)
                 refuse_few_clients(expected, sum(expected.values()) - missing + silent, members)
 
         try:
             self._open_masked_round(threshold, graph)
             context = context_digest(self._broadcast, self._members, self._asking)
-            found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
+            found = self._masking.sum_rows(sum(widths) + 1, encoding.modulus_bits, context,
                                            retry_context if may_retry_sum(questions) else None, check_enough)
+            self._silent = int(found.total[-1])
+            check_enough(found.survivors, self._silent)
         except Refused as why:
             self._append_report(())
             raise RoundLost(str(why)) from why
@@ -188,14 +189,11 @@ class RemoteFleet:
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._append_report(found.survivors)
         self._heard |= set(found.survivors)
-        return list(torch.from_numpy(found.total).split(widths))
+        return list(torch.from_numpy(found.total)[:-1].split(widths))
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients answered the last masked questions with zeros only, as their nodes reported.
-
-        `questions` is not used.
-        """
-        return sum(self._silent.values())
+        """How many clients answered the last masked questions with zeros only; `questions` is not used."""
+        return self._silent
 
     def close_round(self, finished: bool) -> None:
         """End the round; `finished` is whether it was completed. Nothing is sent.
@@ -258,7 +256,7 @@ class RemoteFleet:
 
         It holds the number of the round, `questions`, and `encoding`, how answers are encoded.
         """
-        self._problems, self._exchanges, self._silent = {}, 0, {}
+        self._problems, self._exchanges, self._silent = {}, 0, 0
         ask = pack(Ask(self._broadcast.round, questions, encoding))
         self._note_asked(ask)
         return ask
@@ -273,18 +271,11 @@ class RemoteFleet:
     def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send each node its message of the secure sum, in `contents`, and return the messages in the replies; both by node.
 
-        A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then
-        noted in `_silent`. Nodes that failed are left out, with the reason in `_problems`.
+        A message that asks for a row is sent with the question itself. Nodes that failed are left out, with the reason in
+        `_problems`.
         """
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
-        replies = self._exchange_messages(contents, asks)
-        for node in asks.keys() & replies.keys():
-            try:
-                self._silent[node] = decode_silent_count(replies[node].answer)
-            except Refused as why:
-                self._problems[node] = str(why)
-                del replies[node]
-        return {node: reply.secure for node, reply in replies.items()}
+        return {node: reply.secure for node, reply in self._exchange_messages(contents, asks).items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
         """Send one message to each node in `secure` and return the replies by node, in the same order; adds one to `_exchanges`.

@@ -203,6 +203,7 @@ class NodeSettings:
         """
         from fedtail.deployment.agreement import Agreement
         from fedtail.deployment.consent import Consent
+        from fedtail.deployment.deployed_experiment import agreed_channel
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import user_parts
 
@@ -211,7 +212,7 @@ class NodeSettings:
         population, test = self.read_splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings,
-                    agreements=[Agreement(one.algorithm, one.evaluate.on_nodes) for one in experiments],
+                    agreements=[Agreement(one.algorithm, one.evaluate.on_nodes, agreed_channel(one)) for one in experiments],
                     budget=self.data_budget(), consent=Consent.of(self, experiments), log=self.audit_log())
 
 

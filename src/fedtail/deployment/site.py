@@ -9,13 +9,13 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedtail.deployment.audit_log import AuditLog
 from fedtail.deployment.escaping import escaped_lines
-from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
+from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, message_digest, read_message
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
@@ -44,16 +44,15 @@ class Computing(Protocol):
         """
         ...
 
-    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
+    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0,
+                    summed: tuple[Iterable[int], int] | None = None) -> tuple[Any, bytes]:
         """The pair (row, context digest): the answer to a serialised question as one vector of integers modulo 2 ** modulus_bits.
 
-        The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
-        Refused where the question may not be answered under masks, or is of another `attempt` (0 for a first one, 1 for a retry).
+        Its last entry is the number of clients that sent only zeros. The mask that hides the row is bound to the context digest,
+        a hash of what the node received with the question. `summed` has the nodes whose rows are asked for and the fewest of them
+        that the sum may be over. Raises Refused where the question may not be answered under masks, or is of another `attempt`
+        (0 for a first one, 1 for a retry).
         """
-        ...
-
-    def silent_clients(self, ask: bytes) -> int:
-        """How many of this node's clients sent only zeros in answer to the serialised `ask` although they were to contribute."""
         ...
 
     def save(self) -> bytes:
@@ -114,7 +113,6 @@ class Site:
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
         self._saved_node = b""
-        self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
         """The whole state of this node as bytes, for `restore`. It holds secrets: store it where only this node reads."""
@@ -213,24 +211,23 @@ class Site:
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
-        self._silent = 0
         answer, refused = self._participant.answer(
             message.secure, lambda _, ask, attempt=0: self._integer_row(message, ask, attempt))
-        return Reply(about, encode_silent_count(self._silent), answer, "; ".join(map(str, refused)).encode())
+        return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
 
     def _integer_row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
         """The pair (row of integers, context digest) for the question in `message`, to be masked before it is sent.
 
-        `ask` is the message of the secure sum, which says the modulus, and `attempt` is 1 for a retry, else 0. Sets `_silent` to
-        the number of clients whose rows are only zeros. Raises Refused where the message holds no question. Any other error
-        becomes Refused as well, with a text that holds no data.
+        `ask` is the message of the secure sum, which says the modulus and the nodes, and `attempt` is 1 for a retry, else 0.
+        Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
+        data.
         """
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            row = self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt)
-            self._silent = self._loaded_node().silent_clients(message.ask)
-            return row
+            assert self._participant is not None
+            summed = (ask.members, self._participant.fewest_members)
+            return self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt, summed)
         except Refused:
             raise
         except Exception as why:

@@ -18,6 +18,7 @@ import numpy as np
 from fedtail.deprecated import keywords_with_new_names
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
+from fedtail.experiment.source_only import import_source_only
 from fedtail.experiment.trust import UnimportedName, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
 from fedtail.experiment.values import NONE, convert_value, type_hints_by_name
 from fedtail.reading import short_text
@@ -444,8 +445,9 @@ def _accepts_any_keyword(target: Callable[..., Any]) -> bool:
 def _folder_on_import_path(folder: Path) -> Iterator[None]:
     """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name.
 
-    It is removed from `sys.path` afterwards; imported modules stay loaded.
+    It is removed from `sys.path` afterwards; imported modules stay loaded. They are compiled from their source.
     """
+    import_source_only(folder)
     sys.path.insert(0, str(folder))
     try:
         yield

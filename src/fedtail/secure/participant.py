@@ -60,6 +60,7 @@ class Participant:
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self.corrupted, self.security_bits = corrupted, security_bits
         self._identity, self._random, self._next_round = identity, random, 0
+        self.fewest_members = 0                         # over which the sum that `row_for` is called for may be
         self._clients: dict[bytes, Client] = {}
         self._all_or_nothing: dict[bytes, AllOrNothingClient] = {}
 
@@ -133,6 +134,7 @@ class Participant:
         """
         session = client.state.session
         if kind in (Ask, SparseAsk):
+            self.fewest_members = session.threshold
             answer = client.masked_row(message, *row_for(session.round, client.checked_query(message)))
             self._next_round = max(self._next_round, session.round + 1)
             return answer
@@ -152,6 +154,7 @@ class Participant:
             client.store_key_list(message)
             return b""
         asked = client.checked_query(message)
+        self.fewest_members = len(asked.ask.members)
         attempt = (asked.attempt,) if asked.attempt else ()
         return client.masked_row(message, *row_for(asked.round, asked.ask, *attempt))
 
