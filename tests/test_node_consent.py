@@ -95,7 +95,7 @@ OWN = 'rounds = 1\n[task.module]\npart = "{}"\n[sample]\ncohort_size = 4\n[local
 MAKE = "import torch\ndef make():\n    return torch.nn.Linear(5, 3)\n"
 
 
-def digest_of(folder, part):
+def digest_of_code(folder, part):
     (folder / "e.toml").write_text(OWN.format(part))
     return experiment_digest(deployed_experiments(folder / "e.toml", trust=[folder]))
 
@@ -104,9 +104,9 @@ def test_files_of_one_name_are_each_in_the_digest(tmp_path):
     (tmp_path / "ours_twice.py").write_text(MAKE)
     (tmp_path / "zz").mkdir()
     (tmp_path / "zz" / "ours_twice.py").write_text("# nothing\n")
-    before = digest_of(tmp_path, "ours_twice:make")
+    before = digest_of_code(tmp_path, "ours_twice:make")
     (tmp_path / "ours_twice.py").write_text(MAKE + "# another\n")
-    assert digest_of(tmp_path, "ours_twice:make") != before
+    assert digest_of_code(tmp_path, "ours_twice:make") != before
 
 
 def test_all_that_the_code_can_import_is_in_the_digest(tmp_path):
@@ -116,10 +116,10 @@ def test_all_that_the_code_can_import_is_in_the_digest(tmp_path):
     elsewhere.mkdir()
     (folder / "ours_package" / "models.py").write_text(MAKE)
     (folder / "linked").symlink_to(elsewhere)
-    seen = [digest_of(folder, "ours_package.models:make")]
+    seen = [digest_of_code(folder, "ours_package.models:make")]
     for place in (folder / "beside_package.py", elsewhere / "behind_link.py", folder / "compiled.so"):
         place.write_text("x = 1\n")
-        seen.append(digest_of(folder, "ours_package.models:make"))
+        seen.append(digest_of_code(folder, "ours_package.models:make"))
     assert len(set(seen)) == 4
 
 
