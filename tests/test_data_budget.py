@@ -131,7 +131,11 @@ def test_small_cohorts_are_refused_and_small_tails_left_out(tmp_path):
     with pytest.raises(Refused, match="the round has 30 clients, and this node's policy takes part in those of 31 or more"):
         answer(budgeted(node, tmp_path, replace(BARE, smallest_cohort=31)), opening, ask)
     here = len(node.fleet.population)
-    assert not answer(budgeted(node, tmp_path, replace(BARE, smallest_tail=here + 1)), opening, ask)[:-1].any()
+    for kind in ("Train", "Statistic"):                             # how many are here is known to the server
+        node, opening, ask = asked_of_first_node(SUMS["tail by radix"], kind)
+        with pytest.raises(Refused, match=f"{here} clients of this node are in the round, and its policy has {here + 1} or more"):
+            answer(budgeted(node, tmp_path / kind, replace(BARE, smallest_tail=here + 1)), opening, ask)
+    node, opening, ask = asked_of_first_node(SUMS["fedavg"])
     assert answer(budgeted(node, tmp_path, replace(BARE, smallest_tail=here)), opening, ask).any()
 
 

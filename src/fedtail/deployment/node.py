@@ -308,12 +308,21 @@ class Node:
         least, dim = self.budget.policy.smallest_cohort, self._broadcast.params.shape[-1]
         if cohort_size < least:
             raise Refused(f"the round has {cohort_size} clients, and this node's policy takes part in those of {least} or more.")
+        here, least = self._clients_here, self.budget.policy.smallest_tail
+        if here < least and not all(clients_add_noise(one.mechanism) for one in questions.values()):
+            raise Refused(f"{here} clients of this node are in the round, and its policy has {least} or more of them in sums without "
+                          "noise.")
         unit = self.agreements[0].method.unit if self.agreements else "client"
         charges = {name: Charge.of(one, dim, unit) for name, one in questions.items()}
         self.budget.charge(self._training, self._broadcast.round, self._opening, charges)
         if charges:
             self._note("charged", safely=True, round=self.round, noise=all(one.noisy for one in charges.values()),
                        questions={name.hex(): one.release.what for name, one in charges.items()})
+
+    @property
+    def _clients_here(self) -> int:
+        """How many clients of this node are in the cohort of the open round; 0 where none is open."""
+        return 0 if self._cohort is None else len(self._cohort.ids)
 
     def _may_be_in_sum(self, question: Any) -> bool:
         """Whether as many of this node's clients are in the sum of `question` as its policy demands of updates without noise.
@@ -328,8 +337,7 @@ class Node:
         if least == 1:
             return True
         assert self._cohort is not None
-        clients = len(self._cohort.ids)
-        there, = self.fleet.collect((question.count_question(),), Plain(clients, self._cohort.mass_bound))
+        there, = self.fleet.collect((question.count_question(),), Plain(self._clients_here, self._cohort.mass_bound))
         if not 0 < int(there[0]) < least:
             return True
         log.warning("round %d: %d of this node's clients would be in a sum without noise, fewer than smallest_tail = %d in its "
