@@ -18,6 +18,7 @@ from fedtail.deployment.node import PARTS
 from fedtail.deployment.node_messages import read_message, read_reply
 from fedtail.evaluation import FederatedEvaluation
 from fedtail.privacy.mechanisms import NoPrivacy
+from fedtail.questions import Count
 from fedtail.secure.encoding import Refused
 from fedtail.wire import pack, types_by_name, unpack
 
@@ -197,6 +198,13 @@ def test_a_weight_is_the_first_entry_and_none_where_clients_add_noise():
     for entry in (0, 7):
         with pytest.raises(Refused, match=f"entry {entry} of the sum is named as the weight"):
             answer(node, opening, changed(ask, divisor=entry))
+
+
+def test_nobody_is_counted_for_a_sum_with_noise():
+    private = fedtail.dp_fedavg(30, 1.0, 1.0, cohort_size=30, noise="discrete", planned_clients=12, **LOCAL)
+    node, opening, ask = asked_of_first_node(private)
+    with pytest.raises(Refused, match="PrivateMean has noise, and clients are counted for sums without noise only"):
+        answer(node, opening, replace(ask, questions=(Count(ask.questions[0]),)))
 
 
 def test_how_many_clients_are_silent_is_told_under_masks_only():
