@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import shlex
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -89,6 +91,28 @@ def test_the_users_own_code_and_what_lies_beside_it_are_in_the_digest(tmp_path):
     before = experiment_digest(deployed_experiments(tmp_path / "e.toml", trust=[tmp_path]))
     (tmp_path / "imported_by_it.py").write_text("x = 1\n")
     assert experiment_digest(deployed_experiments(tmp_path / "e.toml", trust=[tmp_path])) != before
+
+
+def test_an_open_round_is_another_one_when_data_change(hospitals):
+    """Rounds that nobody closed are answered again, and after a correction of one label the difference would be that client."""
+    first, _ = asked(hospitals)
+    hospitals.restart()
+    again, _ = asked(hospitals)
+    assert first is not None
+    assert torch.equal(first, again)
+    targets = hospitals.settings[1].folder / "people" / "targets.npy"
+    labels = np.load(targets)
+    np.save(targets, np.roll(labels, 1))
+    hospitals.restart()
+    found, said = asked(hospitals)
+    assert found[0] == 20                                # clients of the two nodes whose data are what they were
+    assert "round 0 of this training was held here before" in said
+
+
+def test_an_audit_log_is_for_its_operator_only(hospitals):
+    asked(hospitals)
+    for one in hospitals.settings.values():
+        assert stat.S_IMODE((one.folder / AUDIT).stat().st_mode) == 0o600
 
 
 OWN = 'rounds = 1\n[task.module]\npart = "{}"\n[sample]\ncohort_size = 4\n[local]\nlearning_rate = 0.1\n'

@@ -83,8 +83,7 @@ class Agreement:
             if not isinstance(counted, (Train, Evaluate)) or counted.model != question.model or question.gather:
                 raise Refused("a count is not about the sum of a question of the accepted experiment.")
             if counted.mechanism.private:
-                raise Refused(f"{type(counted.aggregate if isinstance(counted, Train) else counted.part).__name__} has noise, and "
-                              "clients are counted for sums without noise only.")
+                raise Refused(f"{counted.name} has noise, and clients are counted for sums without noise only.")
             self.check_question(counted, cohort_size)
         elif isinstance(question, Train):
             self._check_training(question, self._member(question.model), cohort_size)

@@ -122,7 +122,7 @@ class AuditLog:
         process, but not a power cut. Raises LogDamaged where the log is not what was written, and OSError on a full disk.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.path.open("ab") as lock:
+        with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._file.read_new(from_head=True)
             now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -79,7 +79,11 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_for_here():
             self._reply(HTTPStatus.FORBIDDEN, "text/plain", ELSEWHERE)
             return
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self._reply(HTTPStatus.NOT_FOUND, "text/plain", b"There is nothing here.\n")
+            return
         if asked.path == "/state.json":
             run = parse_qs(asked.query).get("run", [""])[0]
             self._reply(HTTPStatus.OK, "application/json", json.dumps(to_json_values(self.source.read(run))).encode())

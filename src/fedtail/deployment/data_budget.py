@@ -132,7 +132,8 @@ class DataBudget:
     def _charge_releases(self, charges: list[Charge], held: Held) -> list[Any] | None:
         """Charge releases of the round `held`, and return size and digest of the ledger; Refused where that is too much.
 
-        XX        """
+        None is returned where the policy counts rounds, and has no ledger.
+        """
         limit = self.policy.rounds_without_noise
         if limit is not None:
             if charges and held not in self._uncovered and len(self._uncovered) >= limit:

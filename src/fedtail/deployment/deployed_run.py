@@ -25,7 +25,7 @@ from fedtail.deployment.asked_rounds import Asked
 from fedtail.deployment.audit_log import AUDIT, AuditLog
 from fedtail.deployment.consent import experiment_digest
 from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
-from fedtail.deployment.forgotten_rounds import charge_forgotten_rounds, forgotten_rounds, forgotten_text
+from fedtail.deployment.forgotten_rounds import charge_forgotten_rounds, forgotten_rounds, forgotten_text, is_believable
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
@@ -153,6 +153,9 @@ class DeployedRun:
 
         The method is that of the experiment, with its evaluation, over the clients of `fleet` and this channel. The log says so.
         """
+        asked = tuple(asked)
+        if liars := sum(not is_believable(one) for one in asked):
+            self.log(f"{liars} nodes list more questions than a run can have asked: what they say is not charged")
         forgotten = forgotten_rounds(asked, self.folder / LEDGER)
         if not forgotten:
             return

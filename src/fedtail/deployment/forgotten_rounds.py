@@ -46,20 +46,28 @@ def questions_on_ledger(path: Path) -> Counter[int]:
 def forgotten_rounds(asked: Iterable[tuple[Asked, ...]], ledger: Path) -> dict[int, Forgotten]:
     """What must be charged again of each round, by its number: what nodes were `asked` of it beyond the file `ledger`.
 
-    Nodes were asked the questions of one run in one round together, so that the largest count of a node is that of the run. A
-    round is charged as often as there are runs of it whose questions may be missing.
+    A node that lists more than MOST questions is not believed. Nodes were asked the questions of one run in one round together,
+    so that the largest count of a node is that of the run. A round is charged as often as there are runs of it whose questions
+    may be missing.
     """
     most: dict[int, dict[bytes, int]] = {}
     for one in asked:
+        if not is_believable(one):
+            continue
         for round, run, count in one:
             runs = most.setdefault(round, {})
             runs[run] = max(runs.get(run, 0), count)
     held = questions_on_ledger(ledger)
     missing = {round: sum(runs.values()) - held[round] for round, runs in most.items()}
-    found = {round: Forgotten(min(count, len(most[round])), count) for round, count in sorted(missing.items()) if count > 0}
-    if sum(one.questions for one in found.values()) > MOST:
-        raise ValueError(f"nodes list more than {MOST} questions that the ledger does not hold, which cannot be.")
-    return found
+    return {round: Forgotten(min(count, len(most[round])), count) for round, count in sorted(missing.items()) if count > 0}
+
+
+def is_believable(asked: tuple[Asked, ...]) -> bool:
+    """Whether a run may have asked a node as many questions as it says it was `asked`.
+
+    A smaller lie is charged: the ledger then says more than was released, and never less.
+    """
+    return sum(count for _, _, count in asked) <= MOST
 
 
 def charge_forgotten_rounds(ledger: Ledger, forgotten: Mapping[int, Forgotten], planned: RoundEvent) -> None:

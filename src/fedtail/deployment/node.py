@@ -120,14 +120,15 @@ class Node:
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3, agreements: Sequence[Agreement] = (), budget: DataBudget | None = None,
-                 consent: Consent | None = None, log: AuditLog | None = None):
+                 consent: Consent | None = None, log: AuditLog | None = None, data_state: bytes = b""):
         """Check the task against `population`, this node's clients; no round is open.
 
         `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
         number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
         examples to evaluate on; `agreements` says what may be asked, everything where it is empty, and `budget` is charged for
         every answer, None: nothing is. `consent` is checked for every round, and what happens is written to `log`, if they are
-        given. Raises FieldError where `trainings` is less than 1.
+        given. A round that is held again is another one where `data_state` differs, by which changed data are known: the
+        difference of two answers would be what changed. Raises FieldError where `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -136,6 +137,7 @@ class Node:
         self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in classes_sent_with(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self.agreements, self.budget, self.consent, self.log = tuple(agreements), budget, consent, log
+        self._data_state = data_state
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._received = b""                                   # the round whose models were written last, as it was broadcast
         self._forget_round()
@@ -202,7 +204,7 @@ class Node:
             check_members(received.members, len(received.cohort.ids), number)
             own = self.fleet.population
             first_agreeing(self.agreements, lambda one: one.check_cohort(received.cohort, own.mass, own.key))
-        opening = round_digest(received)
+        opening = round_digest(received, self._data_state)
         if self.budget is not None:
             self.budget.begin_round(received.training, received.broadcast.round, opening)
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
@@ -310,8 +312,8 @@ class Node:
             raise Refused(f"the round has {cohort_size} clients, and this node's policy takes part in those of {least} or more.")
         here, least = self._clients_here, self.budget.policy.smallest_tail
         if here < least and not all(clients_add_noise(one.mechanism) for one in questions.values()):
-            raise Refused(f"{here} clients of this node are in the round, and its policy has {least} or more of them in sums without "
-                          "noise.")
+            raise Refused(f"{here} clients of this node are in the round, and its policy has {least} or more of them in sums "
+                          "without noise.")
         unit = self.agreements[0].method.unit if self.agreements else "client"
         charges = {name: Charge.of(one, dim, unit) for name, one in questions.items()}
         self.budget.charge(self._training, self._broadcast.round, self._opening, charges)
@@ -436,10 +438,14 @@ class Node:
         self._private = set(self._given)
 
 
-def round_digest(received: Open) -> bytes:
-    """SHA-256 (32 bytes) of what a round is held with: its number, seed, models and cohort; not which rounds were lost before."""
+def round_digest(received: Open, data_state: bytes) -> bytes:
+    """SHA-256 (32 bytes) of what a round is held with: its number, seed, models and cohort, and the state of the data.
+
+    Which rounds were lost before is not in it.
+    """
     broadcast = received.broadcast
-    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params, received.cohort, received.members))).digest()
+    held = pack((broadcast.round, broadcast.seed, broadcast.params, received.cohort, received.members))
+    return hashlib.sha256(held + data_state).digest()
 
 
 def question_digest(question: Any, asked: Ask) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -187,6 +188,15 @@ class NodeSettings:
             return whole, _match_clients_by_name(test, whole)
         return whole.split_examples(within=self.test_share) if self.test_share else (whole, None)
 
+    def data_state(self) -> bytes:
+        """A digest (32 bytes) of the sizes and times of the files of data, which changes with them; nothing of them is read."""
+        found = []
+        for name in filter(None, (self.data, self.test)):
+            place = self.folder / name
+            files = sorted(one for one in place.rglob("*") if one.is_file()) if place.is_dir() else [place]
+            found += [(name, one.name, (kept := one.stat()).st_size, kept.st_mtime_ns) for one in files]
+        return hashlib.sha256(repr(found).encode()).digest()
+
     def read_experiments(self) -> list[Experiment]:
         """The experiments of this node's own file, one for each method; code is imported only from what `trust` lists."""
         from fedtail.deployment.deployed_experiment import deployed_experiments
@@ -213,7 +223,8 @@ class NodeSettings:
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings,
                     agreements=[Agreement(one.algorithm, one.evaluate.on_nodes, agreed_channel(one)) for one in experiments],
-                    budget=self.data_budget(), consent=Consent.of(self, experiments), log=self.audit_log())
+                    budget=self.data_budget(), consent=Consent.of(self, experiments), log=self.audit_log(),
+                    data_state=self.data_state())
 
 
 def _without_text_labels(population: Population, file: str) -> Population:

@@ -18,7 +18,7 @@ class SourceOnly(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """The code of the module `fullname`, compiled from the file just now."""
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)      # type: ignore[no-any-return]
+        return self.source_to_code(self.get_data(path), path)
 
 
 def importable_files(folder: Path) -> list[Path]:
