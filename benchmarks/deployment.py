@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--peer", choices=["flower", "nvflare"])
     parser.add_argument("--turns", type=int, default=1, help="with --peer: how often")
-    parser.add_argument("--schedules", default="ahead,simple,together")
+    parser.add_argument("--schedules", default="ahead,simple,all-or-nothing")
     parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
     given, before, where = parser.parse_args(), os.getloadavg()[0], machine()
     flower = (given.peer or given.transport) == "flower"
