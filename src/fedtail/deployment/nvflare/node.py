@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
 from fedtail.deployment.nvflare.pinned_tls import SERVER
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.site import Site
+from fedtail.escaping import escaped_lines
 
 log = logging.getLogger("fedtail.node")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.deployment.deployed_run import append_to_log
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.launch import run_on_transport
 from fedtail.deployment.nvflare.transport import CellTransport
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
@@ -30,7 +29,7 @@ def run_server(folder: Path, **given: Any) -> None:
         with CellTransport(folder, address, float(settings["timeout"]), partial(append_to_log, out)) as transport:
             run_on_transport(transport, settings, out)
     except BaseException:
-        append_to_log(out, escaped_lines(traceback.format_exc()))
+        append_to_log(out, traceback.format_exc())
         raise
 
 
