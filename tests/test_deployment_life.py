@@ -59,6 +59,9 @@ def test_nodes_join_and_leave_while_a_run_goes_on_and_it_pauses_where_too_few_ar
         sizes = [line["sampling"]["population"] for line in life.lines("ledger.jsonl") if "open" in line]
         assert list(dict.fromkeys(sizes)) == [24, 32]        # clients in all, as the ledger has it: 3 nodes, 4, 3, 3 nodes
         assert sizes[-1] == 24
+        said, node = (life.loopback.log_file(name).read_text() for name in ("server", "node-4"))
+        assert all(text in said for text in ("waits at 127.0.0.1:", "node-4 has joined", "3 of 3 nodes answered", "paused: 2 nodes"))
+        assert all(text in node for text in ("node-4 looks for the server", "connected to the server", "questions answered"))
         states = {line["number"]: line["state"] for line in json.loads((life.out / "nodes.json").read_text())["nodes"]}
         assert states == {0: "removed", 1: "removed", 2: "here", 3: "here", 4: "here"}
 

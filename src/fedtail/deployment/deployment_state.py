@@ -20,7 +20,8 @@ from fedtail.deployment.rotation import expiries
 from fedtail.escaping import one_line
 from fedtail.version import __version__
 
-ROUND_LINE = re.compile(r"(\S+) round (\d+) of \d+: ([\d.]+) s, \d+ exchanges(?:, tail fraction \S+)*$")
+NODES_AND_TAILS = r"(?:, \d+ of \d+ nodes answered)?(?:, tail fraction \S+)*"
+ROUND_LINE = re.compile(rf"(\S+) round (\d+) of \d+: ([\d.]+) s, \d+ exchanges{NODES_AND_TAILS}$")
 POINTS = 400        # of a series at most: longer ones are thinned
 LINES = 60          # of the log
 PROBLEMS = 100      # the last ones
@@ -201,7 +202,7 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
         if run["state"] != "finished":
             yield from (f"  node {one_line(one)} is left out: {one_line(why)}" for one, why in run["left_out"].items())
         for one in run["problems"]["rows"][:3]:
-            yield f"  round {one['last']}, {one_line(one['node'])}: {one['why']} ({one['times']} times)"
+            yield f"  round {one['last'] + 1}, {one_line(one['node'])}: {one['why']} ({one['times']} times)"
     for one in state["certificates"]:
         yield f"certificate of {one['what']}: until {one['until'][:10]} ({one['days']} days)"
     yield from (f"warning: {one['warning']}" for one in state["certificates"] if one["warning"])

@@ -357,7 +357,7 @@ class RemoteFleet:
         self.answer_count = answered = sum(counts)
         self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
-                                         dict(self._problems), self._exchanges))
+                                         dict(self._problems), self._exchanges, len(nodes), len(self._counts)))
 
 
 def asks_for_row(bundle: bytes) -> bool:
