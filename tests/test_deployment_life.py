@@ -14,7 +14,7 @@ pytest.importorskip("nvflare")
 from fedtail.deployment.asked_rounds import FILE as ASKED
 from fedtail.deployment.flower.loopback import read_text_or_empty
 from fedtail.deployment.nvflare.pinned_tls import node_context
-from life_cases import Life
+from life_cases import PATIENCE, Life
 from test_nvflare import Peer
 
 pytestmark = pytest.mark.deploy
@@ -99,7 +99,7 @@ def test_the_servers_certificate_is_replaced_in_two_steps_and_nobody_is_lost(tmp
         assert not may_connect(life.loopback.port, node_context(only_old), "node-1")
         life.loopback.kill("node-3")
         life.loopback.start_node("node-3")
-        life.loopback.wait_for_log(life.out, lambda _: life.answers()[-1]["problems"] == {}, 90.0)
+        life.loopback.wait_for_log(life.out, lambda _: life.answers()[-1]["problems"] == {}, PATIENCE)
         life.rounds_more(2)
     from fedtail.deployment.nvflare.pinned_tls import server_context
 
@@ -167,7 +167,7 @@ def test_personal_models_stay_on_the_node_which_predicts_by_them(tmp_path):
             text = (path / "experiment.toml").read_text()
             (path / "experiment.toml").write_text(text.replace("[[method]]", f"{PERSONAL}\n[[method]]", 1))
         life.start()
-        life.loopback.wait_for_result(life.out, 90.0)
+        life.loopback.wait_for_result(life.out, PATIENCE)
         place = life.folder.node_folder("node-1")
         np.savez(tmp_path / "new.npz", x=life.people.inputs[:20].numpy())
         words = ["node", "predict", place / "node.toml", "--data", tmp_path / "new.npz", "--method", "FedAvg", "--json"]
