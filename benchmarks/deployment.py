@@ -32,7 +32,7 @@ from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 NOTES = """\
 An exchange is a message to every node of the round and their replies. Rounds are those after the first, which also agrees on
 keys. Flower starts a process for every message, and a SuperNode looks for messages every 3 s: that, not the model of 650
-numbers, is what takes the time.
+numbers, is what takes the time. The start of a process takes longer where other work runs on the two cores: see the load below.
 """
 CELLS = """\
 An exchange is a message to every node of the round and their replies. Nodes stay in memory; the first round also reads their data

@@ -335,6 +335,8 @@ def test_runs_equal_the_simulators_and_leave_nothing_in_the_home_folder(tmp_path
     assert [one.method for one in found] == ["FedAvg", "Delta-FL"]
     assert all(one.difference < 1e-8 < 1e-2 < one.moved for one in found)
     assert list((tmp_path / "home").rglob("*")) == []
+    for out in (tmp_path / "deployment" / "runs").iterdir():
+        assert len(json.loads((out / "seconds.json").read_text())) == (out / "log.txt").read_text().count(" exchange ")
 
 
 @pytest.mark.deploy
