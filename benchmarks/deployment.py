@@ -32,7 +32,7 @@ from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 NOTES = """\
 An exchange is a message to every node of the round and their replies. Rounds are those after the first, which also agrees on
 keys. Flower starts a process for every message, and a SuperNode looks for messages every 3 s: that, not the model of 650
-numbers, is what takes the time.
+numbers, is what takes the time. The start of a process takes longer where other work runs on the two cores: see the load below.
 """
 CELLS = """\
 An exchange is a message to every node of the round and their replies. Nodes stay in memory; the first round also reads their data
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--peer", choices=["flower", "nvflare"])
     parser.add_argument("--turns", type=int, default=1, help="with --peer: how often")
-    parser.add_argument("--schedules", default="ahead,simple,together")
+    parser.add_argument("--schedules", default="ahead,simple,all-or-nothing")
     parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
     given, before, where = parser.parse_args(), os.getloadavg()[0], machine()
     flower = (given.peer or given.transport) == "flower"

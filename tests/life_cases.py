@@ -15,7 +15,7 @@ from fedtail.deployment.membership import remove_node
 from fedtail.deployment.nvflare.folder import write_cell_folder
 from fedtail.deployment.nvflare.loopback import CellLoopback
 
-PATIENCE = 90.0
+PATIENCE = 300.0      # of a busy machine; a sound one needs a tenth
 
 
 class Life:
@@ -45,13 +45,13 @@ class Life:
         self.serve(**settings)
 
     def serve(self, out=None, **settings):
-        self.loopback.start_server(out or self.out, **{"method": "FedAvg", "nodes": len(self.admitted), "timeout": 10.0, **settings})
+        self.loopback.start_server(out or self.out, **{"method": "FedAvg", "nodes": len(self.admitted), "timeout": 60.0, **settings})
 
     def end_server(self):
         """As Ctrl-C or a service manager would, after the round under way; all of the server's files are whole."""
         process = self.loopback.processes.pop("server")
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
     def until(self, *texts, patience=PATIENCE):
         """Until the run's log holds these texts, each after the one before."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,18 @@ pytestmark = pytest.mark.deploy
 TIMEOUT = 30.0
 
 
+def foreign_app(ours, place, marker):
+    """A copy of our app in whose place nodes would run another, which writes the file `marker` when it is imported."""
+    shutil.copytree(ours, place)
+    about = (place / "pyproject.toml").read_text()
+    (place / "pyproject.toml").write_text(about.replace("fedtail.deployment.flower.node_app:app", "foreign:app"))
+    (place / "foreign.py").write_text(f"from pathlib import Path\nfrom flwr.clientapp import ClientApp\n\n"
+                                      f"Path({str(marker)!r}).touch()\napp = ClientApp()\n")
+    subprocess.run([sys.executable, "-c", "import foreign"], cwd=place, check=True)
+    marker.unlink()                                                     # it would be seen
+    return place
+
+
 def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kept_out(tmp_path):
     with Deployment(tmp_path / "deployment", nodes=5, rounds=3, started=3) as deployment:
         loopback = deployment.loopback
@@ -34,11 +48,13 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         deployment.finish("run")
         assert "resumed after round" in deployment.log("run")
         assert "node-5" not in deployment.log("run")
-        deployment.run("undisturbed", timeout=TIMEOUT)
+        loopback.submit_run(foreign_app(deployment.folder.app_folder, tmp_path / "foreign", marker := tmp_path / "ran"),
+                            out=str(deployment.out("undisturbed")), method="Delta-FL", nodes=3, timeout=TIMEOUT)
         loopback.wait_for_log(deployment.out("undisturbed"), lambda log: "round 1 of 3" in log, 400.0)
         deployment.finish("undisturbed")
         one, other = ((deployment.out(name) / "model.safetensors").read_bytes() for name in ("run", "undisturbed"))
         assert one == other
+        assert not marker.exists()                                      # nodes answered as ever, and ran nothing of the app
         deployment.run("joined", timeout=TIMEOUT)
         loopback.wait_for_log(deployment.out("joined"), lambda log: "started" in log, 400.0)
         loopback.register_node("node-4")

@@ -14,7 +14,7 @@ pytest.importorskip("nvflare")
 from fedtail.deployment.asked_rounds import FILE as ASKED
 from fedtail.deployment.flower.loopback import read_text_or_empty
 from fedtail.deployment.nvflare.pinned_tls import node_context
-from life_cases import Life
+from life_cases import PATIENCE, Life
 from test_nvflare import Peer
 
 pytestmark = pytest.mark.deploy
@@ -59,6 +59,9 @@ def test_nodes_join_and_leave_while_a_run_goes_on_and_it_pauses_where_too_few_ar
         sizes = [line["sampling"]["population"] for line in life.lines("ledger.jsonl") if "open" in line]
         assert list(dict.fromkeys(sizes)) == [24, 32]        # clients in all, as the ledger has it: 3 nodes, 4, 3, 3 nodes
         assert sizes[-1] == 24
+        said, node = (life.loopback.log_file(name).read_text() for name in ("server", "node-4"))
+        assert all(text in said for text in ("waits at 127.0.0.1:", "node-4 has joined", "3 of 3 nodes answered", "paused: 2 nodes"))
+        assert all(text in node for text in ("node-4 looks for the server", "connected to the server", "questions answered"))
         states = {line["number"]: line["state"] for line in json.loads((life.out / "nodes.json").read_text())["nodes"]}
         assert states == {0: "removed", 1: "removed", 2: "here", 3: "here", 4: "here"}
 
@@ -96,7 +99,7 @@ def test_the_servers_certificate_is_replaced_in_two_steps_and_nobody_is_lost(tmp
         assert not may_connect(life.loopback.port, node_context(only_old), "node-1")
         life.loopback.kill("node-3")
         life.loopback.start_node("node-3")
-        life.loopback.wait_for_log(life.out, lambda _: life.answers()[-1]["problems"] == {}, 90.0)
+        life.loopback.wait_for_log(life.out, lambda _: life.answers()[-1]["problems"] == {}, PATIENCE)
         life.rounds_more(2)
     from fedtail.deployment.nvflare.pinned_tls import server_context
 
@@ -164,7 +167,7 @@ def test_personal_models_stay_on_the_node_which_predicts_by_them(tmp_path):
             text = (path / "experiment.toml").read_text()
             (path / "experiment.toml").write_text(text.replace("[[method]]", f"{PERSONAL}\n[[method]]", 1))
         life.start()
-        life.loopback.wait_for_result(life.out, 90.0)
+        life.loopback.wait_for_result(life.out, PATIENCE)
         place = life.folder.node_folder("node-1")
         np.savez(tmp_path / "new.npz", x=life.people.inputs[:20].numpy())
         words = ["node", "predict", place / "node.toml", "--data", tmp_path / "new.npz", "--method", "FedAvg", "--json"]

@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -311,16 +312,12 @@ def test_a_certificate_of_tomorrow_is_a_clock_that_is_wrong(written, monkeypatch
     assert "is the clock right?" in found.text
 
 
-def data_for_all(node):
-    (node / "data.parquet").touch()
-    (node / "data.parquet").chmod(0o644)
-
-
 @pytest.mark.parametrize(("weaken", "check"), [
     (lambda node: None, None),
     (lambda node: (node / "key.pem").chmod(0o604), "key files"),
     (lambda node: make_node_key(node / "other"), "others' secrets"),
     (lambda node: make_certificates(node / "server", ["a"]), "others' secrets"),
+    (lambda node: authority_key(node), ("others' secrets", "authority's key")),
     (lambda node: (node / "policy.toml").unlink(), "policy"),
     (lambda node: (node / "policy.toml").write_text("smallest_cohort = 2\n"), "policy"),
     (lambda node: (node / "node.toml").write_text((node / "node.toml").read_text().replace("masked_only = true", "masked_only = false")), "masks"),
@@ -330,7 +327,7 @@ def data_for_all(node):
 def test_a_node_whose_files_are_weakened_is_found_out(written, tmp_path, weaken, check):
     _, node = copied(written, tmp_path)
     weaken(node)
-    assert open_ones(files.checks_of_node(node)) == ({check} if check else set())
+    assert open_ones(files.checks_of_node(node)) == ({check} if isinstance(check, str) else set(check or ()))
 
 
 def test_data_that_every_account_can_read_are_found(tmp_path):
@@ -342,6 +339,31 @@ def test_data_that_every_account_can_read_are_found(tmp_path):
         data.chmod(file)
         everywhere = all(each.stat().st_mode & 0o001 for each in data.parent.resolve().parents)
         assert files.readable_by_all(data) == (readable and everywhere)
+
+
+def test_a_node_whose_data_every_account_can_read_is_found_out(written):
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:                     # pytest's own folders are closed to others
+        Path(place).chmod(0o755)
+        _, node = copied(written, Path(place))
+        node.chmod(0o755)
+        data = node / "data.parquet"
+        data.touch()
+        for mode, expected in ((0o644, {"data"}), (0o640, set())):
+            data.chmod(mode)
+            assert open_ones(files.checks_of_node(node)) == expected
+
+
+def test_every_check_of_files_is_switched_off_by_one_of_these_tests(written, tmp_path):
+    """A check that is added needs a case above in which its defence is off."""
+    def switched_off(test):
+        return {one for _, check in test.pytestmark[0].args[1] for one in ([check] if isinstance(check, str) else check or ())}
+
+    server, node = copied(written, tmp_path)
+    (node / "node.toml").write_text((node / "node.toml").read_text().replace("trust = []", 'trust = ["."]'))
+    for found, test, elsewhere in ((files.checks_of_server(server), test_a_server_whose_files_are_weakened_is_found_out, set()),
+                                   (files.checks_of_node(node), test_a_node_whose_files_are_weakened_is_found_out, {"data"})):
+        checks = {one.check for one in found if one.result != TRUST}
+        assert checks <= switched_off(test) | elsewhere
 
 
 def test_the_command_examines_folders_and_addresses_and_exits_with_one_where_anything_is_open(written, tmp_path):

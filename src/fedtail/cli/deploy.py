@@ -171,7 +171,7 @@ def doctor(
     from fedtail.cli.terminal import show_table
     from fedtail.deployment.doctor import NOT_TESTED, OPEN, examine_address, examine_folder
     from fedtail.deployment.doctor.targets import parse_address
-    from fedtail.deployment.escaping import one_line
+    from fedtail.escaping import one_line
 
     if Path(target).is_dir():
         found = examine_folder(Path(target), parse_address(at) if at else None)

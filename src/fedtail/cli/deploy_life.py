@@ -42,7 +42,7 @@ def add(folder: Path = FOLDER, name: str = NAME) -> None:
                    f"gate reads certificates when it starts; then:\n"
                    f"  flwr supernode register {made / 'key.pub'} fedtail")
     else:
-        typer.echo("  fedtail deploy join .")
+        typer.echo("  fedtail node run node.toml")
 
 
 @print_errors_as_sentences

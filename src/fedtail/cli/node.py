@@ -137,11 +137,12 @@ def log(
 def print_log(entries: list[dict[str, Any]], problems: list[str], verify: bool, last: int) -> None:
     """Print the last lines of an audit log, or with `verify` only how many there are, and its problems; exit 1 for any."""
     from fedtail.deployment.node_status import entry_text
+    from fedtail.escaping import one_line
 
     for one in () if verify else entries[-last:]:
         typer.echo(entry_text(one))
     for problem in problems:
-        typer.echo(f"NOT WHAT WAS WRITTEN: {problem}.", err=True)
+        typer.echo(f"NOT WHAT WAS WRITTEN: {one_line(problem)}.", err=True)
     if problems:
         raise typer.Exit(1)
     if verify:

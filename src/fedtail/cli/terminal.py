@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import typer
 
 from fedtail.directions import bad_percentile_name
+from fedtail.escaping import one_line
 
 if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
 MOST_ROUNDED = 1e-5      # a spread below this is shown by its digits, not by decimals
+MOST_OF_ERROR = 10_000      # characters of a line of an error
 LONGEST = 24      # of a name, so that the bar fits beside it in 80 columns
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 REFUSALS = (ValueError, TypeError, FileNotFoundError, FileExistsError, PermissionError, ImportError, ConnectionError)
@@ -53,8 +55,12 @@ def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
 
 
 def exit_with_message(text: str, code: int) -> None:
-    """Print `text` to stderr, after "Error: " unless `code` is 130, and raise `typer.Exit` with that exit code."""
-    typer.echo(f"Error: {text}" if code != INTERRUPTED else text, err=True)
+    """Print `text` to stderr, after "Error: " unless `code` is 130, and raise `typer.Exit` with that exit code.
+
+    It may have several lines. What else is not printable is escaped: an error may name what a file, a run or a node held.
+    """
+    shown = "\n".join(one_line(line, MOST_OF_ERROR) for line in text.split("\n"))
+    typer.echo(f"Error: {shown}" if code != INTERRUPTED else shown, err=True)
     raise typer.Exit(code)
 
 

@@ -227,9 +227,15 @@ class DeploymentRecords:
         for report in self.fleet.reports:
             lines["answers.jsonl"].write({**report.as_dict(), **audit_entry(self.fleet.audit)})
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
-                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges{self._raised_tail_text()}")
+                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges"
+                 f"{self._nodes_text()}{self._raised_tail_text()}")
         found = progress.before.evaluation if progress.before else None
         return None if progress.before is None or found is None else (progress.before, self._evaluations_by_split(found))
+
+    def _nodes_text(self) -> str:
+        """For the log: how many nodes answered, in the question of the last round that fewest did; "" where none was asked."""
+        fewest = min(self.fleet.reports, key=lambda report: report.nodes, default=None)
+        return "" if fewest is None else f", {fewest.nodes} of {fewest.asked_nodes} nodes answered"
 
     def _raised_tail_text(self) -> str:
         """For the log: the tail fractions used in the last round by risks that depend on the size of the cohort; "" without."""

@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.escaping import one_line
 from fedtail.deployment.flower.folder import DeploymentFolder
 from fedtail.deployment.membership import is_over_flower, node_names
 from fedtail.deployment.rotation import expiries
+from fedtail.escaping import one_line
 from fedtail.version import __version__
 
-ROUND_LINE = re.compile(r"(\S+) round (\d+) of \d+: ([\d.]+) s, \d+ exchanges(?:, tail fraction \S+)*$")
+NODES_AND_TAILS = r"(?:, \d+ of \d+ nodes answered)?(?:, tail fraction \S+)*"
+ROUND_LINE = re.compile(rf"(\S+) round (\d+) of \d+: ([\d.]+) s, \d+ exchanges{NODES_AND_TAILS}$")
 POINTS = 400        # of a series at most: longer ones are thinned
 LINES = 60          # of the log
 PROBLEMS = 100      # the last ones
@@ -68,7 +69,7 @@ class DeploymentState:
                 "exchanges": _spread(self._json(place / "seconds.json") or []), "problems": _problems(answers, nodes),
                 "evaluations": self._evaluations(place, about), "rates": bool(about.get("rates")),
                 "privacy": {one: privacy.get(one) for one in ("epsilon", "delta", "why", "channel")},
-                "log": [one_line(line, 500) for line in log.splitlines()[-LINES:]]}
+                "log": [one_line(line, 500) for line in log.rstrip("\n").split("\n")[-LINES:] if log]}
 
     def _evaluations(self, place: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
         """For each model and metric that clients evaluated, its mean and tail by round."""
@@ -117,7 +118,7 @@ def _whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
 
 def _rounds(log: str, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each round that was held: seconds, clients sampled, fewest that answered a question, and exchanges."""
-    seconds = {int(found[2]) - 1: float(found[3]) for line in log.splitlines() if (found := ROUND_LINE.fullmatch(line))}
+    seconds = {int(found[2]) - 1: float(found[3]) for line in log.split("\n") if (found := ROUND_LINE.fullmatch(line))}
     nothing: dict[str, Any] = {"seconds": None, "asked": None, "answered": None, "exchanges": 0}
     rounds = {number: {**nothing, "round": number, "seconds": taken} for number, taken in seconds.items()}
     for one in answers:
@@ -193,13 +194,15 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
         early = f", {run['stopped']}" if run["stopped"] else ""
         yield f"run {run['name']}: {run['state']}, {run['done']} of {run['rounds']} rounds{early}"
         if run["paused"]:
-            yield f"  paused: {run['paused']}"
+            yield f"  paused: {one_line(run['paused'])}"
         for one in run["nodes"]:
             missed = f", {one['missed']} of the last {one['questions']} questions without an answer" if one["missed"] else ""
             told = f"; {one_line(one['budget'])}" if one.get("budget") else ""
             yield f"  {one_line(one['name'])}: {one['state']}{missed}{told}"
+        if run["state"] != "finished":
+            yield from (f"  node {one_line(one)} is left out: {one_line(why)}" for one, why in run["left_out"].items())
         for one in run["problems"]["rows"][:3]:
-            yield f"  round {one['last']}, {one_line(one['node'])}: {one['why']} ({one['times']} times)"
+            yield f"  round {one['last'] + 1}, {one_line(one['node'])}: {one['why']} ({one['times']} times)"
     for one in state["certificates"]:
         yield f"certificate of {one['what']}: until {one['until'][:10]} ({one['days']} days)"
     yield from (f"warning: {one['warning']}" for one in state["certificates"] if one["warning"])

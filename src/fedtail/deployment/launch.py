@@ -38,7 +38,9 @@ def run_on_transport(transport: Transport, settings: Mapping[str, Any], out: Pat
     nodes, schedule = Nodes(transport, run.log, keys, run.training_name()), settings.get("schedule", "ahead")
     nodes.wait_for_nodes(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
     fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
-    run.run(fleet, Attendance(run, nodes, fleet).follow, lambda: nodes.asked().values())
+    attendance = Attendance(run, nodes, fleet)
+    run.run(fleet, attendance.follow, lambda: nodes.asked().values())
+    attendance.write()                                    # with the exchanges of the last round
 
 
 class Attendance:

@@ -81,6 +81,8 @@ class AnswerReport:
     answered: int                       # clients of the nodes whose answer was used; 0 where nothing was released
     problems: Mapping[int, str]         # by node: what it reported, or why its answer was not used
     exchanges: int = 1                  # with the nodes, keys and unmasking included
+    nodes: int = 0                      # whose answers were used
+    asked_nodes: int = 0                # with clients in the cohort
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a dict of plain values for answers.jsonl, in which `sampled` is called "asked" and nodes are texts."""

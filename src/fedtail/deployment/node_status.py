@@ -10,9 +10,9 @@ from typing import Any
 
 from fedtail.deployment.audit_log import AUDIT, Head, verify
 from fedtail.deployment.consent import Consent, read_accepted
-from fedtail.deployment.escaping import one_line
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.told import experiment_sentence, left_sentences
+from fedtail.escaping import one_line
 from fedtail.secure.encoding import Refused
 
 MOST = 5                                  # reasons of refusals that are told
@@ -76,10 +76,12 @@ def compare_logs(server: list[dict[str, Any]], node: list[dict[str, Any]]) -> li
 
     Both sides log the digest that masks are bound to: of the round, the model, the question and the cohort.
     """
-    asked = {str(one["context"]): str(one["training"]) for one in server if one.get("what") == "asked"}
-    trainings = set(asked.values())
-    return [f"round {one['round']}, {one['time']}: the node answered {one['context'][:16]}, which the server's log does not ask"
-            for one in node if one.get("what") == "answered" and one["training"] in trainings and one["context"] not in asked]
+    asked = {str(one.get("context")): str(one.get("training")) for one in server if one.get("what") == "asked"}
+    answered = [{name: str(value) for name, value in one.items()} for one in node if one.get("what") == "answered"]
+    trainings, nothing = set(asked.values()), {"round": "?", "time": "?", "context": "?"}
+    text = "round {round}, {time}: the node answered {context:.16}, which the server's log does not ask"
+    return [one_line(text.format(**nothing | one))
+            for one in answered if one.get("training") in trainings and one.get("context") not in asked]
 
 
 def run_log(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -11,10 +11,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtail.deployment.asked_rounds import Asked
-from fedtail.deployment.escaping import one_line
 from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_signed_info
 from fedtail.deployment.signed_info import encode_request, new_challenge, public_text
 from fedtail.deployment.transport import Address, Transport, wait_until
+from fedtail.escaping import one_line
 
 TRIES = 3              # to get the node info of a node while rounds go on: each may take as long as an exchange
 REFRESH = 60.0         # seconds after which nodes that tell their budget are asked for it again
@@ -100,8 +100,8 @@ class Nodes:
         if number not in self.members:
             return {"state": "removed"}
         info = self.members[number].info
-        return {"state": "here" if here else "away", "clients": len(info.key), "minimum": info.minimum, "fedtail": info.fedtail,
-                "budget": info.budget}
+        return {"state": "here" if here else "away", "clients": len(info.key), "minimum": info.minimum,
+                "fedtail": one_line(info.fedtail), "budget": one_line(info.budget)}
 
     def register_new_nodes(self, tries: int | None = None) -> None:
         """Ask connected nodes that are not registered for their node info, and register those that answer, in order of name.
@@ -138,7 +138,7 @@ class Nodes:
 
     def _leave_out(self, theirs: Address, why: str) -> None:
         """Note and log why the node with this id is not registered."""
-        self.left_out[theirs] = why
+        self.left_out[theirs] = one_line(why)
         self.log(f"node {theirs} is left out: {why}")
 
     def _register_node(self, info: NodeInfo, theirs: Address) -> None:
@@ -154,7 +154,7 @@ class Nodes:
         try:
             self.registry = self.registry.with_node(len(self.names), info.key, info.mass, info.group)
         except ValueError as why:
-            self.left_out[theirs] = str(why)
+            self.left_out[theirs] = one_line(why)
             self.log(f"{info.name} is left out: {why}")
             return
         self.transport.ids[len(self.names)] = theirs

@@ -19,6 +19,7 @@ from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, encode_message, read_reply
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import value_with_new_name, with_old_names
+from fedtail.escaping import one_line
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
@@ -298,13 +299,13 @@ class RemoteFleet:
             try:
                 reply = read_reply(message, came[node]) if node in came else None
             except Refused as why:
-                self._problems[node] = str(why)
+                self._problems[node] = one_line(why, LONGEST)
                 continue
             if reply is None:
                 self._problems[node] = SILENT
                 continue
             if reply.problem:
-                self._problems[node] = reply.problem.decode(errors="replace")[:LONGEST]
+                self._problems[node] = one_line(reply.problem.decode(errors="replace"), LONGEST)
             elif node in asks:
                 self._unsent[node] = []
             replies[node] = reply
@@ -323,14 +324,14 @@ class RemoteFleet:
             for one, question in zip(sums, questions, strict=True):
                 check_node_answer(one, (counts,) if question.gather else (), question.width(dim), encoding)
         except Exception as why:                             # whatever garbage makes the reader say
-            self._problems[node] = f"its answer was not taken: {why}"[:LONGEST]
+            self._problems[node] = one_line(f"its answer was not taken: {why}", LONGEST)
             return None
         return sums
 
     def _note_refused_messages(self) -> None:
         """Note in `_problems` why messages of secure sums were refused since the last call; a node's earlier reason is kept."""
         for node, why in self._masking.pop_refused_messages():
-            self._problems.setdefault(node, str(why))
+            self._problems.setdefault(node, one_line(why, LONGEST))
 
     def _append_report(self, nodes: Iterable[int]) -> None:
         """Append to `reports` the report of a question; its sums hold the answers of `nodes`. With none, nothing was released.
@@ -347,7 +348,7 @@ class RemoteFleet:
         self.answer_count = answered = sum(counts)
         self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
-                                         dict(self._problems), self._exchanges))
+                                         dict(self._problems), self._exchanges, len(nodes), len(self._counts)))
 
 
 def asks_for_row(bundle: bytes) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedtail.deployment.audit_log import AuditLog
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, message_digest, read_message
 from fedtail.deprecated import with_old_names
+from fedtail.escaping import escaped_lines
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -156,7 +156,7 @@ class Site:
         try:
             self._log.write_once("refused", why=reply.problem.decode())
         except Exception as why:
-            log.error("the audit log could not be written", exc_info=why)
+            log.error("the audit log could not be written: %s", escaped_lines("".join(traceback.format_exception(why))))
         return encode_message(reply)
 
     def _reply(self, content: bytes) -> Reply:

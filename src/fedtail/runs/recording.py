@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fedtail.escaping import escaped_lines
 from fedtail.experiment.experiment import Experiment
 from fedtail.loggers.base import RunLog
 from fedtail.model_file import model_bytes, training_record
@@ -378,10 +379,14 @@ class Recorder:
 
 
 def append_to_log(folder: Path, text: str) -> None:
-    """Append a line, the local time and `text`, to `log.txt` in `folder`. The folder is created where it is missing."""
+    """Append a line, the local time and `text`, to `log.txt` in `folder`. The folder is created where it is missing.
+
+    What is not printable in the text is escaped, and its further lines are indented: whoever it came from, no part of it looks
+    like another line of the log.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} {escaped_lines(text)}\n")
 
 
 def package_versions() -> dict[str, str]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import h11
 
-from fedtail.deployment.escaping import one_line
 from fedtail.deployment.flower.gate import CALLS, next_event, pass_body
 from fedtail.deployment.flower.own_app import app_answer, with_own_app
+from fedtail.escaping import one_line
 
 GET_APP, GET_RUN = b"/v1/fleet/get-fab", b"/v1/fleet/get-run"
 LARGEST = 1 << 20               # bytes of a question for an app, and of an answer about a run

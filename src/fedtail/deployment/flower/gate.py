@@ -17,7 +17,7 @@ from typing import Any
 
 import h11
 
-from fedtail.deployment.escaping import one_line
+from fedtail.escaping import one_line
 
 CHUNK = 1 << 16
 HANDSHAKE = 20.0        # seconds

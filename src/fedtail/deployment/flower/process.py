@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedtail.deployment.flower.folder import DeploymentFolder
 from fedtail.deployment.flower.forwarder import Forwarder
@@ -22,6 +23,10 @@ from fedtail.deployment.flower.loopback import die_with_parent, free_port, proce
 from fedtail.deployment.keys import make_certificates
 from fedtail.deployment.node_process import FLOWER as GATE
 from fedtail.deployment.node_process import read_server
+from fedtail.deployment.progress import followed, node_follower, run_follower, say_now
+
+if TYPE_CHECKING:
+    from fedtail.deployment.settings import NodeSettings
 
 ENDS = 10.0               # seconds that a process is given to end
 log = logging.getLogger("fedtail.gate")
@@ -45,9 +50,10 @@ def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
     from fedtail.deployment.consent import check_readiness
     from fedtail.deployment.settings import NodeSettings
 
-    check_readiness(NodeSettings.read(folder / file))
+    settings = NodeSettings.read(folder / file)
+    check_readiness(settings)
     host, _, port = (address or read_server(folder / GATE)).rpartition(":")
-    asyncio.run(_join(folder.resolve(), host, int(port), file))
+    asyncio.run(_join(folder.resolve(), host, int(port), settings, file))
 
 
 async def _serve(folder: Path, host: str, port: int) -> None:
@@ -59,12 +65,18 @@ async def _serve(folder: Path, host: str, port: int) -> None:
                "--enable-supernode-auth", "--disable-runtime-dependency-installation",
                "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem"),
                "--ssl-keyfile", str(folder / "server.key")]
+    say_now(f"the gate for nodes is open at {host}:{port}; runs are submitted from this machine, with `flwr run` and FLWR_HOME="
+            f"{made.home_folder}")
     async with gate:
-        await _run_until_told(command, process_environment(made.home_folder))
+        with followed(run_follower(made.path / "runs")):
+            await _run_until_told(command, process_environment(made.home_folder))
 
 
-async def _join(folder: Path, host: str, port: int, file: str) -> None:
-    """Start the forwarder to the gate at `host` and `port` and a SuperNode, and wait until a signal or the SuperNode's end."""
+async def _join(folder: Path, host: str, port: int, settings: NodeSettings, file: str) -> None:
+    """Start the forwarder to the gate at `host` and `port` and a SuperNode, and wait until a signal or the SuperNode's end.
+
+    `settings` are the node's, which the file `file` of the folder says.
+    """
     home = folder / "flower"
     for old in ("apps", "tls"):
         shutil.rmtree(home / old, ignore_errors=True)     # only what this process writes may be there
@@ -75,8 +87,10 @@ async def _join(folder: Path, host: str, port: int, file: str) -> None:
                "--root-certificates", str(home / "tls" / "ca.crt"), "--auth-supernode-private-key", str(folder / "key"),
                "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
                "--node-config", f"settings={json.dumps(str(folder / file))}"]
+    say_now(f"{settings.name} looks for the server at {host}:{port}, with the clients in {settings.data}")
     async with forwarder:
-        await _run_until_told(command, process_environment(home))
+        with followed(node_follower(settings.audit_file)):
+            await _run_until_told(command, process_environment(home))
 
 
 async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]) -> None:

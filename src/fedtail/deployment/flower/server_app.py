@@ -12,7 +12,6 @@ from flwr.common import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.deployment.deployed_run import append_to_log
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.flower.transport import FlowerTransport
 from fedtail.deployment.launch import run_on_transport
 
@@ -29,7 +28,7 @@ def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
     try:
         run_on_transport(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(append_to_log, out)), settings, out)
     except BaseException:
-        append_to_log(out, escaped_lines(traceback.format_exc()))
+        append_to_log(out, traceback.format_exc())
         raise
 
 

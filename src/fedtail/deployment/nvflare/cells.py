@@ -19,8 +19,8 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
-from fedtail.deployment.escaping import one_line
 from fedtail.deployment.nvflare.pinned_tls import FOLDER, SCHEME, SERVER, PinnedDriver
+from fedtail.escaping import one_line
 
 CHANNEL = "fedtail"
 INFO, LETTER, REPLY = "info", "message", "reply"      # the topics: to a node, to a node, to the server

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
 from fedtail.deployment.nvflare.pinned_tls import SERVER
+from fedtail.deployment.progress import POLL, followed, node_follower, say_now
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.site import Site
+from fedtail.escaping import escaped_lines
 
 log = logging.getLogger("fedtail.node")
 
@@ -29,7 +30,7 @@ class ResidentNode:
 
     def __init__(self, settings: NodeSettings, address: str, say: Callable[[str], None] = log.warning):
         """Set the node of these settings up, for the server at `address` ("host:port"); `say` is called with lines to log."""
-        self.settings = settings
+        self.settings, self.address = settings, address
         self.site: Site = settings.make_site()
         self._one_at_a_time = threading.Lock()
         self.cell = ByteCell(settings.name, settings.folder, address, self._receive, say)
@@ -37,7 +38,13 @@ class ResidentNode:
     def serve(self, until: threading.Event) -> None:
         """Connect, and answer messages until the event is set; a connection that ends is made again."""
         self.cell.start()
-        until.wait()
+        here = False
+        with followed(node_follower(self.settings.audit_file)):
+            while not until.wait(POLL):
+                if (SERVER in self.cell.peers()) is not here:
+                    here = not here
+                    say_now(f"connected to the server at {self.address}" if here else
+                            "the connection to the server has ended; this node tries again by itself")
         self.cell.close()
 
     def _receive(self, peer: str, topic: str, number: int, content: bytes) -> None:
@@ -72,4 +79,6 @@ def serve_node(folder: Path, until: threading.Event | None = None, address: str 
     """
     settings = NodeSettings.read(folder / file)
     check_readiness(settings)
-    ResidentNode(settings, address or read_server(folder / "server.toml")).serve(until or threading.Event())
+    address = address or read_server(folder / "server.toml")
+    say_now(f"{settings.name} looks for the server at {address}, with the clients in {settings.data}")
+    ResidentNode(settings, address).serve(until or threading.Event())

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.deployment.deployed_run import append_to_log
-from fedtail.deployment.escaping import escaped_lines
 from fedtail.deployment.launch import run_on_transport
 from fedtail.deployment.nvflare.transport import CellTransport
+from fedtail.deployment.progress import followed, run_follower, say_now
 from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
 
 DEFAULTS: dict[str, Any] = {"listen": "0.0.0.0", "port": 8000, "method": "", "out": "../runs/run", "seed": 0, "nodes": 2,
@@ -26,11 +26,13 @@ def run_server(folder: Path, **given: Any) -> None:
     settings = read_settings(folder / "run.toml") | given
     out, address = (folder / settings["out"]).resolve(), f"{settings['listen']}:{settings['port']}"
     settings |= {"experiment": str(folder.resolve().parent / "experiment.toml"), "node_keys": str(folder / "nodes")}
+    say_now(f"waits at {address} for {settings['nodes']} nodes, {settings['wait']:g} s at most; the run's folder is {out}")
+    timeout, log = float(settings["timeout"]), partial(append_to_log, out)
     try:
-        with CellTransport(folder, address, float(settings["timeout"]), partial(append_to_log, out)) as transport:
+        with followed(run_follower(out)), CellTransport(folder, address, timeout, log) as transport:
             run_on_transport(transport, settings, out)
     except BaseException:
-        append_to_log(out, escaped_lines(traceback.format_exc()))
+        append_to_log(out, traceback.format_exc())
         raise
 
 
