@@ -424,7 +424,10 @@ def test_a_method_that_has_diverged_has_no_floor_no_share_and_no_promise(tmp_pat
     panel = next(one for one in page["answers"]["panels"] if one["metric"] == "error")
     assert [row["diverged"] for row in page["table"]] == [[], [0]]
     assert "lost" not in [line["label"] for line in panel["noise"]]
-    assert [model["label"] for model in panel["promises"]["models"]] == ["good"]
+    promises = panel["promises"]
+    assert [model["label"] for model in promises["models"]] == ["good"]
+    assert promises["refused"] == ["lost: the model has diverged."]
+    assert promises["count"] == 2                            # who is left out by these clients is paid for
 
 
 def test_the_page_names_the_experiment_by_the_folder_of_its_runs(tmp_path):
