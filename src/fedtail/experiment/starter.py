@@ -194,8 +194,9 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
     lines += targets
     if scale is not None:
         fitted = isinstance(scale, str)
+        public = "" if fitted else ", ".join(f"{name} = {value}" for name, value in scale.items())
         lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else
-                     f"scale = {{ scale = {scale['scale']} }}       # bytes to [0, 1]")
+                     f"scale = {{ {public} }}       # {'for all columns' if 'shift' in scale else 'bytes to [0, 1]'}")
     if clients < FEW_CLIENTS and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
     lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= FEW_CLIENTS else
