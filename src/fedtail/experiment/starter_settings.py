@@ -60,7 +60,8 @@ def _one_scale(population: Population) -> By | dict[str, float]:
     sums, count = np.zeros(2), 0
     for block in population.client_blocks(1 << 16):
         values = population.inputs[block.example_clients_and_rows()[1]].double()      # type: ignore[index]
-        sums, count = sums + [float(values.sum()), float(values.square().sum())], count + values.numel()
+        sums += np.array([float(values.sum()), float(values.square().sum())])
+        count += values.numel()
     mean = sums[0] / count
     deviation = float(f"{max(sums[1] / count - mean * mean, 0.0) ** 0.5:.1g}")
     return {"shift": round(mean, 1) + 0.0, "scale": deviation} if deviation > 0 else "columns"
