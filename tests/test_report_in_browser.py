@@ -126,6 +126,9 @@ def test_curves_follow_the_choice_of_clients(visit, family, split):
         lines = [[line["members"][THETAS.index(0.2)][split][metric]["p50"] for line in run.metrics] for run in family]
         drawn = [trace["y"] for trace in visit.traces(f"{metric}-rounds")]
         assert any(y == approx(scale * np.mean(lines, axis=0), rel=1e-4) for y in drawn)
+        lowest = min(value for trace in visit.traces(f"{metric}-rounds") for value in trace["y"] if value is not None)
+        bottom, top = visit.page.evaluate("id => document.getElementById(id).layout.yaxis.range", f"{metric}-rounds")
+        assert lowest - bottom < 0.1 * (top - bottom)        # an axis from zero would hide the differences
 
 
 def test_the_composition_of_the_tail_by_group(visit):
