@@ -298,10 +298,12 @@ def test_the_metric_in_focus_is_switched_and_its_bad_end_with_it(browser, tmp_pa
         before = visit.plots()
         assert visit.text("#methods h2") == "How the error is spread over clients"
         assert "further left" in visit.text("#distribution")
+        assert "“Alike” is the noise floor" in visit.text("#methods")
         visit.page.select_option("#metric", "balanced_accuracy")
         visit.wait()
         assert visit.text("#methods h2") == "How the balanced_accuracy is spread over clients"
         assert "10th percentile: further right" in visit.text("#distribution")
+        assert "Alike" not in visit.text("#methods")         # such a metric has no floor
         assert "further left" not in visit.text("#distribution")
         assert visit.page.locator(".of-metric:visible table.methods").count() == 1
         for k, values_of_one in enumerate(values):

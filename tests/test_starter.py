@@ -144,6 +144,14 @@ def test_flat_images_of_floats_have_one_scale_for_all_pixels(tmp_path):
     assert starter_scale(narrow) == "columns"
 
 
+@pytest.mark.parametrize("name", ["40 classes", "prices", "bytes"])
+def test_the_search_of_a_starter_file_is_around_its_own_step_size(tmp_path, name):
+    text = written(tmp_path, name).read_text()
+    rate = float(re.search(r"^learning_rate = (\S+)", text, re.MULTILINE)[1])
+    low, high = map(float, re.search(r"local.learning_rate = \{ low = (\S+), high = (\S+),", text).groups())
+    assert (low, high) == pytest.approx((rate / 10, 10 * rate))
+
+
 def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", loaded := types.ModuleType("mine"))      # from the folder of another experiment

@@ -93,7 +93,7 @@ every = {every}                  # rounds between evaluations and checkpoints
 # trials = 20
 # statistic = "p90"
 # [tune.search]
-# local.learning_rate = {{ low = 0.01, high = 1.0, log = true }}
+# local.learning_rate = {{ low = {low:g}, high = {high:g}, log = true }}
 # risk.tail_fraction = [0.3, 0.5, 0.8]
 '''
 
@@ -130,7 +130,7 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
-                           rate=0.1, every=10)
+                           rate=0.1, low=0.01, high=1.0, every=10)
     from fedtail.data.describe import describe
     from fedtail.data.opening import names_by_role, open_any_data
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
@@ -144,7 +144,8 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
-                       sample=_sample_fields(train), rate=plan.learning_rate, every=max(1, plan.rounds // 10))
+                       sample=_sample_fields(train), rate=plan.learning_rate, low=plan.learning_rate / 10,
+                       high=10 * plan.learning_rate, every=max(1, plan.rounds // 10))
 
 
 def _sample_fields(train: int) -> str:
