@@ -28,6 +28,7 @@ from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
 from fedtail.runs.client_noise import PER_CLIENT, PooledExamples, noise_of_columns, noise_outcome, noise_sentence
 from fedtail.runs.evaluated_models import EvaluatedModel
+from fedtail.runs.files import write_json
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
 from fedtail.runs.metric_bounds import RATES, UNKNOWN
 from fedtail.runs.models_of_run import load_models
@@ -198,7 +199,8 @@ def test_numbers_are_rounded_by_their_uncertainty(low, high, digits):
 @pytest.mark.parametrize(("value", "spread", "unit", "sign", "text"), [
     (0.4692, 0.2, "", "", "0.47 +- 0.20"), (0.99812, 0.0033, "", "", "0.9981 +- 0.0033"), (19123.4, 652.3, "", "", "19123 +- 652"),
     (12.3449, 2.551, "%", "", "12.34 +- 2.55"), (-0.00734, 0.0016, "", "+", "-0.0073 +- 0.0016"), (0.0375, 0.038, "", "+", "+0.037 +- 0.038"),
-    (-3.7e-17, 9.8e-17, "", "+", "+0 +- 0"), (0.5, 0.0, "", "", "0.5 +- 0"), (3.4e7, 1e6, "", "", "3.4e+07 +- 1e+06")])
+    (-3.7e-17, 9.8e-17, "", "+", "+0 +- 0"), (-0.001, 0.002, "%", "+", "+0.00 +- 0.00"), (-0.0, None, "%", "", "0.00"), (-0.0, None, "", "", "0"),
+    (-0.001, None, "%", "+", "+0.00"), (-0.0, None, "", "+", "+0"), (0.5, 0.0, "", "", "0.5 +- 0"), (3.4e7, 1e6, "", "", "3.4e+07 +- 1e+06")])
 def test_cells_of_tables_are_rounded_by_their_spread(value, spread, unit, sign, text):
     """Differences of a rounding error are none, and four digits of a number known to one are too many."""
     cell = {"mean": value, "std": spread, "stderr": spread}
@@ -618,6 +620,14 @@ features = 3
 [sample]
 cohort_size = 20
 """
+
+
+def test_a_promise_of_zero_has_no_sign(tmp_path):
+    """Where higher is better, values are turned around and back, and 0 is not -0."""
+    entry = promise_entry(dict.fromkeys(range(100), 0.0), (), RATES, "higher", 0.95)
+    assert "-0" not in " ".join(promise_sentences(entry, "r2", "higher", True) + promise_sentences(entry, "r2", "higher", False))
+    write_json(tmp_path / "result.json", {"promises": [{"r2": entry}]})
+    assert "-0" not in (tmp_path / "result.json").read_text()
 
 
 def test_promises_where_higher_is_better_are_lower_bounds():

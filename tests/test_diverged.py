@@ -157,3 +157,24 @@ def test_a_matrix_whose_model_no_round_changed_ends_with_exit_code_1(tmp_path):
     none, lost = json.loads(answered.stdout)["cells"]
     assert (none["state"], lost["state"], lost["shared"]) == ("done", "diverged", None)
     assert lost["text"] == "seed 0: nothing was learned: no round changed the model."
+
+
+@pytest.mark.parametrize(("rate", "why"), [("1e30", ", and was 2.3 before"), ("3e38", "nothing was learned")])
+@pytest.mark.filterwarnings("ignore:no client contributed")
+def test_a_model_that_has_diverged_promises_nothing_to_new_clients(tmp_path, rate, why):
+    text = FILE.replace("clients = 20", "clients = 80").replace("split = { within = 0.3, seed = 0 }", "split = { train = 0.4, test = 0.6, seed = 0 }")
+    answered = trained(tmp_path / "run", text.replace("learning_rate = 0.2", f"learning_rate = {rate}"))
+    assert answered.exit_code == 1
+    [path] = (tmp_path / "run" / "out").rglob("result.json")
+    for entry in json.loads(path.read_text())["promises"][0].values():
+        assert set(entry) == {"reason"}
+        assert entry["reason"].startswith("the model has diverged: ")
+        assert why in entry["reason"]
+    assert "No promise about new clients: the model has diverged: " in answered.output
+    assert "with confidence" not in answered.output
+    card = tmp_path / "card"
+    assert call("export", str(path.parent), "--out", str(card)).exit_code == 0
+    assert "No promise about new clients: the model has diverged: " in (card / "README.md").read_text()
+    kept = trained(tmp_path / "kept", text)
+    assert kept.exit_code == 0
+    assert "with confidence 95%" in kept.output

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet
 import pytest
 import torch
@@ -123,6 +124,20 @@ def test_predictions_are_the_largest_output_and_its_probability(finished, exampl
     table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
     assert np.allclose(np.stack([table[f"output_{k}"].to_numpy() for k in range(10)], 1), outputs, atol=1e-5)
     assert np.load(tmp_path / "p.npz")["prediction"].tolist() == outputs.argmax(1).tolist()
+
+
+def test_a_table_of_as_many_columns_is_taken_in_their_order(finished, examples, tmp_path):
+    """The run took one array called x, of 60 numbers: a table for it has 60 columns, and what was done is said."""
+    names = [f"sensor {k}" for k in range(60)]
+    table = pd.DataFrame(np.load(examples)["x"], columns=names)
+    table.to_csv(tmp_path / "new.csv", index=False)
+    done, array = call("predict", finished.path, "--data", tmp_path / "new.csv"), call("predict", finished.path, "--data", examples)
+    assert done.stdout == array.stdout
+    assert "has no column 'x': its 60 columns were taken in their order, 'sensor 0' to 'sensor 59'. --x names others." in done.stderr
+    table.assign(label=1).to_csv(tmp_path / "more.csv", index=False)
+    refused = call("predict", finished.path, "--data", tmp_path / "more.csv")
+    assert refused.exit_code == 2
+    assert "its 61 columns are not the 60 numbers of an example. Name those in the order of training: --x " in refused.stderr
 
 
 def test_predictions_come_in_blocks_that_change_nothing(finished, tmp_path, monkeypatch, examples):

@@ -413,6 +413,21 @@ def test_numbers_are_rounded_by_their_uncertainty(tmp_path):
     assert one["decimals"]["values"]["mean"] == 1
 
 
+def test_a_difference_has_the_digits_of_its_own_error(tmp_path):
+    """Beside another whose error is a tenth of it, which the column's digits are by."""
+    random = np.random.default_rng(0)
+    for name, spread in (("base", 0.0), ("sure", 0.002), ("unsure", 0.02)):
+        for seed, noise in enumerate(random.normal(size=3)):
+            write_folder(tmp_path / name / str(seed), np.linspace(0.1, 0.3, 30) + 0.03 * (name != "base") + spread * noise, seed=seed, name=name)
+    runs = find_runs([tmp_path])
+    errors = [100 * row["statistics"]["mean"]["difference"]["error"] for row in page_data(runs)["table"][1:]]
+    text = write_page(runs, tmp_path).read_text()
+    shown = re.findall(r'class="difference"[^>]*>\S+ \(([^)]*)\)', text)
+    by_mean = [one for one in shown if any(abs(float(one) - error) < 0.06 * error for error in errors)]
+    assert {len(one.replace(".", "").lstrip("0")) for one in by_mean} == {2}       # significant digits
+    assert len(by_mean) >= 2
+
+
 def test_a_method_that_has_diverged_has_no_floor_no_share_and_no_promise(tmp_path):
     good = write_folder(tmp_path / "good", np.linspace(0.1, 0.5, 40), name="good")
     lost = write_folder(tmp_path / "lost", np.full(40, np.nan), name="lost")
@@ -424,7 +439,10 @@ def test_a_method_that_has_diverged_has_no_floor_no_share_and_no_promise(tmp_pat
     panel = next(one for one in page["answers"]["panels"] if one["metric"] == "error")
     assert [row["diverged"] for row in page["table"]] == [[], [0]]
     assert "lost" not in [line["label"] for line in panel["noise"]]
-    assert [model["label"] for model in panel["promises"]["models"]] == ["good"]
+    promises = panel["promises"]
+    assert [model["label"] for model in promises["models"]] == ["good"]
+    assert promises["refused"] == ["lost: the model has diverged."]
+    assert promises["count"] == 2                            # who is left out by these clients is paid for
 
 
 def test_the_page_names_the_experiment_by_the_folder_of_its_runs(tmp_path):

@@ -126,6 +126,9 @@ def test_curves_follow_the_choice_of_clients(visit, family, split):
         lines = [[line["members"][THETAS.index(0.2)][split][metric]["p50"] for line in run.metrics] for run in family]
         drawn = [trace["y"] for trace in visit.traces(f"{metric}-rounds")]
         assert any(y == approx(scale * np.mean(lines, axis=0), rel=1e-4) for y in drawn)
+        lowest = min(value for trace in visit.traces(f"{metric}-rounds") for value in trace["y"] if value is not None)
+        bottom, top = visit.page.evaluate("id => document.getElementById(id).layout.yaxis.range", f"{metric}-rounds")
+        assert lowest - bottom < 0.1 * (top - bottom)        # an axis from zero would hide the differences
 
 
 def test_the_composition_of_the_tail_by_group(visit):
@@ -295,10 +298,12 @@ def test_the_metric_in_focus_is_switched_and_its_bad_end_with_it(browser, tmp_pa
         before = visit.plots()
         assert visit.text("#methods h2") == "How the error is spread over clients"
         assert "further left" in visit.text("#distribution")
+        assert "“Alike” is the noise floor" in visit.text("#methods")
         visit.page.select_option("#metric", "balanced_accuracy")
         visit.wait()
         assert visit.text("#methods h2") == "How the balanced_accuracy is spread over clients"
         assert "10th percentile: further right" in visit.text("#distribution")
+        assert "Alike" not in visit.text("#methods")         # such a metric has no floor
         assert "further left" not in visit.text("#distribution")
         assert visit.page.locator(".of-metric:visible table.methods").count() == 1
         for k, values_of_one in enumerate(values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import re
 import sys
 import types
 import warnings
@@ -45,7 +46,16 @@ def images(clients: int, each: int):
     return random.integers(0, 256, (count, 28, 28)).astype(np.uint8), np.arange(count) % 3, np.repeat(np.arange(clients), each)
 
 
+def flat_images(clients: int, each: int):
+    """Dark strokes on white, of pixels that are hardly ever dark at the rim: divided by its deviation, such a pixel would be 30 where it is."""
+    count = clients * each
+    y, client = np.arange(count) % 5, np.repeat(np.arange(clients), each)
+    dark = random.random((count, 100)) < np.where(np.arange(100) % 10 == y[:, None] * 2, 0.7, 0.001 + 0.2 * (np.arange(100) % 10 == 1))
+    return (1 - 0.9 * dark).astype("float32"), y, client
+
+
 DATA = {
+    "flat images": flat_images(60, 12),
     "many clients": vectors(120, 8),
     "25 clients": vectors(25, 12),                # a cohort of half of the 15 for training would have a tail of three
     "50 clients": vectors(50, 8),                 # 30 for training: a cohort of 15
@@ -92,7 +102,7 @@ def test_without_data_it_runs_without_warnings(tmp_path):
     assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished
 
 
-@pytest.mark.parametrize("name", ["prices", "two classes", "40 classes"])
+@pytest.mark.parametrize("name", ["prices", "two classes", "40 classes", "flat images"])
 def test_a_starter_file_beats_the_constant_prediction(tmp_path, name):
     file = written(tmp_path, name)
     experiment = read_experiment(file)
@@ -121,6 +131,25 @@ def test_bytes_that_are_codes_are_scaled_by_columns_and_pixels_by_255(tmp_path):
         x = made.integers(0, highest + 1, (60, 8)).astype("uint8")
         x[0, 0] = highest
         assert starter_scale(fedtail.Population.from_arrays(x, [0, 1] * 30, np.arange(60) % 6)) == kind
+
+
+def test_flat_images_of_floats_have_one_scale_for_all_pixels(tmp_path):
+    """Else the step size for the few pixels that are hardly ever lit is too small for all others."""
+    found = starter_text(tmp_path / "e.toml", written(tmp_path, "flat images").parent / "mine.npz")
+    x = DATA["flat images"][0]
+    assert f"scale = {{ shift = {x.mean():.1f}, scale = {x.std():.1f} }}       # for all columns" in found
+    rate = float(re.search(r"^learning_rate = (\S+)", found, re.MULTILINE)[1])
+    assert rate > 1e-3
+    narrow = fedtail.Population.from_arrays(x[:, :20], *DATA["flat images"][1:])
+    assert starter_scale(narrow) == "columns"
+
+
+@pytest.mark.parametrize("name", ["40 classes", "prices", "bytes"])
+def test_the_search_of_a_starter_file_is_around_its_own_step_size(tmp_path, name):
+    text = written(tmp_path, name).read_text()
+    rate = float(re.search(r"^learning_rate = (\S+)", text, re.MULTILINE)[1])
+    low, high = map(float, re.search(r"local.learning_rate = \{ low = (\S+), high = (\S+),", text).groups())
+    assert (low, high) == pytest.approx((rate / 10, 10 * rate))
 
 
 def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatch):

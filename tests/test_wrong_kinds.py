@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression as Estimator
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import fedtail
+import fedtail.loggers
 from fedtail import Engine, Metric, Population, Task
 from fedtail.losses import cross_entropy, logistic, misclassification, squared_error
 from fedtail.models import LogisticRegression, SoftmaxRegression
@@ -19,6 +22,13 @@ Y = random.integers(0, 3, 60)
 CLIENT = np.arange(60) % 6
 LABELLED = Population.from_arrays(X, Y, CLIENT)
 BINARY = Population.from_arrays(X, Y > 0, CLIENT)
+
+
+SETS = [TensorDataset(torch.from_numpy(X[k::6]), torch.from_numpy(Y[k::6])) for k in range(6)]
+
+
+def trained(population=LABELLED, **more):
+    return fedtail.train(fedtail.fedavg(3), Task(SoftmaxRegression(4, 3)), population, rounds=1, progress=False, **more)
 
 
 def auc(outputs, targets):
@@ -47,6 +57,21 @@ def refusal(task: Task, population: Population) -> str:
     (lambda: Engine("gpu"), "device must be cpu, cuda or cuda:1, got 'gpu'. For a GPU write \"cuda\"."),
     (lambda: Engine("cuda:99"), "device is cuda:99, but PyTorch sees"),
     (lambda: LABELLED.to("cuda:99"), "device is cuda:99, but PyTorch sees"),
+    (lambda: trained({"a": SETS[0]}), "population must be a Population, got dict. Write Population.from_datasets(clients), with a data set for each client."),
+    (lambda: trained(SETS[0]), "got TensorDataset. Write Population.from_datasets({name: dataset, ...}), with the data set of each client."),
+    (lambda: trained(pd.DataFrame({"a": [1.0]})), 'got DataFrame. Write Population.from_pandas(frame, y="label", client="client").'),
+    (lambda: trained("mine.csv"), "got str. Write Population.from_csv, from_parquet, from_npz or open"),
+    (lambda: trained(X), "got ndarray. Write Population.from_arrays(x, y, client)."),
+    (lambda: fedtail.evaluate(SoftmaxRegression(4, 3), SETS), "population must be a Population, got list. Write Population.from_datasets(clients)"),
+    (lambda: fedtail.Validation(SETS), "population must be a Population, got list. Write Population.from_datasets(clients)"),
+    (lambda: trained(seed="a"), "seed must be a whole number, got 'a'."),
+    (lambda: trained(logger="tensorboard"), "logger must be a Logger, got 'tensorboard'. Write fedtail.loggers.TensorBoard(folder)"),
+    (lambda: trained(logger=fedtail.loggers.TensorBoard), "logger must be a Logger, got <class "),
+    (lambda: trained(validation=LABELLED), "validation must be a Validation, got Population(6 clients, 60 examples). Write fedtail.Validation(population)"),
+    (lambda: trained(on_round="print"), "on_round must be a function of a fedtail.Progress, got 'print'."),
+    (lambda: LABELLED.split_examples((0.8, 0.2)), "split_examples takes one fraction, that of each client's examples held out, got (0.8, 0.2)."),
+    (lambda: fedtail.fedavg(3, learning_rate="fast"), "learning_rate must be a number, got 'fast'."),
+    (lambda: fedtail.fedavg(3, momentum=None), "momentum must be a number, got None."),
 ])
 def test_other_kinds_are_refused_by_name(make, text):
     with pytest.raises((TypeError, ValueError)) as reason:

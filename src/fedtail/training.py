@@ -20,6 +20,7 @@ from fedtail.client_memory import ClientMemory
 from fedtail.composition import check_composition
 from fedtail.constant_prediction import constant_outputs
 from fedtail.data.population import Population
+from fedtail.data.population_kind import check_is_population
 from fedtail.deprecated import old_names
 from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, left_out_text, parameters_text
 from fedtail.engine.engine import Engine, resolve_engine
@@ -114,6 +115,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     """
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
+    if seed is not None and not isinstance(seed, Integral):
+        raise TypeError(f"seed must be a whole number, got {seed!r}.")
     if isinstance(start, (Trained, State, tuple)):
         first = _earlier_run_from_start(algorithm, task, start, seed, engine)
         return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
@@ -358,9 +361,8 @@ def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None
         raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
     if not isinstance(task, Task):
         raise TypeError(f"task must be a Task, got {type(task).__name__}. Write Task(module).")
-    if population is not None and not isinstance(population, Population):
-        raise TypeError(f"population must be a Population, got {type(population).__name__}. "
-                        "Write Population.from_arrays(x, y, client).")
+    if population is not None:
+        check_is_population(population)
     if not isinstance(rounds, Integral):
         raise TypeError(f"rounds must be a whole number, got {rounds!r}.")
     if rounds < 0:

@@ -49,12 +49,36 @@ def predict(
         raise FileNotFoundError(f"there is no file {data}.")
     found = finished_run(run)
     module = load_models(found, trust, best)[1][member_index(found, model)]
-    inputs = as_examples(read_inputs(data, options.name_or_names(x) or array_names(found)[0]), "x")
+    named = options.name_or_names(x) or array_names(found)[0]
+    in_order = [] if x else _columns_in_order(data, named, found)
+    inputs = as_examples(read_inputs(data, in_order or named), "x")
     outputs = _call_in_words(lambda: model_outputs(module, inputs), found, data)
     columns = named_predictions(predictions(outputs, bool(found.about.get("rates"))), found.about.get("classes"))
+    if in_order:
+        typer.echo(f"{data} has no column {named!r}: its {len(in_order)} columns were taken in their order, {in_order[0]!r} to "
+                   f"{in_order[-1]!r}. --x names others.", err=True)
     if raw:
         columns |= {f"output_{k}": one.numpy() for k, one in enumerate(outputs.flatten(1).unbind(1))}
     write_columns(columns, out)
+
+
+def _columns_in_order(data: Path, named: str | list[str], run: Any) -> list[str]:
+    """All columns of a table, where the run took one array of as many numbers, whose name the table does not have; else none.
+
+    Raises ValueError, with what to write, where the table has not as many columns.
+    """
+    from fedtail.data.tables import list_arrays
+    from fedtail.runs.models_of_run import input_width
+
+    if not isinstance(named, str) or data.suffix.lower() == ".npz":
+        return []
+    there, width = list(list_arrays(data)), input_width(run)
+    if named in there or width is None:
+        return []
+    if len(there) != width:
+        raise ValueError(f"{data} has no column {named!r}, as the run's inputs were called, and its {len(there)} columns are "
+                         f"not the {width} numbers of an example. Name those in the order of training: --x {there[0]} --x ...")
+    return there
 
 
 def write_columns(columns: dict[str, Any], out: Path | None) -> None:

@@ -162,7 +162,7 @@ def show_alarms(sentences: list[str]) -> None:
 
 def number_text(value: float, unit: str) -> str:
     """A number of a table: two decimals in percent, else four significant digits."""
-    return f"{value:.2f}" if unit else f"{value:.4g}"
+    return f"{value:z.2f}" if unit else f"{value:z.4g}"
 
 
 def _mean_cell(row: dict[str, Any], key: str) -> str:
@@ -191,7 +191,7 @@ def _difference_cell(row: dict[str, Any], key: str) -> str:
         return "none"
     if cell["stderr"] is not None:
         return text_with_spread(cell["mean"], cell["stderr"], unit, "+")
-    return f"{cell['mean']:+.2f}" if unit else f"{cell['mean']:+.3g}"
+    return f"{cell['mean']:+z.2f}" if unit else f"{cell['mean']:+z.3g}"
 
 
 def text_with_spread(value: float, spread: float, unit: str, sign: str = "") -> str:
@@ -202,10 +202,10 @@ def text_with_spread(value: float, spread: float, unit: str, sign: str = "") -> 
     from fedtail.runs.answer_words import ROUNDING, digits_for, rounded_text
 
     if unit:
-        return f"{value:{sign}.2f} +- {spread:.2f}"
+        return f"{value:{sign}z.2f} +- {spread:.2f}"
     value, spread = (0.0 if abs(one) <= ROUNDING else one for one in (value, spread))
     if spread < MOST_ROUNDED:                          # no spread, or one that six decimals do not show
-        return f"{value:{sign}.4g} +- {spread:.2g}"
+        return f"{value:{sign}z.4g} +- {spread:.2g}"
     digits = digits_for({"estimate": value, "low": -spread, "high": spread})
     shown = rounded_text(value, digits)
     return f"{'' if shown.startswith('-') else sign}{shown} +- {rounded_text(spread, digits)}"

@@ -104,8 +104,8 @@ def _difference_cell(less: dict[str, Any] | None) -> str:
     """A difference to the best with its interval, "+1.2 (-0.3 to 2.7)"; "" for the best itself and for a diverged trial."""
     if less is None or (less["estimate"] == 0 and less["error"] == 0):
         return ""
-    ends = "no interval" if less["low"] is None or less["high"] is None else f"{less['low']:+.3g} to {less['high']:+.3g}"
-    return f"{less['estimate']:+.3g} ({ends})"
+    ends = "no interval" if less["low"] is None or less["high"] is None else f"{less['low']:+z.3g} to {less['high']:+z.3g}"
+    return f"{less['estimate']:+z.3g} ({ends})"
 
 
 def _seeds_note(seeds: list[int]) -> str:

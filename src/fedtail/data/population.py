@@ -452,6 +452,9 @@ def _first_fraction(fraction: float | None, within: float | None) -> float:
         raise TypeError(f"split_examples was given fraction={fraction:g} and within={within:g}. Write within alone: the fraction "
                         "of a client's examples that is held out.")
     name, value = ("within", within) if fraction is None else ("fraction", fraction)
+    if isinstance(value, (tuple, list)):
+        raise TypeError(f"split_examples takes one fraction, that of each client's examples held out, got {value!r}. Write "
+                        "own, held_out = population.split_examples(within=0.2). For clients it is population.split((0.8, 0.2)).")
     if value is not None and not 0 < value < 1:
         raise FieldError(name, "in (0, 1)", value, "For half and half write 0.5.")
     if fraction is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
+from fedtail.data.population_kind import check_is_population
 from fedtail.divergence import (
     DivergedWarning,
     WorseThanConstantWarning,
@@ -205,6 +206,7 @@ def check_task_once(task: Task, population: Population) -> None:
     The check is skipped where the last one on this population was of a task of the same form (classes, shapes and functions)
     on unchanged data. A task that passes is remembered until the population is garbage-collected.
     """
+    check_is_population(population)
     form = _task_form(task, population)
     if form is None or _CHECKED.get(population) != form:
         task.check(population)

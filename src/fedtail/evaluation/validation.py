@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedtail.data.population import Population
+from fedtail.data.population_kind import check_is_population
 from fedtail.directions import bad_percentile_name
 from fedtail.divergence import DivergedWarning
 from fedtail.engine.engine import Engine
@@ -39,9 +40,7 @@ class Validation:
 
     def __post_init__(self) -> None:
         """Raise TypeError where `population` is none; FieldError for an unknown statistic, or `every` or `patience` below 1."""
-        if not isinstance(self.population, Population):
-            raise TypeError(f"population must be a Population, got {type(self.population).__name__}. Write "
-                            "Validation(population.split((0.8, 0.2))[1]), say.")
+        check_is_population(self.population)
         check_whole_number("every", self.every)
         BestBy.named(self.statistic, self.patience)
 

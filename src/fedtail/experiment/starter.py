@@ -93,7 +93,7 @@ every = {every}                  # rounds between evaluations and checkpoints
 # trials = 20
 # statistic = "p90"
 # [tune.search]
-# local.learning_rate = {{ low = 0.01, high = 1.0, log = true }}
+# local.learning_rate = {{ low = {low:g}, high = {high:g}, log = true }}
 # risk.tail_fraction = [0.3, 0.5, 0.8]
 '''
 
@@ -130,7 +130,7 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
-                           rate=0.1, every=10)
+                           rate=0.1, low=0.01, high=1.0, every=10)
     from fedtail.data.describe import describe
     from fedtail.data.opening import names_by_role, open_any_data
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
@@ -144,7 +144,8 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
-                       sample=_sample_fields(train), rate=plan.learning_rate, every=max(1, plan.rounds // 10))
+                       sample=_sample_fields(train), rate=plan.learning_rate, low=plan.learning_rate / 10,
+                       high=10 * plan.learning_rate, every=max(1, plan.rounds // 10))
 
 
 def _sample_fields(train: int) -> str:
@@ -194,8 +195,9 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
     lines += targets
     if scale is not None:
         fitted = isinstance(scale, str)
+        public = "" if fitted else ", ".join(f"{name} = {value}" for name, value in scale.items())
         lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else
-                     f"scale = {{ scale = {scale['scale']} }}       # bytes to [0, 1]")
+                     f"scale = {{ {public} }}       # {'for all columns' if 'shift' in scale else 'bytes to [0, 1]'}")
     if clients < FEW_CLIENTS and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
     lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= FEW_CLIENTS else

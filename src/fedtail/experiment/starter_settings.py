@@ -18,6 +18,7 @@ BATCH = 10                  # examples of a step of the file that is written
 MOST_FEATURES = 4096        # for which a matrix of second moments is computed
 CURVATURE = {"LeastSquares": 2.0, "LogisticRegression": 0.25, "SoftmaxRegression": 0.5}      # of a loss, over that of |x|^2
 PIXELS = 255.0
+WIDE = 64                   # columns of floats in [-1, 1] that are taken as a flat image, or as bits
 LEFT = 0.01                 # of the distance to a constant prediction, after all rounds
 OF_DEVIATION = 0.1          # of the targets' deviation, which is left at most
 
@@ -31,10 +32,12 @@ class StepPlan:
 
 
 def starter_scale(population: Population) -> By | dict[str, float] | None:
-    """How a first experiment scales the inputs, as `scale` of [data]: "columns", "pixels", {"scale": 255.0} for bytes, or None.
+    """How a first experiment scales the inputs, as `scale` of [data]: "columns", "pixels", public numbers in a dict, or None.
 
     Vectors are scaled by columns, those of bytes too unless they reach 255 as flat images do, and images by pixels unless they
-    are in [-1, 1] already. None for several inputs, single numbers, and whole numbers of several axes, which may be tokens.
+    are in [-1, 1] already. Vectors of 64 columns or more in [-1, 1] are taken for flat images: they have one shift and scale for
+    all columns, as a pixel that is hardly ever lit, divided by its deviation, would be huge where it is. None for several inputs,
+    single numbers, and whole numbers of several axes, which may be tokens.
     """
     inputs = population.inputs
     if isinstance(inputs, dict) or inputs.ndim < 2 or not inputs[0].numel():
@@ -43,11 +46,25 @@ def starter_scale(population: Population) -> By | dict[str, float] | None:
         return {"scale": PIXELS} if inputs.ndim > 2 or float(inputs.max()) == PIXELS else "columns"      # codes are no pixels
     if not inputs.is_floating_point():
         return None
-    if inputs.ndim == 2:
+    if inputs.ndim == 2 and inputs.shape[1] < WIDE:
         return "columns"
     rows = (block.example_clients_and_rows()[1] for block in population.client_blocks(1 << 16))
     largest = max(float(inputs[some].abs().max()) for some in rows)
+    if inputs.ndim == 2:
+        return _one_scale(population) if largest <= 1 else "columns"
     return None if largest <= 1 else "pixels"
+
+
+def _one_scale(population: Population) -> By | dict[str, float]:
+    """A shift and a scale, of one digit, that bring all columns together to mean 0 and deviation 1 about; "columns" for zeros."""
+    sums, count = np.zeros(2), 0
+    for block in population.client_blocks(1 << 16):
+        values = population.inputs[block.example_clients_and_rows()[1]].double()      # type: ignore[index]
+        sums += np.array([float(values.sum()), float(values.square().sum())])
+        count += values.numel()
+    mean = sums[0] / count
+    deviation = float(f"{max(sums[1] / count - mean * mean, 0.0) ** 0.5:.1g}")
+    return {"shift": round(mean, 1) + 0.0, "scale": deviation} if deviation > 0 else "columns"
 
 
 def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: By | dict[str, float] | None) -> StepPlan:

@@ -23,7 +23,7 @@ from fedtail.local.objectives import ExampleRisk, check_example_risk, example_we
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
-from fedtail.risk.base import Risk
+from fedtail.risk.base import Risk, check_is_number
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
@@ -68,6 +68,8 @@ class LocalSGD(LocalTraining):
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 hint = " None is the full gradient." if name == "batch_size" else ""
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value}.{hint}")
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            check_is_number(name, getattr(self, name))
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate (gamma) must be positive and finite, got {self.learning_rate:g}.")
         for name in ("schedule", "penalty", "work"):

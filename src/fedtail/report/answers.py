@@ -125,21 +125,23 @@ def _promises(methods: Sequence[Method], metric: str) -> dict[str, Any]:
 
     With k models each has confidence 1 - 0.05 / k, so that all hold together with 95%. A dict of `models`, a row for each
     method with its seeds and bounds as text, `refused` (reasons), the joint `confidence`, the `count` of models, whether there
-    is `any` bound at all, and whether the metric is `undefined` for a client. A model that has diverged is not shown, though
-    counted.
+    is `any` bound at all, and whether the metric is `undefined` for a client. A model that has diverged promises nothing; it is
+    counted, as it is these clients who show it.
     """
     entries = [(m, run, entry) for m in methods if not m.personal for run in m.runs_with_table.values()
                if (entry := _stored_promise(run, m.member, metric)) is not None]
-    held = [(m, run) for m, run, entry in entries if "reason" not in entry]
-    refused = list(dict.fromkeys(entry["reason"] for _, _, entry in entries if "reason" in entry))
+    lost = [(m, run) for m, run, _ in entries if run.seed in m.diverged_seeds]
+    held = [(m, run) for m, run, entry in entries if "reason" not in entry and (m, run) not in lost]
+    refused = list(dict.fromkeys(entry["reason"] for m, run, entry in entries if "reason" in entry and (m, run) not in lost))
+    refused += dict.fromkeys(f"{m.label}: the model has diverged." for m, _ in lost)
     if any(m.personal for m in methods):
         refused.append("personal models: a new client has none, so nothing is promised about them.")
-    each = 1 - (1 - CONFIDENCE) / max(len(held), 1)
-    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m and run.seed not in m.diverged_seeds])
-            for m in methods]
+    count = len(held) + len(lost)
+    each = 1 - (1 - CONFIDENCE) / max(count, 1)
+    rows = [(m, [_promised(m, run, metric, each) for one, run in held if one is m]) for m in methods]
     texts = [text for _, found in rows for one in found for text in one["bounds"].values()]
     return {"models": [_promise_row(m.label, found) for m, found in rows if found], "refused": refused, "confidence": CONFIDENCE,
-            "undefined": any("undefined" in entry for _, _, entry in entries), "count": len(held),
+            "undefined": any("undefined" in entry for _, _, entry in entries), "count": count,
             "any": any(not text.startswith(NO_BOUND) for text in texts)}
 
 

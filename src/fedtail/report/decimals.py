@@ -32,6 +32,17 @@ def table_decimals(table: Sequence[dict[str, Any]], clients: int, percent: bool)
     return found
 
 
+def difference_decimals(difference: dict[str, Any], percent: bool, column: int) -> int:
+    """The decimals of one difference: those of its own standard error, and no more than its `column` has.
+
+    >>> difference_decimals({"mean": 0.0151, "error": 0.0242}, percent=True, column=3)
+    1
+    """
+    scale = 100.0 if percent else 1.0
+    errors, gaps = (_known(scale, [difference[part]]) for part in ("error", "mean"))
+    return min(column, decimals_by_uncertainty(errors, gaps))
+
+
 def client_decimals(values: Iterable[np.ndarray], sizes: np.ndarray, percent: bool) -> int:
     """The decimals of single clients' values: of a rate those that a client of the median size deserves, else four digits.
 

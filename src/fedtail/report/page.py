@@ -14,6 +14,7 @@ import numpy as np
 from fedtail.report.answers import ANSWERS_STYLE, ANSWERS_TEMPLATE, answers_section
 from fedtail.report.client_errors import ClientValues, client_list, client_values_by_method, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, has_extremes, learning_curves, metric_names
+from fedtail.report.decimals import difference_decimals
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
 from fedtail.report.metric_view import PageContent, metric_view
 from fedtail.report.overview import caveats, default_title, family_slider, header_facts
@@ -65,6 +66,7 @@ def render_page(data: dict[str, Any], title: str) -> str:
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     rules.filters["shown"] = shown_number
+    rules.filters["difference_decimals"] = difference_decimals
     answers = rules.from_string(_read_page_file(ANSWERS_TEMPLATE)).render(data=data)
     return rules.from_string(_read_page_file(TEMPLATE)).render(
         title=title, data=data, embedded=Markup(script_safe_json(data)), answers=Markup(answers),

@@ -73,8 +73,7 @@ function rounds(metric) {
     ...strong.filter(k => k === state.focus).map(k => one(k, "p50", { showlegend: false, line: { dash: DASH, width: 1.4 } })),
     ...strong.map(k => one(k, "mean", {})),
   ];
-  const y = axis(plain(metric) + (of_metric.percent ? ", %" : ""), of_metric.percent ? { rangemode: "tozero" } : {});
-  return { traces, layout: layout(axis("round"), y) };
+  return { traces, layout: layout(axis("round"), axis(plain(metric) + (of_metric.percent ? ", %" : ""))) };
 }
 
 // The statistics at both ends of the band: percentiles or, of few clients, the single ones.

@@ -39,7 +39,9 @@ function compared() {                 // the baseline first, so that the focus i
 }
 
 function rounded(value, decimals) {
-  return Math.abs(value) >= 1e6 ? value.toPrecision(4) : value.toFixed(decimals);
+  if (Math.abs(value) >= 1e6) return value.toPrecision(4);
+  const text = value.toFixed(decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text;           // no negative zero
 }
 
 function number(value, decimals = view().decimals.clients) {      // by default as a client's value is shown
@@ -49,7 +51,8 @@ function number(value, decimals = view().decimals.clients) {      // by default 
 
 function signed(value) {
   if (value === null || value === undefined) return "–";
-  return (value > 0 ? "+" : "") + rounded(scale() * value, view().decimals.clients).replace("-", "−");
+  const text = rounded(scale() * value, view().decimals.clients);
+  return (Number(text) > 0 ? "+" : "") + text.replace("-", "−");
 }
 
 // Plotly reads a little HTML in its texts, and names are whatever users called things.

@@ -156,7 +156,7 @@ def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, s
 
 def constant_statistics(run: RunFolder) -> dict[str, Any]:
     """The statistics of the constant prediction over the tested clients, by metric and name; empty where they are not known."""
-    return (run.result.get("constant") or {}).get(run.tested_split, {}) if run.is_finished else {}
+    return (run.result.get("constant") or {}).get(run.tested_split, {}) if run.has_result else {}
 
 
 def _tested(run: RunFolder, model: EvaluatedModel) -> dict[str, Any]:

@@ -52,12 +52,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json_values(value: Any) -> Any:
-    """A copy of `value` that JSON can hold: at any depth of dicts and lists, NaN and infinity become None, and tuples lists."""
+    """A copy of `value` that JSON can hold: at any depth of dicts and lists, NaN and infinity become None, and tuples lists.
+
+    A negative zero, as of a bound on a metric where higher is better, becomes zero.
+
+    >>> to_json_values({"bounds": (-0.0, math.inf)})
+    {'bounds': [0.0, None]}
+    """
     if isinstance(value, dict):
         return {key: to_json_values(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json_values(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return value + 0.0 if math.isfinite(value) else None
+    return value
 
 
 class JsonLinesFile:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedtail.data import Population
 from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan
 from fedtail.reading import short_text
+from fedtail.runs.diverged import divergence_reason
+from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.metric_bounds import Bounds
 from fedtail.runs.promise_entries import CONFIDENCE, promise_entry
+from fedtail.runs.run_folder import RunFolder
 
 Identities = dict[str, list[Hashable]]       # of the clients of each split
 WRITE = "For a promise write split = { train = 0.6, validation = 0.2, test = 0.2 } below [data]."
@@ -61,6 +65,17 @@ def held_out_promise(values: Iterable[float], tested: str, identities: Identitie
 def no_promise(reason: str) -> dict[str, Any]:
     """The entry of `result.json` where nothing is promised, with the reason."""
     return {"reason": short_text(reason, 900)}
+
+
+def result_with_kept_promises(run: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+    """The `result` of a run that has just ended, in which models that have diverged promise nothing, with the reason."""
+    if "promises" not in result:
+        return result
+    ended = replace(run, unwritten=result)
+    reasons = [divergence_reason(ended, EvaluatedModel(member)) for member in range(len(run.members))]
+    promises = [{metric: no_promise(f"the model has diverged: {reason}.") for metric in entries} if reason else entries
+                for reason, entries in zip(reasons, result["promises"], strict=True)]
+    return {**result, "promises": promises}
 
 
 def _reason(text: str, mine: set[Hashable], identities: Identities, used: Mapping[str, str]) -> str:

@@ -231,4 +231,4 @@ def _number(numbers: dict[str, Any], name: str) -> str:
     """A statistic with four significant digits; "not finite" for None, by which JSON holds such a number."""
     if name not in numbers:
         return "not recorded"
-    return "not finite" if numbers[name] is None else f"{numbers[name]:.4g}"
+    return "not finite" if numbers[name] is None else f"{numbers[name]:z.4g}"

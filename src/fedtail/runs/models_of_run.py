@@ -82,6 +82,12 @@ def array_names(run: RunFolder) -> tuple[str | list[str], str]:
     return data.get("x", "x"), data.get("y", "y")
 
 
+def input_width(run: RunFolder) -> int | None:
+    """How many numbers an example has, where the run's inputs are one vector; None for others, and where it is not known."""
+    shapes = [one["shape"] for one in (run.about.get("inputs") or {}).values()]
+    return shapes[0][0] if len(shapes) == 1 and len(shapes[0]) == 1 else None
+
+
 def member_index(run: RunFolder, model: int | str | None) -> int:
     """The position of a model of the run, from its position or name; None is the only one.
 

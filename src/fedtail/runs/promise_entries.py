@@ -73,4 +73,4 @@ def _sentence(name: str, one: Mapping[str, Any], entry: Mapping[str, Any], metri
 
 def shown_number(value: float, percent: bool) -> str:
     """A value as text: in percent with one decimal, or with four significant digits."""
-    return f"{100 * value:.1f}%" if percent else f"{value:.4g}"
+    return f"{100 * value:z.1f}%" if percent else f"{value:z.4g}"

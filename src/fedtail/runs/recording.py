@@ -23,6 +23,7 @@ from fedtail.privacy.ledger_file import LedgerError, LedgerMark
 from fedtail.reading import read_json
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import JsonLinesFile, RunRefused, bytes_digest, write_atomically, write_json
+from fedtail.runs.held_out_promises import result_with_kept_promises
 from fedtail.runs.keep_best import KeepBest
 from fedtail.runs.logs import logged_numbers, open_logs
 from fedtail.runs.measurements import SplitEvaluations, metrics_line, not_finite_counts
@@ -238,9 +239,10 @@ class Recorder:
         best, mark, stopped = self._best_entries(), self.ledger.file_mark(safely=True), trained.stopped or self.stopped
         stopped = stopped if trained.rounds < self.experiment.rounds else ""
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
-        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": stopped,
-                                                 "not_finite": lost, "channel": list(self.ledger.channels), "files": files,
-                                                 **ledger})
+        result = {**line, **more, **best, "failed": trained.failed, "stopped": stopped, "not_finite": lost,
+                  "channel": list(self.ledger.channels), "files": files, **ledger}
+        run = RunFolder.open(self.folder, also_deployed=True)
+        write_json(self.folder / "result.json", result_with_kept_promises(run, result))
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds ({stopped})" if stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 

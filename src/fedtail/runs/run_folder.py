@@ -46,6 +46,7 @@ class RunFolder:
 
     path: Path
     about: dict[str, Any]                       # run.json
+    unwritten: dict[str, Any] | None = None     # what result.json will hold, where the run has just ended
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
@@ -109,6 +110,11 @@ class RunFolder:
         return (self.path / "result.json").is_file() and (self.is_deployed or (self.path / "clients.parquet").is_file())
 
     @property
+    def has_result(self) -> bool:
+        """Whether `result` is known: the run is finished, or has just ended and will be once the file is written."""
+        return self.unwritten is not None or self.is_finished
+
+    @property
     def has_client_table(self) -> bool:
         """Whether the run is finished and has `clients.parquet`, the table over clients, which simulated runs write."""
         return self.is_finished and (self.path / "clients.parquet").is_file()
@@ -139,6 +145,8 @@ class RunFolder:
 
         Raises FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
         """
+        if self.unwritten is not None:
+            return self.unwritten
         if not self.is_finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
         place = self.path / "result.json"
