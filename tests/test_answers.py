@@ -499,7 +499,7 @@ def test_a_tail_over_seeds_is_beyond_noise_towards_its_bad_end(tmp_path, better,
     found = []
     for seed, value in enumerate(observed):
         entry = {"observed": value, "floor": 0.5, "highest": 0.45, "is_noise": seed > 0}
-        floors = {name: entry for name in ("p90" if better == "lower" else "p10", "worst10", "worst5")}
+        floors = dict.fromkeys(("p90" if better == "lower" else "p10", "worst10", "worst5"), entry)
         run = write_folder(tmp_path / str(seed), [0.1, 0.2], seed=seed, better={"share": better}, metrics=["share"])
         result = json.loads((run.path / "result.json").read_text())
         (run.path / "result.json").write_text(json.dumps({**result, "noise": [{"share": {"floors": floors, "spread": None}}]}))

@@ -66,10 +66,18 @@ class Followed:
     progress: bool = True
     on_round: OnRound | None = None
 
-    def check(self, first: Trained) -> None:
-        """Raise ValueError where the validation is by a metric that the task of the run `first` has not."""
-        if self.validation is not None:
-            self.validation.better(first)
+    def check(self, first: Trained, rounds: int) -> None:
+        """Raise ValueError where the validation is by a metric that the task of the run `first` has not.
+
+        Also where the run, with `rounds` more than `first`, would end before the first evaluation.
+        """
+        if self.validation is None:
+            return
+        self.validation.better(first)
+        last = first.rounds + rounds
+        if rounds and last < self.validation.every:
+            raise ValueError(f"validation evaluates every {self.validation.every} rounds, and the run would end after {last}, "
+                             f"without a best model. Write Validation(..., every={last}) or less, or train for longer.")
 
     @contextmanager
     def open(self, first: Trained, rounds: int) -> Iterator[RoundObserver]:

@@ -40,7 +40,8 @@ def _mean_floor(each: Sequence[dict[str, Any]], scale: float, sign: float) -> di
     `sign` is 1 where larger values are worse, else -1.
     """
     mean = {name: statistics.fmean(one[name] for one in each) for name in ("observed", "floor", "highest")}
-    return {**{name: scale * value for name, value in mean.items()}, "is_noise": sign * mean["observed"] <= sign * mean["highest"]}
+    is_noise = sign * mean["observed"] <= sign * mean["highest"]
+    return {**{name: scale * value for name, value in mean.items()}, "is_noise": is_noise}
 
 
 def _joined_spread(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
