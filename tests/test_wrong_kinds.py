@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import fedtail
 from fedtail import Engine, Metric, Population, Task
+from fedtail.data.opening import open_any_data
 from fedtail.loggers import TensorBoard
 from fedtail.losses import cross_entropy, logistic, misclassification, squared_error
 from fedtail.models import LogisticRegression, SoftmaxRegression
@@ -163,6 +165,32 @@ def test_a_validation_that_would_never_evaluate_is_refused():
 def test_settings_that_are_texts_are_refused_as_no_numbers(make):
     with pytest.raises(TypeError, match=re.escape("must be a number, got '0.1'. Write it without quotes: 0.5, say.")):
         make("0.1")
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: Task(nn.Linear(4, 3), metrics=["rocauc"]), "Write fedtail.metrics.roc_auc(), or one of your own."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["zzz"]), "Write one of fedtail.metrics, roc_auc(), average_precision(), f1(),"),
+    (lambda: fedtail.train(replace(fedtail.fedavg(3), risk=fedtail.Proximal(0.1)), Task(nn.Linear(4, 3)), LABELLED, rounds=1),
+     "risk is Proximal(strength=0.1), which declares a LocalDeclaration; a RiskDeclaration is needed. Penalties go to local training"),
+    (lambda: fedtail.evaluate(nn.Linear(4, 3), (X, Y)), "population must be a Population, got tuple. Write Population.from_arrays(x, y, client)"),
+    (lambda: fedtail.choose(nn.Sequential(nn.Linear(4, 3)), LABELLED.client(0)), "models must be a list of modules, got Sequential. Write choose([module"),
+    (lambda: fedtail.data.dirichlet([0, 1, 0, 1], "2", 0.5), "clients must be a whole number, got '2'."),
+    (lambda: fedtail.evaluate(nn.Linear(4, 3), LABELLED).worst_clients(1.5), "must be a whole number, at least 1, got 1.5."),
+    (lambda: fedtail.fedavg("4"), "cohort_size must be a whole number, at least 1, got '4'."),
+    (lambda: fedtail.fedavg(4, epochs="1"), "epochs must be a whole number, at least 1, got '1'."),
+])
+def test_what_stands_in_the_place_of_another_is_refused_in_words(make, text):
+    with pytest.raises((TypeError, ValueError)) as reason:
+        make()
+    assert text in str(reason.value)
+
+
+def test_misspelt_columns_are_told_with_the_nearest(tmp_path):
+    (tmp_path / "a.csv").write_text("age,sick,hospital\n1,0,a\n2,1,b\n")
+    with pytest.raises(ValueError, match=re.escape("a.csv holds no 'sik'. Did you mean sick?")):
+        open_any_data(tmp_path / "a.csv", None, "sik", "hospital")
+    with pytest.raises(ValueError, match=re.escape("a.csv holds no 'hospitl'. Did you mean hospital?")):
+        open_any_data(tmp_path / "a.csv", None, "sick", "hospitl")
 
 
 # labels

@@ -22,6 +22,7 @@ from fedtail.divergence import (
 )
 from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.kernel_choice import evaluation_kernel
+from fedtail.errors import check_kind
 from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.constant import constant_values
 from fedtail.evaluation.distribution import Distribution
@@ -154,6 +155,8 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     above it.
     """
     engine = resolve_engine(engine, old, "evaluate")
+    check_kind("population", population, isinstance(population, Population), "a Population",
+               "Write Population.from_arrays(x, y, client), or Population.from_clients([(x, y)]) for one client.")
     task = task_with_model(model, task)
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)

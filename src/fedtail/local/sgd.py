@@ -69,7 +69,7 @@ class LocalSGD(LocalTraining):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 hint = " None is the full gradient." if name == "batch_size" else ""
-                raise ValueError(f"{name} must be a whole number, at least 1, got {value}.{hint}")
+                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.{hint}")
         for name, value in (("learning_rate (gamma)", self.learning_rate), ("momentum", self.momentum),
                             ("weight_decay", self.weight_decay)):
             check_is_number(name, value)
