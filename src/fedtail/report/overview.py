@@ -58,8 +58,9 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
 
 
 def _rounds_line(run: RunFolder) -> str:
-    """How many rounds a run had, and of how many that were planned, where it ended early."""
-    done, planned = run.result["round"], run.about["rounds"]
+    """How many rounds a run had, and of how many that were planned, where it ended early; those planned while it goes on."""
+    planned = run.about["rounds"]
+    done = run.result["round"] if run.is_finished else planned
     return str(done) if done >= planned else f"{done} of {planned}, ended early"
 
 
