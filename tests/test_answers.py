@@ -484,6 +484,31 @@ def test_a_run_keeps_the_variance_of_each_clients_losses_and_the_floors(trained)
     assert shown["floors"]["p90"]["floor"] == pytest.approx(100 * noise["error"]["floors"]["p90"]["floor"])
 
 
+def test_the_sentence_of_a_tail_over_seeds_goes_by_the_numbers_beside_it(tmp_path):
+    alike, one_worse = [0.2] * 6, [0.1] * 5 + [1.0]
+    runs = [write_folder(tmp_path / str(k), errors, [100] * 6, k) for k, errors in enumerate((alike, alike, one_worse))]
+    found = noise_over_seeds([(run, SHARED) for run in runs])
+    floor = found["floors"]["worst10"]
+    assert floor["observed"] == pytest.approx(100 * (0.2 + 0.2 + 1) / 3)
+    assert floor["observed"] > floor["highest"]
+    assert noise_sentence(found) == "clients differ by more than noise."
+    assert noise_outcome(noise_over_seeds([(run, SHARED) for run in runs[:2]])) != "real"
+
+
+@pytest.mark.parametrize(("better", "observed", "real"), [("higher", [0.3, 0.6, 0.5], False), ("higher", [0.1, 0.6, 0.5], True),
+                                                          ("lower", [0.3, 0.6, 0.5], True), ("lower", [0.1, 0.4, 0.5], False)])
+def test_a_tail_over_seeds_is_beyond_noise_towards_its_bad_end(tmp_path, better, observed, real):
+    found = []
+    for seed, value in enumerate(observed):
+        entry = {"observed": value, "floor": 0.5, "highest": 0.45, "is_noise": seed > 0}
+        floors = dict.fromkeys(("p90" if better == "lower" else "p10", "worst10", "worst5"), entry)
+        run = write_folder(tmp_path / str(seed), [0.1, 0.2], seed=seed, better={"share": better}, metrics=["share"])
+        result = json.loads((run.path / "result.json").read_text())
+        (run.path / "result.json").write_text(json.dumps({**result, "noise": [{"share": {"floors": floors, "spread": None}}]}))
+        found.append((RunFolder.open(run.path), SHARED))
+    assert noise_over_seeds(found, "share")["floors"]["worst10"]["is_noise"] is not real
+
+
 def test_runs_of_earlier_versions_have_floors_of_their_error_rates(tmp_path):
     found = noise_over_seeds([(write_folder(tmp_path / "old", RANDOM(0).binomial(10, 0.3, 50) / 10), SHARED)])
     assert found["floors"]["worst10"]["floor"] > 30

@@ -116,7 +116,9 @@ def test_examples_that_are_dicts_or_have_several_inputs_or_lengths():
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: Population.from_datasets(TensorDataset(X, Y)), "one data set for each client is needed, got a single TensorDataset. Pass"),
     (lambda: Population.from_datasets([]), "from_datasets got no clients. Pass a dict"),
-    (lambda: Population.from_datasets(7), "data sets of clients are needed, got a int"),
+    (lambda: Population.from_datasets(7), "data sets of clients are needed, got 7"),
+    (lambda: Population.from_datasets([Pairs] * 2), "client 0 is the class Pairs; a data set is needed. Write Pairs(...)."),
+    (lambda: Population.from_datasets(Pairs), "data sets of clients are needed, got the class Pairs"),
     (lambda: Population.from_datasets({"a": Pairs(), "b": Pairs(count=0)}), "client 'b' has no examples. Leave it out."),
     (lambda: Population.from_datasets({"a": Pairs(lambda x, y: x)}), "the examples of client 'a' are of type ndarray; pairs (x, y)"),
     (lambda: Population.from_datasets({"a": Pairs(lambda x, y: (x, y, 1))}), "the examples of client 'a' are 3 parts; pairs (x, y)"),

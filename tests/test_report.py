@@ -20,6 +20,7 @@ from scipy import stats
 from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
 from fedtail.report.client_errors import LISTED, POINTS
+from fedtail.report.overview import header_facts
 from fedtail.report.page import script_safe_json
 from fedtail.report.settings import method_settings
 from fedtail.report.statistics import STATISTICS, bin_edges, bin_shares, quantile_classes, summary_statistics, thinned_positions
@@ -457,3 +458,9 @@ def test_few_clients_have_no_bar_for_a_share_of_one(tmp_path):
     panel = page_data(runs)["answers"]["panels"][1]
     assert [bar["name"] for bar in panel["rows"][0]["bars"]] == ["mean"]
     assert "all future clients" not in write_page(runs, tmp_path).read_text()
+
+
+def test_the_header_says_how_many_rounds_a_run_had_that_ended_early(tmp_path):
+    whole, early = (write_folder(tmp_path / str(planned), [0.1, 0.2], rounds=planned) for planned in (1, 30))
+    assert header_facts([whole])["Rounds"] == "1"
+    assert header_facts([early])["Rounds"] == "1 of 30, ended early"

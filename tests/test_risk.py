@@ -51,12 +51,13 @@ from fedtail import (
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import Composition, client_and_group_refusals
 from fedtail.declarations import RiskDeclaration
+from fedtail.errors import check_is_number
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import PresentClients, Risk, check_is_number, fit_locally, normalised_mass
+from fedtail.risk.base import PresentClients, Risk, fit_locally, normalised_mass
 from fedtail.server import SGD
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses

@@ -489,6 +489,19 @@ def test_a_folder_in_use_is_not_written(tmp_path, whole):
     assert "is finished; nothing to do" in onlooker.notes[0]
 
 
+def test_a_run_that_ended_early_says_so_and_what_it_kept(tmp_path):
+    slow = experiment("delta_fl", 'evaluate.keep_best="worst10"', "evaluate.patience=2", "evaluate.every=1", "rounds=30",
+                      "local.learning_rate=1e-9")
+    onlooker, again = Onlooker(), Onlooker()
+    done = run(slow, 0, tmp_path / "run", onlooker)
+    kept, reason = done.result["best"][0]["round"], "error.worst10 was no better in 2 evaluations in a row"
+    assert onlooker.notes[-1] == (f"stopped after {done.result['round']} of 30 rounds ({reason}). The best model, of round {kept}, is kept beside "
+                                  "the last, which the tables are about; `fedtail export` and `predict` take --best.")
+    assert kept < done.result["round"] < 30
+    run(slow, 0, tmp_path / "run", again, resume=True)
+    assert again.notes == [f"{tmp_path / 'run'} is finished; nothing to do. It ended early: {reason}."]
+
+
 def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(tmp_path):
     """The largest file this process may write is made smaller than a checkpoint: the system then refuses as a full disk does."""
     folder, soft = interrupted(tmp_path, stop=2), resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
-from fedtail.experiment import read_experiment
+from fedtail.experiment import read_experiment, read_experiments
 from fedtail.experiment.starter import starter_text
 from fedtail.experiment.starter_settings import starter_scale
 from fedtail.runs import RunFolder, run
@@ -95,6 +95,21 @@ def test_a_starter_file_runs_without_warnings(tmp_path, name):
     folder = run_without_warnings(written(tmp_path, name), "rounds=2")
     assert folder.is_finished
     assert folder.result["failed"] == 0
+
+
+@pytest.mark.parametrize(("clients", "few"), [(4, True), (33, True), (34, False)])
+def test_few_clients_get_a_method_without_shares_of_them(tmp_path, clients, few):
+    x, y, client = vectors(clients, 10, classes=2)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.npz")
+    (tmp_path / "e.toml").write_text(text)
+    [part] = [member.risk for member in read_experiment(tmp_path / "e.toml").algorithm.members]
+    assert type(part).__name__ == ("Ascent" if few else "Superquantile")
+    assert ("tail_fraction = [" in text) is not few
+    assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished
+    commented = [line.removeprefix("# ") for line in text.split("remove the # below.\n")[1].split("\n\n")[0].splitlines()]
+    (tmp_path / "e.toml").write_text(text + "\n" + "\n".join(commented))
+    assert [type(one.algorithm.members[0].risk).__name__ for one in read_experiments(tmp_path / "e.toml")] == ["Mean", type(part).__name__]
 
 
 def test_without_data_it_runs_without_warnings(tmp_path):

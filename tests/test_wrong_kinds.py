@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +17,8 @@ from torch.utils.data import TensorDataset
 import fedtail
 import fedtail.loggers
 from fedtail import Engine, Metric, Population, Task
+from fedtail.data.opening import open_any_data
+from fedtail.loggers import TensorBoard
 from fedtail.losses import cross_entropy, logistic, misclassification, squared_error
 from fedtail.models import LogisticRegression, SoftmaxRegression
 
@@ -65,12 +71,12 @@ def refusal(task: Task, population: Population) -> str:
     (lambda: fedtail.evaluate(SoftmaxRegression(4, 3), SETS), "population must be a Population, got list. Write Population.from_datasets(clients)"),
     (lambda: fedtail.Validation(SETS), "population must be a Population, got list. Write Population.from_datasets(clients)"),
     (lambda: trained(seed="a"), "seed must be a whole number, got 'a'."),
-    (lambda: trained(logger="tensorboard"), "logger must be a Logger, got 'tensorboard'. Write fedtail.loggers.TensorBoard(folder)"),
-    (lambda: trained(logger=fedtail.loggers.TensorBoard), "logger must be a Logger, got <class "),
-    (lambda: trained(validation=LABELLED), "validation must be a Validation, got Population(6 clients, 60 examples). Write fedtail.Validation(population)"),
-    (lambda: trained(on_round="print"), "on_round must be a function of a fedtail.Progress, got 'print'."),
+    (lambda: trained(logger="tensorboard"), "logger must be a logger of fedtail.loggers, got 'tensorboard'. Write logger=TensorBoard("),
+    (lambda: trained(logger=fedtail.loggers.TensorBoard), "logger must be a logger of fedtail.loggers, got the class TensorBoard. Write logger=TensorBoard(...)."),
+    (lambda: trained(validation=LABELLED), "validation must be a Validation, got Population. Write validation=Validation(population)"),
+    (lambda: trained(on_round="print"), "on_round must be a function that is called with a Progress, got 'print'."),
     (lambda: LABELLED.split_examples((0.8, 0.2)), "split_examples takes one fraction, that of each client's examples held out, got (0.8, 0.2)."),
-    (lambda: fedtail.fedavg(3, learning_rate="fast"), "learning_rate must be a number, got 'fast'."),
+    (lambda: fedtail.fedavg(3, learning_rate="fast"), "learning_rate (gamma) must be a number, got 'fast'."),
     (lambda: fedtail.fedavg(3, momentum=None), "momentum must be a number, got None."),
 ])
 def test_other_kinds_are_refused_by_name(make, text):
@@ -83,6 +89,133 @@ def test_other_kinds_are_refused_by_name(make, text):
 def test_a_gpu_that_is_not_here_is_said_before_anything_is_computed():
     with pytest.raises(ValueError, match='device is cuda, but PyTorch sees no GPU here'):
         fedtail.train(fedtail.fedavg(3), Task(nn.Linear(4, 3)), LABELLED, rounds=1, engine=Engine("cuda"))
+
+
+# arguments of train
+
+class Tally:
+    """Counts what it is called with, and has one method of a logger."""
+
+    def __init__(self, progress=None):
+        self.called = 0
+
+    def __call__(self, progress):
+        self.called += 1
+
+    def open_log(self, run):
+        return self
+
+    def write(self, *numbers):
+        self.called += 1
+
+    def close(self):
+        pass
+
+    @property
+    def id(self):
+        return None
+
+
+def two(progress, other):
+    """A function for `on_round` that takes too much."""
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({"validation": LABELLED}, "validation must be a Validation, got Population. Write validation=Validation(population)"),
+    ({"validation": fedtail.Validation}, "validation must be a Validation, got the class Validation. Write validation=Validation(...)."),
+    ({"logger": TensorBoard}, "logger must be a logger of fedtail.loggers, got the class TensorBoard. Write logger=TensorBoard(...)."),
+    ({"logger": "board"}, "logger must be a logger of fedtail.loggers, got 'board'. Write logger=TensorBoard(\"logs\"), say."),
+    ({"on_round": [print]}, "on_round must be a function that is called with a Progress, got list."),
+    ({"on_round": Tally}, "got the class Tally. Write on_round=Tally(...)."),
+    ({"on_round": two}, "on_round must be a function of one argument, a Progress, got two(progress, other). Write def two(progress): ..."),
+    ({"on_round": lambda: None}, "got <lambda>(). Write def after_round(progress): ..."),
+    ({"privacy": 3.0}, "privacy must be a PrivacyBudget or a Ledger, got 3.0. Write privacy=PrivacyBudget(epsilon=3.0, delta=1e-5)"),
+    ({"privacy": fedtail.PrivacyBudget}, "got the class PrivacyBudget. Write privacy=PrivacyBudget(...)."),
+    ({"engine": "cuda"}, "engine must be an Engine, got 'cuda'. Write engine=Engine(\"cuda\"), say."),
+    ({"engine": None}, "engine must be an Engine, got None."),
+    ({"channel": fedtail.PlainChannel}, "channel must be a channel, got the class PlainChannel. Write channel=PlainChannel(...)."),
+    ({"channel": "plain"}, "channel must be a channel, got 'plain'. Write channel=PlainChannel(), say."),
+    ({"fleet": LABELLED}, "fleet must be a fleet, as LocalFleet makes one, got Population."),
+    ({"evaluation": LABELLED}, "evaluation must be a FederatedEvaluation, got Population."),
+])
+def test_arguments_of_another_kind_are_refused_before_the_first_round(given, text, recwarn):
+    task = Task(nn.Linear(4, 3))
+    trained = fedtail.train(fedtail.fedavg(3), task, LABELLED, rounds=0, progress=False)
+    tally = Tally()
+    for call in (lambda **more: fedtail.train(fedtail.fedavg(3), task, LABELLED, rounds=1, progress=False, **more),
+                 lambda **more: fedtail.resume(trained, LABELLED, rounds=1, progress=False, **more)):
+        with pytest.raises(TypeError) as reason:
+            call(**{"logger": tally, **given})
+        assert text in str(reason.value)
+    assert not tally.called
+
+
+@pytest.mark.parametrize("on_round", [Tally(), [].append, lambda *progress: None, lambda progress, more=2: None])
+def test_whatever_takes_a_progress_may_follow_a_run(on_round):
+    assert fedtail.train(fedtail.fedavg(3), Task(nn.Linear(4, 3)), LABELLED, rounds=1, progress=False, on_round=on_round).rounds == 1
+
+
+def test_seeds_engines_and_earlier_runs_of_another_kind_are_refused():
+    task = Task(nn.Linear(4, 3))
+    with pytest.raises(TypeError, match=re.escape("seed must be a whole number, got '0'. Write seed=0, say.")):
+        fedtail.train(fedtail.fedavg(3), task, LABELLED, rounds=1, seed="0")
+    with pytest.raises(TypeError, match="engine must be an Engine, got 'cpu'"):
+        fedtail.evaluate(task.module, LABELLED, engine="cpu")
+    for came, named in ((task.module, "Linear"), ("runs/x", "'runs/x'"), (fedtail.Trained, "the class Trained")):
+        with pytest.raises(TypeError, match=re.escape(f"resume goes on from what train(...) returned, got {named}. To begin with a module")):
+            fedtail.resume(came, LABELLED, rounds=1)
+
+
+def test_a_validation_that_would_never_evaluate_is_refused():
+    def run(rounds, **validation):
+        validation = fedtail.Validation(LABELLED, **validation)
+        return fedtail.train(fedtail.fedavg(3), Task(nn.Linear(4, 3)), LABELLED, rounds=rounds, validation=validation, progress=False)
+
+    with pytest.raises(ValueError, match=re.escape("validation evaluates every 5 rounds, and the run would end after 3, without a best model. "
+                                                   "Write Validation(..., every=3) or less")):
+        run(3, every=5)
+    assert run(3, every=3).best.rounds == 3
+    later = run(5, every=5)
+    assert fedtail.resume(later, LABELLED, rounds=2, validation=fedtail.Validation(LABELLED, every=5), progress=False).best.rounds == 5
+
+
+@pytest.mark.parametrize("make", [
+    lambda value: fedtail.fedavg(3, learning_rate=value), lambda value: fedtail.fedavg(3, momentum=value),
+    lambda value: fedtail.fedavg(3, weight_decay=value), lambda value: fedtail.fedprox(value, 3),
+    lambda value: fedtail.PowerFair.__post_init__(SimpleNamespace(power=value)),      # risks are type checked in tests
+    lambda value: fedtail.server.SGD(value), lambda value: fedtail.server.Adam(0.1, value),
+    lambda value: fedtail.PrivacyBudget(value, 1e-5), lambda value: fedtail.PrivacyBudget(1.0, value), lambda value: fedtail.Poisson(value),
+    lambda value: fedtail.dp_fedavg(100, value, 1.0, cohort_size=10),
+])
+def test_settings_that_are_texts_are_refused_as_no_numbers(make):
+    with pytest.raises(TypeError, match=re.escape("must be a number, got '0.1'. Write it without quotes: 0.5, say.")):
+        make("0.1")
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: Task(nn.Linear(4, 3), metrics=["rocauc"]), "Write fedtail.metrics.roc_auc(), or one of your own."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["zzz"]), "Write one of fedtail.metrics, roc_auc(), average_precision(), f1(),"),
+    (lambda: fedtail.train(replace(fedtail.fedavg(3), risk=fedtail.Proximal(0.1)), Task(nn.Linear(4, 3)), LABELLED, rounds=1),
+     "risk is Proximal(strength=0.1), which declares a LocalDeclaration; a RiskDeclaration is needed. Penalties go to local training"),
+    (lambda: fedtail.evaluate(nn.Linear(4, 3), (X, Y)), "population must be a Population, got tuple. Write Population.from_arrays(x, y, client)"),
+    (lambda: fedtail.choose(nn.Sequential(nn.Linear(4, 3)), LABELLED.client(0)), "models must be a list of modules, got Sequential. Write choose([module"),
+    (lambda: fedtail.data.dirichlet([0, 1, 0, 1], "2", 0.5), "clients must be a whole number, got '2'."),
+    (lambda: fedtail.evaluate(nn.Linear(4, 3), LABELLED).worst_clients(1.5), "must be a whole number, at least 1, got 1.5."),
+    (lambda: fedtail.fedavg("4"), "cohort_size must be a whole number, at least 1, got '4'."),
+    (lambda: fedtail.fedavg(4, epochs="1"), "epochs must be a whole number, at least 1, got '1'."),
+])
+def test_what_stands_in_the_place_of_another_is_refused_in_words(make, text):
+    with pytest.raises((TypeError, ValueError)) as reason:
+        make()
+    assert text in str(reason.value)
+
+
+def test_misspelt_columns_are_told_with_the_nearest(tmp_path):
+    (tmp_path / "a.csv").write_text("age,sick,hospital\n1,0,a\n2,1,b\n")
+    with pytest.raises(ValueError, match=re.escape("a.csv holds no 'sik'. Did you mean sick?")):
+        open_any_data(tmp_path / "a.csv", None, "sik", "hospital")
+    with pytest.raises(ValueError, match=re.escape("a.csv holds no 'hospitl'. Did you mean hospital?")):
+        open_any_data(tmp_path / "a.csv", None, "sick", "hospitl")
 
 
 # labels

@@ -83,11 +83,22 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
     """
     found = []
     for member in method.members:
+        _check_declarations(member)
         parts = Composition(member.sample, member.risk, member.aggregate, member.local, member.server, population, channel,
                             fleet, member.personal)
         needed = [text for rule in NEEDS for text in rule(parts)]
         found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
     return tuple(dict.fromkeys(found))
+
+
+def _check_declarations(member: Any) -> None:
+    """Raise a TypeError where a part of a method stands in the place of another, which its declaration tells."""
+    for name, kind in (("risk", RiskDeclaration), ("aggregate", AggregatorDeclaration), ("local", LocalDeclaration)):
+        part = getattr(member, name)
+        if not isinstance(part.declares, kind):
+            hint = " Penalties go to local training: fedavg(penalty=Proximal(0.1)), say." if name == "risk" else ""
+            raise TypeError(f"{name} is {part!r}, which declares a {type(part.declares).__name__}; a {kind.__name__} is "
+                            f"needed.{hint}")
 
 
 def check_composition(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:

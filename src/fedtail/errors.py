@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 
@@ -40,6 +43,46 @@ class FieldError(ValueError):
 def format_value(value: Any) -> str:
     """A value as an error message shows it: floats with up to six digits, integers in full, anything else by its repr."""
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else repr(value)
+
+
+def kind_words(value: Any) -> str:
+    """A value of an unexpected kind as an error names it: the class X, a text or number as it is, else the name of its type.
+
+    >>> kind_words(FieldError), kind_words("cuda"), kind_words([1])
+    ('the class FieldError', "'cuda'", 'list')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if value is None or isinstance(value, (str, int, float)) else type(value).__name__
+
+
+def check_kind(name: str, value: Any, fits: bool, needed: str, write: str) -> None:
+    """Raise a TypeError about the argument `name` unless its `value` `fits`, with what is `needed` and what to `write`.
+
+    A class never fits: an instance of it is needed.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{name} must be {needed}, got {kind_words(value)}. Write {name}={value.__name__}(...).")
+    if not fits:
+        raise TypeError(f"{name} must be {needed}, got {kind_words(value)}. {write}")
+
+
+def check_is_number(name: str, value: object) -> None:
+    """Raise a TypeError where `value`, of the setting called `name`, is not a real number: text, a tensor or True, say."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        written = "it without quotes: 0.5" if isinstance(value, str) else "0.5"
+        raise TypeError(f"{name} must be a number, got {value!r}. Write {written}, say.")
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """A sentence for an error about an unknown name: "Did you mean ...?" with the closest of `known`.
+
+    Where none is close it lists all of `known`; where there are none it says "It takes none."
+    """
+    known = list(known)
+    close = get_close_matches(name, known, 1) or get_close_matches(name.lower(), [k.lower() for k in known], 1)
+    close = [k for k in known if close and k.lower() == close[0].lower()]
+    return f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}." if known else "It takes none."
 
 
 def _rebuild_error(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:

@@ -66,20 +66,18 @@ class Followed:
     progress: bool = True
     on_round: OnRound | None = None
 
-    def check(self, first: Trained) -> None:
+    def check(self, first: Trained, rounds: int) -> None:
         """Raise ValueError where the validation is by a metric that the task of the run `first` has not.
 
-        Raises TypeError for a validation, a logger or a function after each round of another kind.
+        Also where the run, with `rounds` more than `first`, would end before the first evaluation.
         """
-        for name, value, needed, write in (
-                ("validation", self.validation, "numbers", "Write fedtail.Validation(population), whose clients do not train."),
-                ("logger", self.logger, "open_log", "Write fedtail.loggers.TensorBoard(folder), MLflow(...) or WandB(...).")):
-            if value is not None and (isinstance(value, type) or not hasattr(value, needed)):
-                raise TypeError(f"{name} must be a {name.capitalize()}, got {value!r}. {write}")
-        if self.on_round is not None and not callable(self.on_round):
-            raise TypeError(f"on_round must be a function of a fedtail.Progress, got {self.on_round!r}.")
-        if self.validation is not None:
-            self.validation.better(first)
+        if self.validation is None:
+            return
+        self.validation.better(first)
+        last = first.rounds + rounds
+        if rounds and last < self.validation.every:
+            raise ValueError(f"validation evaluates every {self.validation.every} rounds, and the run would end after {last}, "
+                             f"without a best model. Write Validation(..., every={last}) or less, or train for longer.")
 
     @contextmanager
     def open(self, first: Trained, rounds: int) -> Iterator[RoundObserver]:

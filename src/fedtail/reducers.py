@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtail.errors import check_is_number
 from fedtail.risk import Hierarchical, Mean, Risk, Spectral, Superquantile, Tilted, Worst
-from fedtail.risk.base import check_is_number
 
 SMALL, LARGE = 1e-20, 1e20      # tilts below and above, in absolute value, are those of the mean and of the extreme loss
 ROUNDING = 1e-12                # theta * batch size is taken as a whole number where it is off by less, relatively

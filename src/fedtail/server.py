@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedtail.errors import check_is_number
+
 OptimizerState = tuple[Tensor, ...]
 
 
@@ -125,11 +127,13 @@ class Adagrad(Adaptive):
 
 def _check_learning_rate(rate: float) -> None:
     """Raise a ValueError for a learning rate that is not positive."""
+    check_is_number("learning_rate of the server", rate)
     if not rate > 0:
         raise ValueError(f"learning_rate of the server must be positive, got {rate:g}. SGD with 1.0 takes the average as it is.")
 
 
 def _check_decay(name: str, value: float) -> None:
     """Raise a ValueError for a value outside [0, 1); `name` is the field that the text names."""
+    check_is_number(name, value)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value:g}.")

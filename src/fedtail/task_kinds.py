@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -138,7 +139,12 @@ def _as_metric(value: Any, kind: type) -> str:
     if isinstance(value, kind):
         return f"Metric({getattr(value, 'name', 'mine')!r}, ...)"
     if isinstance(value, str):
-        return f"fedtail.metrics.{value}(), or one of your own"
+        from fedtail.metrics import ready_made
+
+        known = ready_made()
+        close = [value] if value in known else get_close_matches(value.lower(), known, 1)
+        listed = f"fedtail.metrics.{close[0]}()" if close else f"one of fedtail.metrics, {', '.join(f'{one}()' for one in known)}"
+        return f"{listed}, or one of your own"
     name = getattr(value, "__name__", "mine")
     if getattr(value, "__module__", "") == "fedtail.metrics":
         return f"{name}(): ready-made metrics are called"

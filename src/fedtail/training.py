@@ -6,21 +6,19 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, member_states, parts_are_equal, planned_round, run_round
+from fedtail.algorithm import Method, State, member_states, parts_are_equal, planned_round, run_round
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import refuse_mechanism
 from fedtail.client_memory import ClientMemory
 from fedtail.composition import check_composition
 from fedtail.constant_prediction import constant_outputs
 from fedtail.data.population import Population
-from fedtail.data.population_kind import check_is_population
 from fedtail.deprecated import old_names
 from fedtail.divergence import AnswersLeftOutWarning, DivergedWarning, left_out_text, parameters_text
 from fedtail.engine.engine import Engine, resolve_engine
@@ -33,6 +31,7 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.history import UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
+from fedtail.run_arguments import check_earlier_run, check_followers, check_run_settings, check_seed, check_types
 from fedtail.sampling import Sampler
 from fedtail.task import Task
 from fedtail.trained import NOT_KNOWN, Progress, Trained, result_params
@@ -115,8 +114,9 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     """
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
-    if seed is not None and not isinstance(seed, Integral):
-        raise TypeError(f"seed must be a whole number, got {seed!r}.")
+    check_run_settings(engine, channel, fleet, privacy, evaluation)
+    check_followers(validation, logger, on_round)
+    check_seed(seed)
     if isinstance(start, (Trained, State, tuple)):
         first = _earlier_run_from_start(algorithm, task, start, seed, engine)
         return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
@@ -144,6 +144,9 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     `train`. Raises ValueError where the state does not fit the method, or where its models are those of different rounds. To
     train the model by another method write train(..., start=trained.module).
     """
+    check_earlier_run(trained)
+    check_run_settings(engine, channel, fleet, privacy, evaluation)
+    check_followers(validation, logger, on_round)
     check_types(trained.algorithm, trained.task, population, rounds)
     dtype = engine.dtype or member_states(trained.state)[0].params.dtype
     _check_state(trained.algorithm.initial_state(trained.task.params().to(dtype), trained.seed), trained.state)
@@ -173,7 +176,7 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
     with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         check_planned_rounds(first.algorithm, first.rounds + rounds)
-        followed.check(first)
+        followed.check(first, rounds)
         fleet.restore_memory(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
         with followed.open(first, rounds) as observer:
@@ -352,21 +355,6 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
     if bare:
         raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
                          "Binned, a noise in FederatedEvaluation), or leave epsilon out of the privacy budget.")
-
-
-def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
-    """Raise a TypeError for an algorithm, task or population (unless None) of another type; a ValueError where `rounds` < 0."""
-    if not isinstance(algorithm, (FederatedAlgorithm, Family)):
-        hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
-        raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
-    if not isinstance(task, Task):
-        raise TypeError(f"task must be a Task, got {type(task).__name__}. Write Task(module).")
-    if population is not None:
-        check_is_population(population)
-    if not isinstance(rounds, Integral):
-        raise TypeError(f"rounds must be a whole number, got {rounds!r}.")
-    if rounds < 0:
-        raise ValueError(f"rounds must be at least 0, got {rounds}.")
 
 
 def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:

@@ -16,6 +16,7 @@ from fedtail.conversations import Conversation
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import to_device
 from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
+from fedtail.errors import check_is_number
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Train
@@ -43,6 +44,7 @@ class PrivateMean(Part):
 
     def __post_init__(self) -> None:
         """Raise ValueError if `clip_norm` or a given `total` is not positive, and TypeError if `noise` is not a `Noise`."""
+        check_is_number("clip_norm (C)", self.clip_norm)
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm (C) must be positive, got {self.clip_norm:g}. It bounds the norm of a client's update.")
         if self.total is not None and not self.total > 0:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from fedtail.data.population import Population
+from fedtail.errors import kind_words
 from fedtail.modules import lock_and_restore_generators
 
 ONE_EACH = "Pass a dict by name of the client, {'north': dataset, ...}, or a list, with one data set for each client."
@@ -46,7 +47,7 @@ def _by_client(datasets: Any) -> dict[Any, Any]:
                         "Hugging Face Dataset with a column of clients there is Population.from_dataset, for arrays with an "
                         "array of clients from_arrays.")
     if not isinstance(datasets, (Mapping, Sequence)) or isinstance(datasets, str):
-        raise TypeError(f"data sets of clients are needed, got a {type(datasets).__name__}. {ONE_EACH}")
+        raise TypeError(f"data sets of clients are needed, got {kind_words(datasets)}. {ONE_EACH}")
     named = dict(datasets) if isinstance(datasets, Mapping) else dict(enumerate(datasets))
     if not named:
         raise ValueError(f"from_datasets got no clients. {ONE_EACH}")
@@ -121,6 +122,8 @@ def _all_examples(dataset: Any, client: str) -> Any:
         return tuple(tensor[rows] for tensor in tensors)
     if isinstance(dataset, IterableDataset):
         return list(dataset)
+    if isinstance(dataset, type):
+        raise TypeError(f"client {client} is {kind_words(dataset)}; a data set is needed. Write {dataset.__name__}(...).")
     if isinstance(dataset, Tensor) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(f"client {client} is a {type(dataset).__name__}; a torch Dataset, Subset or DataLoader is needed, or a "
                         "Hugging Face Dataset for every client. Pairs of arrays go to Population.from_clients.")

@@ -11,6 +11,7 @@ from typing import Any
 from fedtail.data.population import Population
 from fedtail.data.tables import checked_suffix, list_arrays, other_columns, read_file
 from fedtail.deprecated import old_names
+from fedtail.errors import nearest_hint
 
 _NUMBER = re.compile(r"(^|\) )(u?int\d+|halffloat|float|double|bool)$")        # how a column of single numbers is described
 _TEXT = re.compile(r"(^|\) )(large_)?string(_view)?$")
@@ -44,10 +45,13 @@ def names_by_role(place: str | Path, x: str | Sequence[str] | None = None, y: st
     """The arrays or columns of the file `place` that are x, y, client and, where they are given, group and mass, by role.
 
     Those that are not given are the ones called so; in a table without a column "x" it is the list of all that have no other
-    role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing, and for columns of
-    text.
+    role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing, with the nearest name
+    for one that is not there, and for columns of text.
     """
     there, given = list_arrays(place), {"x": x, "y": y, "client": client, "group": group, "mass": mass}
+    for name in (y, client):
+        if isinstance(name, str) and name not in there:
+            raise ValueError(f"{place} holds no {name!r}. {nearest_hint(name, there)}")
     if x is None and "x" not in there and checked_suffix(place) != ".npz" and {y or "y", client or "client"} <= there.keys():
         others = other_columns(there, y or "y", client or "client", group, mass)
         _check_no_text(place, others, there)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,9 @@ def by_column(values: Any) -> np.ndarray:
 
 def _check_enough_examples(examples: int, clients: int, at_least: int) -> None:
     """Raise FieldError unless `clients` and `at_least` are 1 or more and `examples` suffices for `at_least` per client."""
+    for name, value in (("clients", clients), ("at_least", at_least)):
+        if not isinstance(value, Integral):
+            raise FieldError(name, "a whole number", value)
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
         raise FieldError(field, "at least 1", came,

@@ -25,6 +25,8 @@ def _constructor(value: Any) -> str:
         return "Population.from_datasets({name: dataset, ...}), with the data set of each client"
     if isinstance(value, (str, Path)):
         return "Population.from_csv, from_parquet, from_npz or open, for the path of a file or folder"
+    if isinstance(value, tuple):
+        return "Population.from_arrays(x, y, client), or Population.from_clients([(x, y)]) for one client"
     if isinstance(value, (Mapping, Sequence)):
         return "Population.from_datasets(clients), with a data set for each client"
     return "Population.from_arrays(x, y, client)"

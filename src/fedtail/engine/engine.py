@@ -11,7 +11,7 @@ import torch
 
 from fedtail.devices import checked_device
 from fedtail.engine.gpu.precision import Precision, check_precision
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, check_kind
 
 KERNELS = ("auto", "closed", "stacked", "module")
 
@@ -45,6 +45,11 @@ class Engine:
 SETTINGS = tuple(one.name for one in fields(Engine))
 
 
+def check_engine(engine: Any) -> None:
+    """Raise a TypeError unless `engine` is an Engine."""
+    check_kind("engine", engine, isinstance(engine, Engine), "an Engine", 'Write engine=Engine("cuda"), say.')
+
+
 def resolve_engine(engine: Engine, given: Mapping[str, Any], name: str) -> Engine:
     """The engine of a call to the function `name`, which takes an `engine` or, as before version 0.2, its fields as keywords.
 
@@ -55,6 +60,7 @@ def resolve_engine(engine: Engine, given: Mapping[str, Any], name: str) -> Engin
     stray = [key for key in given if key not in SETTINGS]
     if stray:
         raise TypeError(f"{name}() has no argument {stray[0]!r}.")
+    check_engine(engine)
     if not given:
         return engine
     if engine != Engine():

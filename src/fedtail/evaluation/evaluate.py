@@ -155,6 +155,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     above it.
     """
     engine = resolve_engine(engine, old, "evaluate")
+    check_is_population(population)
     task = task_with_model(model, task)
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)

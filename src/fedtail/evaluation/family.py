@@ -44,6 +44,8 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
     """
     if isinstance(models, Trained):
         raise TypeError("models must be a list of modules, got a Trained. Write choose(trained.modules, ...).")
+    if isinstance(models, nn.Module):
+        raise TypeError(f"models must be a list of modules, got {type(models).__name__}. Write choose([module, other], ...).")
     if isinstance(data, Population):
         raise TypeError("choose is for one client: data must be a pair (x, y), got a Population. Write population.client(name) "
                         "for one of them; evaluate_family(trained, population) has every client's own pick, and `fedtail choose "

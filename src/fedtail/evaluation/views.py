@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,8 +82,8 @@ def worst_profiles(evaluation: Evaluation, count: int, metric: str) -> ClientPro
     for an unknown metric.
     """
     found, population = evaluation[metric], _known_clients(evaluation)
-    if count < 1:
-        raise ValueError(f"the number of worst clients must be at least 1, got {count}.")
+    if not isinstance(count, Integral) or count < 1:
+        raise ValueError(f"the number of worst clients must be a whole number, at least 1, got {count!r}.")
     order = _worst_first(found)
     order = order[:count] if found.defined is None else order[found.defined[order]][:count]
     first = {metric: found.values, **{name: one for name, one in _values(evaluation).items() if name != metric}}

@@ -14,11 +14,11 @@ from fedtail import data as generators
 from fedtail.data import Population, Scaling, Splits, partition
 from fedtail.data.class_names import with_classes, with_number_targets
 from fedtail.data.scaling import By, scale_splits
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, nearest_hint
 from fedtail.experiment import data_sources
 from fedtail.experiment.data_sources import SplitPlan
 from fedtail.experiment.part_tables import PartPlan, checked_arguments, import_function, plan_target, toml_value
-from fedtail.experiment.source import Key, Source, nearest_hint
+from fedtail.experiment.source import Key, Source
 from fedtail.experiment.values import NONE
 
 READERS: dict[str, Callable[..., Any]] = {

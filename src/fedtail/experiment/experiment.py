@@ -18,14 +18,14 @@ from fedtail.deprecated import with_old_names
 from fedtail.devices import checked_device
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, nearest_hint
 from fedtail.evaluation.best_by import BestBy
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, plan_data
 from fedtail.experiment.engine_section import UNSET, EnginePlan
 from fedtail.experiment.noise_section import with_noise_from_budget
 from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_code_file, toml_value
-from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
+from fedtail.experiment.source import ExperimentError, Source, Trusted
 from fedtail.experiment.task_section import TaskPlan, plan_task
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import PrivacyBudget

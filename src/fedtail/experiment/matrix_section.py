@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedtail.errors import nearest_hint
 from fedtail.experiment.experiment import DEFAULTS, METHOD, Experiment, build_experiment, method_names
-from fedtail.experiment.source import ExperimentError, Source, Trusted, merge_section, nearest_hint
+from fedtail.experiment.source import ExperimentError, Source, Trusted, merge_section
 
 CHANGED = (*METHOD, "channel", "privacy", "attack")      # what a value may change; data, task, rounds and seeds are those of all
 PREVIOUS = "previous"                                    # in a value: the part that earlier axes have set there

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedtail.deprecated import keywords_with_new_names
-from fedtail.errors import FieldError
-from fedtail.experiment.source import Key, Source, nearest_hint
+from fedtail.errors import FieldError, nearest_hint
+from fedtail.experiment.source import Key, Source
 from fedtail.experiment.source_only import import_source_only
 from fedtail.experiment.trust import UnimportedName, defining_module, find_attribute, is_fedtail_module, module_file_in_folder
 from fedtail.experiment.values import NONE, convert_value, type_hints_by_name

@@ -6,7 +6,6 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +158,6 @@ class Source:
         if not isinstance(value, dict):
             raise self.error_at((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
         return dict(value)
-
-
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """A sentence for an error about an unknown name: "Did you mean ...?" with the closest of `known`.
-
-    Where none is close it lists all of `known`; where there are none it says "It takes none."
-    """
-    known = list(known)
-    close = get_close_matches(name, known, 1) or get_close_matches(name.lower(), [k.lower() for k in known], 1)
-    close = [k for k in known if close and k.lower() == close[0].lower()]
-    return f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}." if known else "It takes none."
 
 
 def _parse_setting(text: str) -> tuple[Key, Any]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedtail.data.population import Population
 
 FEW_CLIENTS = 10            # below this, examples are split in place of clients
+ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
 
 HEAD = '''\
 # An experiment for fedtail. Run it:      fedtail run {name}
@@ -41,10 +42,7 @@ epochs = 1                  # or local_steps
 # How clients are weighted by their losses: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter,
 # SmoothedSuperquantile, Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample
 # part = "Everyone"), Hierarchical (within, across: risks; groups: how many). All are in docs/methods.md.
-[risk]
-part = "Superquantile"
-tail_fraction = 0.5         # theta: of the clients of a round, the half with the largest losses; 10 of them at least, better more
-
+{risk}
 # How updates are joined, and what the server does with them: SGD, Adam, Yogi, Adagrad.
 # [aggregate]
 # part = "WeightedMean"
@@ -78,15 +76,7 @@ every = {every}                  # rounds between evaluations and checkpoints
 # randomness = "seed"                                                       # "os" for release
 
 # Several methods on the same cohorts and batches (`fedtail compare {name}`): remove the # below.
-# [[method]]
-# name = "FedAvg"
-# risk = {{ part = "Mean" }}
-# [[method]]
-# name = "Delta-FL 0.5"
-
-# One model for each tail fraction; every client then picks its own (`fedtail choose`).
-# [family]
-# risk.tail_fraction = [1.0, 0.7, 0.4]
+{others}
 
 # What `fedtail tune {name}` searches, by the 90th percentile of the error over held-out training clients.
 # [tune]
@@ -94,8 +84,44 @@ every = {every}                  # rounds between evaluations and checkpoints
 # statistic = "p90"
 # [tune.search]
 # local.learning_rate = {{ low = {low:g}, high = {high:g}, log = true }}
-# risk.tail_fraction = [0.3, 0.5, 0.8]
+{search}
 '''
+
+TAIL_METHOD = {
+    "risk": '''\
+[risk]
+part = "Superquantile"
+tail_fraction = 0.5         # theta: of the clients of a round, the half with the largest losses; 10 of them at least, better more
+''',
+    "others": '''\
+# [[method]]
+# name = "FedAvg"
+# risk = { part = "Mean" }
+# [[method]]
+# name = "Delta-FL 0.5"
+
+# One model for each tail fraction; every client then picks its own (`fedtail choose`).
+# [family]
+# risk.tail_fraction = [1.0, 0.7, 0.4]''',
+    "search": "# risk.tail_fraction = [0.3, 0.5, 0.8]",
+}
+FEW_METHOD = {
+    "risk": '''\
+[risk]
+part = "Ascent"             # agnostic federated learning (AFL): weights follow the worst client; shares of so few mean little
+step = 0.1
+[iterate]
+part = "AveragedIterate"
+''',
+    "others": '''\
+# [[method]]
+# name = "FedAvg"
+# risk = { part = "Mean" }
+# iterate = { part = "LastIterate" }
+# [[method]]
+# name = "AFL"''',
+    "search": "# risk.step = { low = 0.01, high = 0.5, log = true }",
+}
 
 EXAMPLE_DATA = '''\
 # kind: arrays, leaf, saved, huggingface, or one of the generators digits, label_shift, synthetic, synthetic_iid,
@@ -125,12 +151,13 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     """The text of a commented experiment file, as `fedtail init` writes it to `file`. Nothing is written here.
 
     Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, scale, split,
-    cohort size, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
-    `client` name their arrays or columns.
+    cohort size, method, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
+    `client` name their arrays or columns. For fewer than 20 training clients the method is agnostic federated learning, by
+    client, since shares of so few mean little.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
-                           rate=0.1, low=0.01, high=1.0, every=10)
+                           rate=0.1, low=0.01, high=1.0, every=10, **TAIL_METHOD)
     from fedtail.data.describe import describe
     from fedtail.data.opening import names_by_role, open_any_data
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
@@ -145,7 +172,8 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
                        sample=_sample_fields(train), rate=plan.learning_rate, low=plan.learning_rate / 10,
-                       high=10 * plan.learning_rate, every=max(1, plan.rounds // 10))
+                       high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
+                       **(FEW_METHOD if train < ENOUGH_FOR_SHARES else TAIL_METHOD))
 
 
 def _sample_fields(train: int) -> str:

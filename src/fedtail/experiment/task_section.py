@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, nearest_hint
 from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_by_name, plan_part, toml_value
-from fedtail.experiment.source import Source, nearest_hint
+from fedtail.experiment.source import Source
 from fedtail.metrics import ready_made
 from fedtail.modules import set_precision
 from fedtail.task import Metric, Task

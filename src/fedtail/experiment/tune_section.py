@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from fedtail.directions import Better, bad_percentile_name, better_statistic_values
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, nearest_hint
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, build_experiment, method_names, pick_method
 from fedtail.experiment.part_tables import PartPlan, checked_arguments
-from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
+from fedtail.experiment.source import ExperimentError, Source, Trusted
 
 if TYPE_CHECKING:
     from fedtail.privacy.noise import Noise

@@ -14,6 +14,7 @@ from fedtail.clients import Clients
 from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.deprecated import overrides_under_new_name
+from fedtail.errors import check_is_number
 from fedtail.local.base import RoundStart
 
 if TYPE_CHECKING:
@@ -126,5 +127,6 @@ class Proximal(Penalty):
 
 def check_strength(strength: float) -> None:
     """Raise ValueError if the strength (mu) of a proximal term is negative or not finite."""
+    check_is_number("strength (mu)", strength)
     if not 0 <= strength < math.inf:
         raise ValueError(f"strength (mu) must be at least 0 and finite, got {strength:g}. 0 is FedAvg.")

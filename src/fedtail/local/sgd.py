@@ -17,13 +17,14 @@ from fedtail.conversations import Conversation
 from fedtail.declarations import LocalDeclaration
 from fedtail.devices import to_device
 from fedtail.divisors import Divisor, FixedDivisor, NoDivisor
+from fedtail.errors import check_is_number
 from fedtail.local.base import LocalTraining, Prepared, RoundStart, full_gradients
 from fedtail.local.batches import Batch, batches
 from fedtail.local.objectives import ExampleRisk, check_example_risk, example_weights
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
-from fedtail.risk.base import Risk, check_is_number
+from fedtail.risk.base import Risk
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
@@ -58,8 +59,9 @@ class LocalSGD(LocalTraining):
     def __post_init__(self) -> None:
         """Raise ValueError where both `epochs` and `local_steps` are given, or a number is out of range.
 
-        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part. Raises TypeError
-        where `example_risk` is not a risk, and ValueError where it needs more than the losses of one client's examples.
+        Raises TypeError where a rate, momentum or decay is no number, or where `schedule`, `penalty` or `work` is a number, text
+        or class instead of a part. Raises TypeError where `example_risk` is not a risk, and ValueError where it needs more than
+        the losses of one client's examples.
         """
         if self.epochs is not None and self.local_steps is not None:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
@@ -67,9 +69,10 @@ class LocalSGD(LocalTraining):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 hint = " None is the full gradient." if name == "batch_size" else ""
-                raise ValueError(f"{name} must be a whole number, at least 1, got {value}.{hint}")
-        for name in ("learning_rate", "momentum", "weight_decay"):
-            check_is_number(name, getattr(self, name))
+                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.{hint}")
+        for name, value in (("learning_rate (gamma)", self.learning_rate), ("momentum", self.momentum),
+                            ("weight_decay", self.weight_decay)):
+            check_is_number(name, value)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate (gamma) must be positive and finite, got {self.learning_rate:g}.")
         for name in ("schedule", "penalty", "work"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedtail.deprecated import with_old_names
+from fedtail.errors import check_is_number
 from fedtail.privacy.events import (
     Adjacency,
     CorrelatedRelease,
@@ -52,8 +53,12 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         """Raise a ValueError for an epsilon that is not positive, a delta outside (0, 1), or epsilon without delta.
 
-        A ValueError also for an unknown adjacency, source of randomness or unit of privacy.
+        A ValueError also for an unknown adjacency, source of randomness or unit of privacy; a TypeError where epsilon or delta is
+        no number.
         """
+        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if value is not None:
+                check_is_number(name, value)
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:

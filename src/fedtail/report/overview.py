@@ -50,11 +50,18 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
     return {"Experiment": _common_folder(runs),
             "Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
-            "Model": model_size_line(runs), "Rounds": _join_distinct_texts(str(run.about["rounds"]) for run in runs),
+            "Model": model_size_line(runs), "Rounds": _join_distinct_texts(map(_rounds_line, runs)),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
             **({"Privacy": promised} if (promised := _join_distinct_texts(_privacy_line(run) for run in runs)) else {}),
             "Date": end_dates(runs), "Device": _join_distinct_texts(str(run.about.get("device", "")) for run in runs),
             "Versions": versions}
+
+
+def _rounds_line(run: RunFolder) -> str:
+    """How many rounds a run had, and of how many that were planned, where it ended early; those planned while it goes on."""
+    planned = run.about["rounds"]
+    done = run.result["round"] if run.is_finished else planned
+    return str(done) if done >= planned else f"{done} of {planned}, ended early"
 
 
 def _common_folder(runs: Sequence[RunFolder]) -> str:

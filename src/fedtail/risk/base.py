@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.conversations import Conversation, arrange_answers, converse, single_questions
 from fedtail.declarations import RiskDeclaration
+from fedtail.errors import check_is_number
 from fedtail.questions import StatisticPart
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -505,12 +505,6 @@ def client_groups(clients: ClientStatistics, name: str) -> Tensor:
     return clients.group
 
 
-def check_is_number(name: str, value: object) -> None:
-    """Raise a TypeError where `value`, of the setting called `name`, is not a real number: text, a tensor or True, say."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}. Write it without quotes: 0.5, say.")
-
-
 def check_tail_fraction(tail_fraction: float) -> None:
     """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; its text suggests a fraction for a percentage."""
     check_is_number("tail_fraction (theta)", tail_fraction)
@@ -522,5 +516,6 @@ def check_tail_fraction(tail_fraction: float) -> None:
 
 def check_positive(name: str, value: float, hint: str) -> None:
     """Raise a ValueError unless `value` is positive and finite; `name` and `hint` only word its text."""
+    check_is_number(name, value)
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value:g}. {hint}")

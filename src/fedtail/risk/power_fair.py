@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
+from fedtail.errors import check_is_number
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.risk.base import Risk
 from fedtail.types import Density, Losses, Mass, Weights
@@ -35,6 +36,7 @@ class PowerFair(Risk):
 
     def __post_init__(self) -> None:
         """Raise a ValueError unless the power (q) is at least 0 and finite."""
+        check_is_number("power (q)", self.power)
         if not 0 <= self.power < math.inf:
             raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.conversations import Conversation
 from fedtail.declarations import RiskDeclaration
+from fedtail.errors import check_is_number
 from fedtail.quantiles.radix import Digit, extreme_loss
-from fedtail.risk.base import PresentClients, Risk, check_is_number, check_positive, weighted_mean
+from fedtail.risk.base import PresentClients, Risk, check_positive, weighted_mean
 from fedtail.risk.worst import extreme_weights
 from fedtail.types import Density, Losses, Mass, Weights
 

@@ -61,8 +61,10 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
         table, checkpoints = experiment.as_table(seed), Checkpoints(folder)
         checkpoint, problems = checkpoint_to_resume(checkpoints, table, resume, longer=True)
         if is_run_finished_and_intact(folder) and RunFolder.open(folder).about["rounds"] >= experiment.rounds:
-            watch.note(f"{folder} is finished; nothing to do.")
-            return RunFolder.open(folder)
+            finished = RunFolder.open(folder)
+            early = f" It ended early: {finished.result['stopped']}." if finished.result.get("stopped") else ""
+            watch.note(f"{folder} is finished; nothing to do.{early}")
+            return finished
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         if checkpoint is not None:
             experiment = computed_as_before(experiment, folder)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.experiment.source import Trusted, nearest_hint
+from fedtail.errors import nearest_hint
+from fedtail.experiment.source import Trusted
 from fedtail.model_file import ENTRY, model_bytes
 from fedtail.modules import call_module, cast_inputs
 from fedtail.reading import read_json

@@ -65,6 +65,16 @@ class KeepBest:
         of_models = list(zip(*(map(_number, one["values"]) for one in self.evaluated), strict=True))
         return self.best_by.is_over(of_models, self.evaluated[-1]["better"])
 
+    @property
+    def kept_sentence(self) -> str:
+        """Of which rounds the best models are, and that results are about the last; "" where none was kept."""
+        rounds = sorted({one["round"] for one in self.found if one is not None})
+        if not rounds:
+            return ""
+        kept = f"The best model, of round {rounds[0]}, is" if len(self.found) == 1 else \
+            f"The best models, of round {' and '.join(map(str, rounds))}, are"
+        return f"{kept} kept beside the last, which the tables are about; `fedtail export` and `predict` take --best."
+
     def best_model_file(self, member: int) -> Path:
         """The path of the best model of the member at position `member`; the file may not exist yet."""
         return self.folder / ("best.safetensors" if len(self.members) == 1 else f"best-{member}.safetensors")

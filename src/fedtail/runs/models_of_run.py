@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.scaling import SCALING, ScaledModule, Scaling
-from fedtail.experiment.source import Source, Trusted, nearest_hint
+from fedtail.errors import nearest_hint
+from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import plan_task
 from fedtail.modules import call_module, cast_inputs
 from fedtail.runs.files import RunError

@@ -245,6 +245,8 @@ class Recorder:
         write_json(self.folder / "result.json", result_with_kept_promises(run, result))
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds ({stopped})" if stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
+        if self.best is not None and self.stopped and stopped:
+            self.watch.note(f"stopped{early}. {self.best.kept_sentence}".rstrip())
 
     def _best_entries(self) -> dict[str, Any]:
         """The entries of `result.json` about the best models and the clients that chose them; none without `keep_best`."""

@@ -82,7 +82,7 @@ class FixedSize:
 def check_cohort_size(cohort_size: int) -> None:
     """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
     if not isinstance(cohort_size, Integral) or cohort_size < 1:
-        raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size}.")
+        raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size!r}.")
 
 
 def check_enough_clients(cohort_size: int, population: Population) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedtail.data.population import Population
 from fedtail.draws import hash_bits, uniform_numbers
+from fedtail.errors import check_is_number
 from fedtail.privacy.events import NoSampling, PoissonSampling, Sampling
 from fedtail.sampling.base import Cohort, unweighted_cohort
 
@@ -25,6 +26,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         """Raise a ValueError for a rate outside (0, 1]."""
+        check_is_number("rate", self.rate)
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
 
