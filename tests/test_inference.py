@@ -17,7 +17,7 @@ from scipy import stats
 from fedtail.errors import FieldError
 from fedtail.inference import Interval, NoiseFloor, new_client_interval, noise_floor, real_spread, verdict
 from fedtail.inference.client_values import client_table, difference_table
-from fedtail.inference.intervals import flat_tail_drop, quantile_of_sums, seed_standard_error
+from fedtail.inference.intervals import quantile_of_sums, seed_standard_error
 from fedtail.inference.real_spread import _variance_components
 from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resampled_counts
 from fedtail.inference.statistics import statistic_named
@@ -103,36 +103,6 @@ def by_hand(values: np.ndarray, counts: np.ndarray, name: str) -> tuple[float, n
     threshold = np.sort(repeated)[::-1][math.ceil(wider - 1e-9) - 1]
     influence = np.maximum(values - threshold, 0) / statistic.share
     return statistic.of(repeated), influence - np.repeat(influence, counts.astype(int)).mean()
-
-
-@pytest.mark.parametrize("share", [0.06, 0.08, 0.095])
-def test_a_tail_of_clients_at_one_value_has_coverage(share):
-    """Exact, by the binomial distribution of how many of 100 clients have an error of 100% where a `share` of all has, and others 20%."""
-    truth, covered = 0.2 + 0.8 * share / 0.1, 0.0
-    for count in range(31):
-        found = new_client_interval([[1.0] * count + [0.2] * (100 - count)], "worst10", bounds=(0, 1), replicates=499)
-        covered += stats.binom.pmf(count, 100, share) * (truth in found)
-    assert covered >= 0.95
-
-
-def test_intervals_of_differences_allow_for_tails_at_one_value():
-    flat, other = [1.0] * 12 + [0.2] * 88, np.linspace(0.9, 0, 100)
-    base = new_client_interval([other], "worst10", baseline=[np.linspace(1, 0.1, 100)], bounds=(0, 1))
-    mine, theirs = (new_client_interval([one], "worst10", baseline=[two], bounds=(0, 1)) for one, two in ((flat, other), (other, flat)))
-    assert mine.low < mine.estimate - 0.1
-    assert theirs.high > theirs.estimate + 0.1
-    assert flat_tail_drop(np.array(other), 0.1, 0.95) == 0
-    assert base.high - base.low < 0.01
-    both = new_client_interval([flat], "worst10", baseline=[flat[::-1]], bounds=(0, 1))
-    assert both.low < 0 < both.high
-
-
-@pytest.mark.parametrize(("count", "clients"), [(12, 100), (10, 100), (40, 300)])
-def test_a_flat_tail_may_be_smaller_by_what_order_statistics_allow(count, clients):
-    values = np.concatenate([np.ones(count), np.linspace(0.8, 0, clients - count)])
-    least = [next(p for p in np.linspace(0, 1, 100_001) if stats.binom.sf(rank - 1, clients, p) >= 0.0125) for rank in range(1, 80)]
-    below = values[next(k for k, p in enumerate(least) if p >= 0.1 - 1e-5)]
-    assert flat_tail_drop(values, 0.1, 0.95) == pytest.approx((1 - min(1, least[count - 1] / 0.1)) * (1 - below), abs=2e-3)
 
 
 @pytest.mark.parametrize("name", ["mean", "worst10", "worst33", "worst100", "p90", "p25"])

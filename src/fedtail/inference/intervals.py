@@ -99,7 +99,6 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     made = _resampled_interval(tables, what, counts, confidence)
     if _too_few_in_tail(made, what):
         made = _without_upper_end(made, tables, what, counts)
-    made = _allow_for_flat_tails(made, tables, what)
     made = _allow_for_unseen(made, what, *limits)
     return replace(made, low=float(np.clip(made.low, *limits)), high=float(np.clip(made.high, *limits)))
 
@@ -145,36 +144,6 @@ def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic:
     wider = replace(statistic, share=min(1.0, FEW_IN_TAIL / made.clients_per_seed))
     low = _resampled_interval(tables, wider, counts, made.confidence).low
     return replace(made, low=min(low, made.estimate), high=math.inf, note=note)
-
-
-def _allow_for_flat_tails(made: Interval, tables: Sequence[SignedTable], statistic: ClientStatistic) -> Interval:
-    """The interval, widened by `flat_tail_drop` for each method, mean over seeds, towards the side where its tail is smaller."""
-    if statistic.kind != "worst":
-        return made
-    drops = [float(np.mean([flat_tail_drop(row[np.isfinite(row)], statistic.share, made.confidence) for row in table.values]))
-             for _, table in tables]
-    return replace(made, low=made.low - drops[0], high=made.high + sum(drops[1:]))
-
-
-def flat_tail_drop(values: np.ndarray, share: float, confidence: float) -> float:
-    """How much smaller than that of `values`, (clients,), the worst share of the population may be, if the tail is flat; else 0.
-
-    A tail is flat where all clients in it have the largest value, as errors of 100% of clients with few examples. Its influences
-    are all 0, and resampling does not show that fewer clients of the population may have that value. With a probability of half
-    of what the confidence leaves beyond an end, fewer than p of the population do, and the quantile at the share is below w, a
-    value further down: p and the rank of w by the Beta distribution of order statistics, as in `promise`. The worst share is then
-    at least p / share of the largest value and w for the rest.
-    """
-    from scipy.special import betaincinv
-
-    ranked, count = np.sort(values)[::-1], len(values)
-    same = int((ranked == ranked[0]).sum()) if count else 0
-    if same < share * count - 1e-9 or same == 0:
-        return 0.0
-    ranks = np.arange(1, count + 1)
-    least = betaincinv(ranks, count - ranks + 1.0, (1 - confidence) / 4)     # of the population, at or above the value of a rank
-    below = ranked[min(int(np.searchsorted(least, share)), count - 1)]
-    return float((1 - min(1.0, least[same - 1] / share)) * (ranked[0] - below))
 
 
 def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: float, is_difference: bool,
