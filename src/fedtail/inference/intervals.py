@@ -85,13 +85,12 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     interval for a difference, other than the bounds.
 
     Where the whole worst share of a method is one value, as where more than 10% of the clients have all of their few examples
-    wrong, resampling finds almost no variance, and the ends also allow for what the sample leaves open: draws of the least and
-    the most that the statistic may be, each client with an exponential mass and one more, unseen, at the bound [LT19]. For
-    values of two kinds this is the exact interval of their share [CP34], for clients that are all alike the rule of three; for
-    others it is measured. The same holds for a mean of which all values, or differences, are equal.
+    wrong, or where the clients show no difference in a tail, resampling finds too little variance. The ends then also allow for
+    what the sample leaves open: they are no narrower than the quantiles of the least and of the most that the statistic may be,
+    with a random mass for each client and one more, unseen, at the bound [LT19]. For values that are all at the bounds this is
+    the exact interval for their share [CP34], for clients that are all alike the rule of three; for others it is measured.
 
-    Coverage is measured: `experiments/interval_coverage`, `experiments/tied_tails`. Raises FieldError for input that cannot be
-    used.
+    Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that cannot be used.
 
     >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
     >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
@@ -135,7 +134,7 @@ def _client_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, 
     """The interval from clients and the differences between seeds, before any allowance for few clients."""
     found = resample(tables, statistic, counts)
     made = _resampled_interval(tables, statistic, found, confidence)
-    if not is_one_value(tables, statistic):
+    if not is_one_value(tables, statistic, float(found.errors[0])):
         return made
     draws = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
     return _allow_for_draws(made, draws, found.by_seed)

@@ -11,18 +11,20 @@ from fedtail.inference.client_values import ClientTable
 from fedtail.inference.resampling import SignedTable, resample
 from fedtail.inference.statistics import ROUNDING, ClientStatistic
 
+NO_ERROR = 1e-12            # a standard error that is a rounding error
 
-def is_one_value(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:
-    """Whether the tail of some seed and method is a single value, or for the mean what is averaged: all differences of a seed.
 
-    Never for percentiles: their intervals are order statistics, a single value only where so many clients have it that the
-    percentile of the population is it too. Never for two methods that are equal for every client: these differ by nothing.
+def is_one_value(tables: Sequence[SignedTable], statistic: ClientStatistic, error: float) -> bool:
+    """Whether the worst share of a method is a single value in half of the seeds, or the `error` by resampling is zero.
+
+    The error is zero where all values are equal, or all differences, or where two methods differ for no client in a tail. Never
+    for percentiles: their intervals are order statistics, a single value only where so many clients have it that the percentile
+    of the population is it too. Never for two methods that are equal for every client: these differ by nothing.
     """
     if statistic.kind == "percentile" or (len(tables) > 1 and _are_equal(*tables)):
         return False
-    rows = [row for _, table in tables for row in table.values] if statistic.kind == "worst" else \
-        list(np.asarray(sum(sign * table.values for sign, table in tables)))
-    return any(_tail_is_one_value(row[np.isfinite(row)], statistic.share) for row in rows)
+    return error <= NO_ERROR or (statistic.kind == "worst" and any(_is_mostly_one_value(table, statistic.share)
+                                                                   for _, table in tables))
 
 
 def extreme_draws(tables: Sequence[SignedTable], statistic: ClientStatistic, bounds: tuple[float, float], replicates: int,
@@ -61,6 +63,11 @@ def _draws(tables: Sequence[SignedTable], statistic: ClientStatistic, masses: np
 def _are_equal(one: SignedTable, other: SignedTable) -> bool:
     """Whether two methods have the same value for every client and seed."""
     return np.array_equal(one.table.values, other.table.values, equal_nan=True)
+
+
+def _is_mostly_one_value(table: ClientTable, share: float) -> bool:
+    """Whether the worst `share` of the clients has a single value in at least half of the seeds."""
+    return 2 * sum(_tail_is_one_value(row[np.isfinite(row)], share) for row in table.values) >= len(table.values)
 
 
 def _tail_is_one_value(values: np.ndarray, share: float) -> bool:
