@@ -134,7 +134,7 @@ def _client_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, 
     """The interval from clients and the differences between seeds, before any allowance for few clients."""
     found = resample(tables, statistic, counts)
     made = _resampled_interval(tables, statistic, found, confidence)
-    if not is_one_value(tables, statistic, float(found.errors[0])):
+    if not is_one_value(tables, statistic, min(float(found.errors[0]), made.high - made.low)):
         return made
     draws = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
     return _allow_for_draws(made, draws, found.by_seed)

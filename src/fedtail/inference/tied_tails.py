@@ -11,19 +11,20 @@ from fedtail.inference.client_values import ClientTable
 from fedtail.inference.resampling import SignedTable, resample
 from fedtail.inference.statistics import ROUNDING, ClientStatistic
 
-NO_ERROR = 1e-12            # a standard error that is a rounding error
+NO_SPREAD = 1e-12           # what is a rounding error
 
 
-def is_one_value(tables: Sequence[SignedTable], statistic: ClientStatistic, error: float) -> bool:
-    """Whether the worst share of a method is a single value in half of the seeds, or the `error` by resampling is zero.
+def is_one_value(tables: Sequence[SignedTable], statistic: ClientStatistic, spread: float) -> bool:
+    """Whether the worst share of a method is a single value in half of the seeds, or resampling finds no `spread` at all.
 
-    The error is zero where all values are equal, or all differences, or where two methods differ for no client in a tail. Never
+    `spread` is the standard error or the width of the interval, if that is smaller. It is zero where all values are equal, or
+    all differences, where two methods differ for no client in a tail, or where few values make all seeds agree by chance. Never
     for percentiles: their intervals are order statistics, a single value only where so many clients have it that the percentile
     of the population is it too. Never for two methods that are equal for every client: these differ by nothing.
     """
     if statistic.kind == "percentile" or (len(tables) > 1 and _are_equal(*tables)):
         return False
-    return error <= NO_ERROR or (statistic.kind == "worst" and any(_is_mostly_one_value(table, statistic.share)
+    return spread <= NO_SPREAD or (statistic.kind == "worst" and any(_is_mostly_one_value(table, statistic.share)
                                                                    for _, table in tables))
 
 
