@@ -13,6 +13,7 @@ from fedtail.errors import FieldError
 from fedtail.inference.client_values import client_table, difference_table
 from fedtail.inference.resampling import Replicates, SignedTable, resample, resampled_counts
 from fedtail.inference.statistics import ClientStatistic, statistic_named
+from fedtail.inference.tied_tails import extreme_draws, is_one_value
 
 REPLICATES = 999
 FEW_CLIENTS = 30            # below, clients unlike all that were seen could change the statistic much
@@ -81,8 +82,15 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     and are 15% wider where most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters
     with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed
     the ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
-    interval for a difference, other than the bounds. Coverage is measured: `experiments/interval_coverage`. Raises FieldError
-    for input that cannot be used.
+    interval for a difference, other than the bounds.
+
+    Where the whole worst share of a method is one value, as where more than 10% of the clients have all of their few examples
+    wrong, or where the clients show no difference in a tail, resampling finds too little variance. The ends then also allow for
+    what the sample leaves open: they are no narrower than the quantiles of the least and of the most that the statistic may be,
+    with a random mass for each client and one more, unseen, at the bound [LT19]. For values that are all at the bounds this is
+    the exact interval for their share [CP34], for clients that are all alike the rule of three; for others it is measured.
+
+    Coverage is measured: `experiments/interval_coverage`. Raises FieldError for input that cannot be used.
 
     >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
     >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
@@ -93,12 +101,12 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     replicates = replicates_for(confidence) if replicates is None else replicates
     _check_numbers(confidence, replicates)
     tables = _signed_tables(values, baseline)
+    counts = resampled_counts(replicates, len(tables[0].table.keys), seed)
+    made = _client_interval(tables, what, counts, confidence, limits, seed)
+    if _too_few_in_tail(made, what):
+        made = _without_upper_end(made, tables, what, counts, limits, seed)
     if baseline is not None:
         limits = limits[0] - limits[1], limits[1] - limits[0]
-    counts = resampled_counts(replicates, len(tables[0].table.keys), seed)
-    made = _resampled_interval(tables, what, counts, confidence)
-    if _too_few_in_tail(made, what):
-        made = _without_upper_end(made, tables, what, counts)
     made = _allow_for_unseen(made, what, *limits)
     return replace(made, low=float(np.clip(made.low, *limits)), high=float(np.clip(made.high, *limits)))
 
@@ -121,10 +129,34 @@ def _signed_tables(values: Sequence[Any], baseline: Sequence[Any] | None) -> lis
             in zip((1.0, -1.0), difference_table(mine, client_table(baseline, "baseline")), strict=True)]
 
 
-def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray,
+def _client_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray, confidence: float,
+                     bounds: tuple[float, float], seed: int) -> Interval:
+    """The interval from clients and the differences between seeds, before any allowance for few clients."""
+    found = resample(tables, statistic, counts)
+    made = _resampled_interval(tables, statistic, found, confidence)
+    if not is_one_value(tables, statistic, min(float(found.errors[0]), made.high - made.low)):
+        return made
+    draws = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
+    return _allow_for_draws(made, draws, found.by_seed)
+
+
+def _allow_for_draws(made: Interval, draws: tuple[np.ndarray, np.ndarray], by_seed: np.ndarray) -> Interval:
+    """The interval, widened to what `draws` of the least and the most that the statistic may be leave open.
+
+    The variance between seeds enters as it is. What seeds and clients have in common is not taken out: where tails are one
+    value, seeds may agree by chance.
+    """
+    level = (1 - made.confidence) / 2
+    low, high = (made.estimate + _quantiles_with_seeds(drawn - made.estimate, by_seed, level, True, 1.0)[end]
+                 if np.isfinite(drawn).all() else float(drawn[0]) for end, drawn in enumerate(draws))
+    error = max([made.client_error, *(float(drawn.std(ddof=1)) for drawn in draws if np.isfinite(drawn).all())])
+    return replace(made, low=min(made.low, low), high=max(made.high, high), client_error=error)
+
+
+def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, found: Replicates,
                         confidence: float) -> Interval:
-    """The interval from resampled clients and the differences between seeds, before any allowance for few clients."""
-    found, tested = resample(tables, statistic, counts), tables[0].table.tested
+    """The interval from resampled clients and the differences between seeds."""
+    tested = tables[0].table.tested
     is_difference = len(tables) > 1
     widened = TIED if is_difference and are_tied(tables, statistic) else 1.0
     low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, is_difference, widened)
@@ -133,7 +165,8 @@ def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatisti
                     int(tested.sum(1).min()), len(tested), client_error, seed_error, tables[0].table.left_out)
 
 
-def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray) -> Interval:
+def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic: ClientStatistic, counts: np.ndarray,
+                       bounds: tuple[float, float], seed: int) -> Interval:
     """The interval of a tail of too few clients: for a difference, infinite; for one method, with a lower end only.
 
     The lower end is that of the smallest larger share with enough clients, which is never above that of the tail.
@@ -142,7 +175,7 @@ def _without_upper_end(made: Interval, tables: Sequence[SignedTable], statistic:
     if made.is_difference:
         return replace(made, low=-math.inf, high=math.inf, note=note)
     wider = replace(statistic, share=min(1.0, FEW_IN_TAIL / made.clients_per_seed))
-    low = _resampled_interval(tables, wider, counts, made.confidence).low
+    low = _client_interval(tables, wider, counts, made.confidence, bounds, seed).low
     return replace(made, low=min(low, made.estimate), high=math.inf, note=note)
 
 
@@ -168,14 +201,15 @@ def _ends(found: Replicates, statistic: ClientStatistic, clients: int, level: fl
     return float(estimate + low), float(estimate + high), seed_standard_error(found.by_seed)
 
 
-def _quantiles_with_seeds(deviations: np.ndarray, by_seed: np.ndarray, level: float, tied: bool) -> tuple[float, float]:
+def _quantiles_with_seeds(deviations: np.ndarray, by_seed: np.ndarray, level: float, tied: bool,
+                          common: float | None = None) -> tuple[float, float]:
     """The quantiles at `level` and 1 - `level` of deviations by the choice of clients and of training seeds together.
 
     `deviations` are those by clients, (replicates,), and `by_seed` is as in `seed_variances`. All of the variance B between K
     seeds enters, B / K with Student's distribution, and with it what the seeds' clients differ by, e^2 / K; so the deviations
     keep only what is common to all seeds, the part 1 - e^2 / (K V) of their variance V. To subtract e^2 from B instead makes
     intervals of few seeds too narrow: B is known so badly that the difference is often 0. Of two seeds whose values are `tied`,
-    B is often 0 by chance: no more than B is then taken for e^2.
+    B is often 0 by chance: no more than B is then taken for e^2. `common` is the factor that they keep, where it is given.
     """
     from scipy.special import stdtrit
 
@@ -184,7 +218,8 @@ def _quantiles_with_seeds(deviations: np.ndarray, by_seed: np.ndarray, level: fl
         between, explained = seed_variances(by_seed)
         explained = min(explained, between) if tied and seeds == 2 else explained
         variance = float(np.nanvar(by_seed[1:].mean(1), ddof=1))
-        common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
+        if common is None:
+            common = 1.0 if variance == 0 else math.sqrt(max(0.0, 1 - explained / (seeds * variance)))
         deviations = common * deviations if common > 0 else np.zeros_like(deviations)
         spread = math.sqrt(between / seeds)
     if spread == 0:

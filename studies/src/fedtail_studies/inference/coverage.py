@@ -18,10 +18,13 @@ from fedtail_studies.inference.measuring import (
 )
 from fedtail_studies.inference.populations import (
     BETA,
+    CEILING,
+    FLOOR,
     GAMMA,
     GROUPS,
     HEAVY,
     LOSSES,
+    MIDDLE,
     NORMAL,
     PARETO,
     RARE,
@@ -38,6 +41,7 @@ EXAMPLES = (10, 200)
 FRESH_EXAMPLES = 30
 STATISTICS = ("mean", "worst10")
 DESIGNS = {"same clients": False, "redrawn clients": True}
+TIED = ((CEILING.name, 5), (MIDDLE.name, 3), (FLOOR.name, 3))          # with so few examples that whole tails are one value
 POINTS = (0.05, 0.1, 0.11)         # shares of clients with error 1
 
 
@@ -93,6 +97,24 @@ def measure_few_seeds(cell: Cell, name: str, examples: int, design: str, seeds: 
                                       plan.replicates, seeds) for k in cell.steps(len(effects))}
 
 
+def measure_tied(cell: Cell, name: str, examples: int) -> Numbers:
+    """Coverage where whole tails are one value: of one method and of the difference of two with one and three seeds."""
+    plan: Plan = cell.plan
+    sizes, seeds = (60, 100, 300), (1, 3)
+    found: Numbers = {}
+    for k in cell.steps(len(sizes) + len(seeds)):
+        if k < len(sizes):
+            for statistic in ("worst10", "p90"):
+                found[f"one method, {sizes[k]} clients, {statistic}"] = one_method(name, examples, sizes[k], statistic,
+                                                                                   plan.repetitions, plan.replicates)
+        else:
+            count = seeds[k - len(sizes)]
+            measured = comparison(name, examples, 100, ("worst10", "p90"), True, 0.0, plan.repetitions, plan.replicates, count)
+            words = "one seed" if count == 1 else f"{count} seeds"
+            found.update({f"difference, {words}, 100 clients, {statistic}": one for statistic, one in measured.items()})
+    return found
+
+
 def measure_spread(cell: Cell) -> Numbers:
     """Coverage of the standard deviation of error rates, by population, examples and number of clients."""
     plan: Plan = cell.plan
@@ -139,7 +161,8 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
     few = {f"few seeds, {name}, {examples}, {design}, {seeds} seeds":
            partial(measure_few_seeds, name=name, examples=examples, design=design, seeds=seeds)
            for name, examples, design, seeds in FEW_SEEDS}
-    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two, **few}
+    tied = {f"tied, {name}, {examples}": partial(measure_tied, name=name, examples=examples) for name, examples in TIED}
+    return {"promises": measure_promises, "spread": measure_spread, **one, **fresh, **two, **few, **tied}
 
 
 def _found(results: Results, kind: str, names: tuple[str, ...]) -> Iterator[tuple[str, int, str, Numbers]]:
@@ -160,6 +183,29 @@ def _few_seeds(results: Results) -> Iterator[tuple[str, str, Numbers]]:
             for effect, by_statistic in results.numbers(cell, results.seeds[0]).items():
                 label = f"{parts[0]}, {parts[1]} examples, {parts[2]}, {parts[3]}, {effect}"
                 yield from ((label, statistic, found) for statistic, found in by_statistic.items())
+
+
+def _tied(results: Results) -> Iterator[tuple[str, Numbers]]:
+    """Every measured case in which whole tails are one value: its label and numbers."""
+    for name, examples in TIED:
+        cell = f"tied, {name}, {examples}"
+        if cell in results.cells[results.seeds[0]]:
+            yield from ((f"{name}, {examples} examples, {case}", found) for case, found
+                        in results.numbers(cell, results.seeds[0]).items())
+
+
+def _tied_table(results: Results) -> Table:
+    """Coverage, misses on either side and width where whole tails are one value."""
+    rows = tuple(Row(label, {**{f"{name}, %": [100 * found[name]] for name in ("coverage", "above", "below")},
+                             "true": [found["truth"]], "median width": [found["width"]]}) for label, found in _tied(results))
+    columns = ("coverage, %", "above, %", "below, %", "true", "median width")
+    return Table("Few examples a client: whole tails of one value", columns,
+                 rows, digits=3, head="population")
+
+
+def _tied_hold(results: Results) -> Finding:
+    """Whether the coverage of tails of one value is at least 93%."""
+    return _judged([(label, found["coverage"]) for label, found in _tied(results)], 0.93, 1.0, results.plan["repetitions"])
 
 
 def _few_seeds_tables(results: Results) -> list[Table]:
@@ -221,7 +267,7 @@ def tables(results: Results) -> list[Table]:
             *_coverage_tables(results, "one method", HARD, "Harder populations, one method, one seed"),
             *_coverage_tables(results, "one method", FRESH, "Fresh populations, one method, one seed"),
             *_coverage_tables(results, "two methods", FRESH, "Fresh populations, difference of two methods, five seeds"),
-            _spread_table(results), _promise_table(results)]
+            _tied_table(results), _spread_table(results), _promise_table(results)]
 
 
 def _few_seeds_hold(results: Results) -> Finding:
@@ -347,6 +393,8 @@ INTERVAL_COVERAGE = Study(
               "[ours, fedtail.inference]", lambda results: _within(results, "two methods", FRESH, (100,), 0.93, 0.97)),
         Claim("Harder populations, one method: at least 93% at 20 and 100 clients.", "[ours, fedtail.inference]",
               lambda results: _within(results, "one method", HARD, (20, 100), 0.93, 1.0)),
+        Claim("Few examples a client, so that whole tails are one value: at least 93% at 60, 100 and 300 clients.",
+              "[ours, fedtail.inference]", _tied_hold),
         Claim("The interval of the real spread over clients holds it with 100 clients and more.", "[ours, fedtail.inference]",
               _spread_holds),
         Claim("Promises are broken in at most 5% of cases, whatever the population.", "[Wilks41]; [TL19]", _never_broken),

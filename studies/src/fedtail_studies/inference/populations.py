@@ -67,12 +67,15 @@ BETA = Clients("beta", lambda random, n: random.beta(2, 8, n))
 THREE = Clients("three groups", lambda random, n: np.clip(random.choice((0.1, 0.3, 0.6), n, p=(0.6, 0.3, 0.1))
                                                           + random.normal(0, 0.02, n), 0, 1))
 GAMMA = Clients("gamma losses", lambda random, n: random.gamma(2, 0.3, n), are_rates=False)
+CEILING = Clients("near the ceiling", lambda random, n: random.beta(1, 1.6, n))
+MIDDLE = Clients("around a third", lambda random, n: random.beta(2, 4, n))
+FLOOR = Clients("near the floor", lambda random, n: random.beta(1, 15, n))
 ALIKE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {       # losses of examples of alike clients
     "gamma": lambda random, shape: random.gamma(0.5, 1.0, shape),
     "lognormal": lambda random, shape: np.exp(random.normal(0, 1.5, shape)),
     "bounded": lambda random, shape: random.beta(0.5, 0.5, shape),
     "mixture": lambda random, shape: random.gamma(1, 1, shape) * random.choice((0.2, 10.0), shape, p=(0.95, 0.05))}
-POPULATIONS = {one.name: one for one in (NORMAL, HEAVY, GROUPS, RARE, LOSSES, PARETO, BETA, THREE, GAMMA)}
+POPULATIONS = {one.name: one for one in (NORMAL, HEAVY, GROUPS, RARE, LOSSES, PARETO, BETA, THREE, GAMMA, CEILING, MIDDLE, FLOOR)}
 
 
 @cache
