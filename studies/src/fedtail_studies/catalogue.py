@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtail.experiment.source import nearest_hint
+from fedtail.errors import nearest_hint
 from fedtail_studies.adaptive_private.delayed_words import DP2_WORDS
 from fedtail_studies.adaptive_private.federated import ADADPS_FEDERATED
 from fedtail_studies.adaptive_private.images import ADADPS_MNIST

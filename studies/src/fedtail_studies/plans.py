@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedtail.experiment.source import nearest_hint
+from fedtail.errors import nearest_hint
 
 
 def with_fields(plan: Any, values: Mapping[str, Any]) -> Any:
