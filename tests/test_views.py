@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedtail
+import fedtail.metrics
 from fedtail.evaluation import client_profiles
 from fedtail.models import LeastSquares, SoftmaxRegression
 
@@ -48,6 +49,14 @@ def test_reprs_are_one_short_line():
     assert repr(family).startswith("FamilyEvaluation(2 models, error of each client's own pick: Distribution(9 clients;")
     assert f"<td>each client&#x27;s own pick</td><td>{family.chosen.mean():.4g}</td>" in family._repr_html_()
     assert repr(trained.history).startswith("History(2 rounds; last: round 2, cohort_size 4")
+
+
+def test_a_repr_says_for_how_many_clients_a_metric_is_defined():
+    population = labelled([0.0, 0.0, *[0.5] * 7], [20] * 9)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = fedtail.evaluate(SoftmaxRegression(4, 2), population, fedtail.Task(SoftmaxRegression(4, 2), metrics=[fedtail.metrics.roc_auc()]))
+    assert re.search(r"error [\d.]+ \(worst client: [\d.]+\), roc_auc [\d.]+ \(worst client: [\d.]+, defined for 7 of 9\)\)$", repr(found))
 
 
 def test_notebooks_get_tables():

@@ -24,12 +24,15 @@ SHOWN = ("mean", "std", "p50", "p90", "worst10", "best10")
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
-    """The number of clients, and of every metric the mean and the worst tenth, or the worst of few clients, in one line."""
+    """The number of clients, and of every metric the mean and the worst tenth, or the worst of few clients, in one line.
+
+    Where a metric is not defined for all clients, it says for how many.
+    """
     parts = []
     for name, one in evaluation.distributions.items():
         row = shown_statistics(one, ("mean", "worst10"))
         tail = "worst client" if "worst client" in row else "worst10"
-        parts.append(f"{name} {row['mean']:.4g} ({tail.replace('worst10', 'worst 10%')}: {row[tail]:.4g})")
+        parts.append(f"{name} {row['mean']:.4g} ({tail.replace('worst10', 'worst 10%')}: {row[tail]:.4g}{defined_note(one)})")
     return f"Evaluation({_clients(evaluation)} clients; {', '.join(parts)})"
 
 
