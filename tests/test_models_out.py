@@ -278,7 +278,7 @@ def test_the_card_of_the_best_model_is_about_its_round_and_says_who_chose(finish
 def test_the_card_says_what_is_promised_about_new_clients_and_what_is_not(finished):
     text = model_card(finished, 0, False, [])
     assert "- No promise about the 90th percentile of the error over new clients: it takes 29 held-out clients, and there are 4." in text
-    assert "romise about" not in model_card(finished, 0, True, [])      # the best model was chosen: nothing is promised of it
+    assert "No promise about new clients is made for this model, the best one of the run" in model_card(finished, 0, True, [])
     entry = {"clients": 60, "confidence": 0.95, "p90": {"observed": 0.3, "bound": 0.4, "clients_needed": None, "note": ""}}
     made = RunFolder(finished.path, finished.about)
     made.__dict__["result"] = {**finished.result, "promises": [{"error": entry}]}

@@ -112,6 +112,16 @@ def test_clients_that_had_a_part_in_the_model_are_refused():
     assert promise(held_out, [f"client {k}" for k in range(40, 90)]).exists
 
 
+@pytest.mark.parametrize(("values", "used", "text"), [
+    ([0.1] * 40, [], "values must be a dict of the metric by client, got list. Write {name: value, ...} for the held-out clients"),
+    (dict(enumerate([0.1] * 40)), "client 3", "used must be the names or keys of clients, got 'client 3'."),
+    (dict(enumerate([0.1] * 40)), 3, "used must be the names or keys of clients, got 3.")])
+def test_other_kinds_are_refused_in_words(values, used, text):
+    with pytest.raises(TypeError) as refused:
+        promise(values, used)
+    assert text in str(refused.value)
+
+
 def test_what_cannot_be_promised_is_refused():
     with pytest.raises(FieldError, match="statistic must be a percentile or worst share"):
         promise({0: 0.1}, (), "mean")

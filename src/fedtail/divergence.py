@@ -62,7 +62,8 @@ def left_out_text(count: int, total: int | None) -> str:
 def constant_text(loss: float, constant: float) -> str:
     """That the mean loss is above that of a constant prediction, and what to do."""
     return (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores the "
-            "inputs: the model has learned nothing that helps these clients. Train longer, or with another learning rate.")
+            "inputs: by its loss these clients are worse off than without the model, also where fewer answers are wrong. "
+            "Look at how sure it is of wrong answers; train longer, or with another learning rate.")
 
 
 def exploded_text(loss: float, constant: float) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedtail.errors import FieldError
+from fedtail.errors import FieldError, check_kind
 from fedtail.inference.statistics import ROUNDING, ClientStatistic, statistic_named
 
 SIMULATIONS = 4999
@@ -65,14 +65,18 @@ def promise(values: Mapping[Hashable, float], used: Iterable[Hashable], statisti
     order statistic of uniform variables, whatever F is; the level is found by simulating those, as the k-th smallest of M values
     with k / (M + 1) at most 1 - confidence, which keeps the confidence exactly over the simulation and the data together.
 
-    Raises FieldError where a client is in both, in words, for the mean, and for a worst share without bounds or with values
-    outside them.
+    Raises TypeError where these are of another kind, and FieldError where a client is in both, in words, for the mean, and for a
+    worst share without bounds or with values outside them.
 
     >>> held_out = {f"client {k}": k / 100 for k in range(60)}
     >>> print(promise(held_out, used=["client 60"]))
     the 90th percentile over new clients is at most 0.58, with confidence 95% (60 held-out clients show 0.531)
     """
     what = statistic_named(statistic)
+    check_kind("values", values, isinstance(values, Mapping), "a dict of the metric by client",
+               "Write {name: value, ...} for the held-out clients, such as those of Evaluation.to_pandas().")
+    check_kind("used", used, isinstance(used, Iterable) and not isinstance(used, str), "the names or keys of clients",
+               "Write those of all clients that trained, tuned, stopped or chose the model, as in values.")
     _refuse_overlap(values, used)
     if what.kind == "mean":
         raise FieldError("statistic", "a percentile or worst share", statistic, 'Write promise(values, used, "p90").')

@@ -46,7 +46,7 @@ def model_card(run: RunFolder, index: int, best: bool, files: list[str], licence
     statistics = line["members"][index].get(split, {}) if split else {}
     parts = [_front_matter(run, index, statistics, split, licence), f"# {run.members[index]}", _opening(run, line, best),
              "## Use", *_use(run, files), "## Data", _data(run), "## Training", _training(run),
-             "## Results over clients", _results(run, statistics, split, line), "" if best else _promises(run, index),
+             "## Results over clients", _results(run, statistics, split, line), _promises(run, index, best),
              "## Privacy", _privacy(run, best), "## Limits", _limits(run, best)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -181,11 +181,14 @@ def _defined(numbers: dict[str, Any]) -> str:
     return ALL if numbers.get("defined") is None else str(numbers["defined"])
 
 
-def _promises(run: RunFolder, index: int) -> str:
+def _promises(run: RunFolder, index: int, best: bool) -> str:
     """What the held-out clients promise of the error over new clients, or why they do not; empty where a run does not say.
 
-    It is about the last model; the best one of `keep_best` has no such promise.
+    It is about the last model; the `best` one of `keep_best` has none.
     """
+    if best:
+        return ("- No promise about new clients is made for this model, the best one of the run: held-out clients were looked at "
+                "for the last model only.")
     found = run.result.get("promises") or []
     entry = found[index].get("error") if index < len(found) else None
     if not entry:
