@@ -392,6 +392,11 @@ class Node:
             self._write_state(place, saved, {mark.file for mark in stores.values()})
         return saved
 
+    def keep_memory(self) -> None:
+        """Write what clients remember to the training's folder, as `save` does; nothing where they remember nothing."""
+        if self.fleet.memory().kept or self.fleet.round_results()[1]:
+            self.save()
+
     def _write_state(self, place: Path, saved: bytes, named: set[str]) -> None:
         """Write the state `saved` to the file `place`, as the only writer of the training's folder, which is created.
 

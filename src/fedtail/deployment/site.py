@@ -59,6 +59,10 @@ class Computing(Protocol):
         """The state of this part as bytes, which `restore` takes in another process."""
         ...
 
+    def keep_memory(self) -> None:
+        """Write what clients remember to this node's own folder, if there is one; nothing where they remember nothing."""
+        ...
+
     def restore(self, saved: bytes) -> None:
         """Replace the state of this part by `saved`, which `save` returned; b"" begins without any state."""
         ...
@@ -132,6 +136,11 @@ class Site:
                              if state.participant else None)
         self._node = None
         return self
+
+    def keep_memory(self) -> None:
+        """Have the computing part write what clients remember, for a node that stays in memory and may be killed."""
+        if self._node is not None:
+            self._node.keep_memory()
 
     def handle(self, content: bytes, began: float | None = None, keep: Callable[[bytes], None] | None = None) -> bytes:
         """The reply, as bytes, to the server's message `content`. A bad message does not raise: the reply then holds a `problem`.

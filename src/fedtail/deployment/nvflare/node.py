@@ -57,7 +57,9 @@ class ResidentNode:
     def _answer(self, content: bytes, began: float) -> bytes:
         """The reply to a message of a run, noted as asked before it is answered; `began` is when the message came."""
         note_asked(self.settings.folder, content)
-        return self.site.handle(content, began)
+        reply = self.site.handle(content, began)
+        self.site.keep_memory()                       # before the answer leaves: a node that is killed finds it again
+        return reply
 
     def _node_info(self, request: bytes) -> bytes:
         """The signed node info; b"", with the reason logged here, where there is none: the server is not told why."""
