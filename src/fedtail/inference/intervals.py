@@ -136,9 +136,10 @@ def _client_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, 
     made = _resampled_interval(tables, statistic, found, confidence)
     if not is_one_value(tables, statistic, min(float(found.errors[0]), made.high - made.low)):
         return made
-    draws = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
-    seen = min(float(np.nanmin(table.values)) for _, table in tables), max(float(np.nanmax(table.values)) for _, table in tables)
-    likely = draws if all(np.isfinite(one).all() for one in draws) else extreme_draws(tables, statistic, seen, len(counts) - 1, seed)
+    draws = likely = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
+    if not all(np.isfinite(one).all() for one in draws):                     # a standard error goes by the values seen
+        seen = np.concatenate([table.values[table.tested] for _, table in tables])
+        likely = extreme_draws(tables, statistic, (float(seen.min()), float(seen.max())), len(counts) - 1, seed)
     error = max(made.client_error, *(float(one.std(ddof=1)) for one in likely))
     return replace(_allow_for_draws(made, draws, found.by_seed), client_error=error)
 
