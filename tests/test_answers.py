@@ -808,3 +808,14 @@ def test_intervals_floors_and_promises_cost_less_than_a_tenth_of_training_the_de
 
     judge()
     assert least_seconds(judge) < 0.1 * 20 * least_seconds(train)
+
+
+def test_a_tail_in_which_no_client_changes_at_the_ceiling_is_not_a_certain_nothing():
+    """12 of 100 clients have all examples wrong under both methods, others gain: the differences of the tails seen are 0."""
+    base = dict(enumerate(np.repeat([1.0, 0.8, 0.2], [12, 18, 70])))
+    better = dict(enumerate(np.repeat([1.0, 0.8, 0.2, 0.0], [12, 8, 70, 10])))
+    told = answer_from_values("Delta-FL", [better], [base])
+    assert told["worst10"]["estimate"] == 0
+    assert told["worst10"]["low"] < -1 < 1 < told["worst10"]["high"]          # in percent
+    assert told["answer"] == "cannot tell"
+    assert told["sentence"].startswith("Delta-FL: ")

@@ -255,6 +255,65 @@ def test_a_comparison_of_five_seeds_and_a_thousand_clients_is_quick():
 LOW, HIGH = (stats.binom.ppf(level, 300, share) / 300 for level, share in ((1e-4, 0.93), (1 - 1e-4, 0.975)))
 
 
+# tails that are one value
+
+
+def test_a_tail_of_one_value_has_the_exact_interval_of_clopper_and_pearson():
+    for wrong in (10, 14, 20, 40):
+        found = new_client_interval([[1.0] * wrong + [0.0] * (100 - wrong)], "worst10", bounds=(0, 1), replicates=9999)
+        exact = stats.binomtest(wrong, 100).proportion_ci(0.95).low / 0.1
+        assert found.low == pytest.approx(min(1, exact), abs=0.02)          # its standard error is 0.005
+        assert found.high == 1
+
+
+def test_clients_that_are_all_alike_leave_open_what_the_rule_of_three_does():
+    unseen = 1 - 0.025 ** (1 / 100)
+    tail, mean = (new_client_interval([[0.0] * 100], one, bounds=(0, 1), replicates=9999) for one in ("worst10", "mean"))
+    assert (tail.low, tail.high) == (0, pytest.approx(unseen / 0.1, rel=0.08))
+    assert (mean.low, mean.high) == (0, pytest.approx(unseen, rel=0.08))
+    middle = new_client_interval([[0.5] * 100], bounds=(0, 1), replicates=9999)
+    assert (middle.low, middle.high) == (pytest.approx(0.5 - unseen / 2, abs=1e-3), pytest.approx(0.5 + unseen / 2, abs=1e-3))
+    assert new_client_interval([[0.5] * 100], "worst10").high == math.inf          # nothing is assumed
+    assert new_client_interval([[1.0] * 100], "worst10", bounds=(0, 1)).low == 1    # that 90% of clients are others is excluded
+    turned = new_client_interval([[-1.0] * 100], "worst10", bounds=(-1, 0), replicates=9999)     # all at the good end of an AUC
+    assert (turned.low, turned.high) == (-1, pytest.approx(-1 + unseen / 0.1, rel=0.08))
+
+
+@pytest.mark.parametrize(("name", "examples"), [("near the ceiling", 5), ("around a third", 3), ("near the floor", 3)])
+def test_intervals_of_tails_of_one_value_cover(name, examples):
+    """Without the allowance 80% to 86% at the ceiling."""
+    assert one_method(name, examples, 100, "worst10", 300, 299)["coverage"] >= LOW
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_differences_of_tails_of_one_value_cover(seeds):
+    found = comparison("around a third", 3, 100, ("worst10",), True, 0.0, 300, 199, seeds)
+    assert found["worst10"]["coverage"] >= LOW
+
+
+def test_an_interval_is_one_point_only_where_the_clients_exclude_all_others():
+    random = RANDOM(0)
+    for draw in range(150):
+        ceiling = random.binomial(5, random.beta(1, 1.6, 100)) / 5
+        found = new_client_interval([ceiling], "worst10", bounds=(0, 1), replicates=299, seed=draw)
+        certain = stats.binomtest(int((ceiling == 1).sum()), 100).proportion_ci(0.9).low >= 0.1
+        assert found.high > found.low or certain
+        better = np.where(random.random(100) < 0.1, np.maximum(ceiling - 0.2, 0), ceiling)
+        paired = new_client_interval([better], "worst10", baseline=[ceiling], bounds=(0, 1), replicates=299, seed=draw)
+        assert paired.high > paired.low
+
+
+def test_seeds_that_agree_by_chance_are_not_sure():
+    """Each of three seeds has other clients, 9 at the ceiling in both methods, and then 2/3: the differences are all 0."""
+    base = np.repeat([1.0, 2 / 3, 1 / 3], [9, 21, 70])
+    better = np.repeat([1.0, 2 / 3, 1 / 3, 0.0], [9, 11, 70, 10])
+    by_seed = [[{(seed, k): value for k, value in enumerate(one)} for seed in range(3)] for one in (better, base)]
+    found = new_client_interval(by_seed[0], "worst10", baseline=by_seed[1], bounds=(0, 1))
+    assert found.estimate == pytest.approx(0)
+    assert found.low < -0.02 < 0.02 < found.high
+    assert found.client_error > 0.01
+
+
 @pytest.mark.parametrize(("name", "examples", "statistic"), [("normal", 10, "worst10"), ("heavy-tailed", 200, "worst10"), ("two groups", 10, "mean")])
 def test_intervals_of_one_method_cover(name, examples, statistic):
     assert LOW <= one_method(name, examples, 100, statistic, 300, 299)["coverage"] <= HIGH

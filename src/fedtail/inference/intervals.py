@@ -136,8 +136,12 @@ def _client_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, 
     made = _resampled_interval(tables, statistic, found, confidence)
     if not is_one_value(tables, statistic, min(float(found.errors[0]), made.high - made.low)):
         return made
-    draws = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
-    return _allow_for_draws(made, draws, found.by_seed)
+    draws = likely = extreme_draws(tables, statistic, bounds, len(counts) - 1, seed)
+    if not all(np.isfinite(one).all() for one in draws):                     # a standard error goes by the values seen
+        seen = np.concatenate([table.values[table.tested] for _, table in tables])
+        likely = extreme_draws(tables, statistic, (float(seen.min()), float(seen.max())), len(counts) - 1, seed)
+    error = max(made.client_error, *(float(one.std(ddof=1)) for one in likely))
+    return replace(_allow_for_draws(made, draws, found.by_seed), client_error=error)
 
 
 def _allow_for_draws(made: Interval, draws: tuple[np.ndarray, np.ndarray], by_seed: np.ndarray) -> Interval:
@@ -149,8 +153,7 @@ def _allow_for_draws(made: Interval, draws: tuple[np.ndarray, np.ndarray], by_se
     level = (1 - made.confidence) / 2
     low, high = (made.estimate + _quantiles_with_seeds(drawn - made.estimate, by_seed, level, True, 1.0)[end]
                  if np.isfinite(drawn).all() else float(drawn[0]) for end, drawn in enumerate(draws))
-    error = max([made.client_error, *(float(drawn.std(ddof=1)) for drawn in draws if np.isfinite(drawn).all())])
-    return replace(made, low=min(made.low, low), high=max(made.high, high), client_error=error)
+    return replace(made, low=min(made.low, low), high=max(made.high, high))
 
 
 def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatistic, found: Replicates,
