@@ -20,7 +20,6 @@ import copy
 import multiprocessing
 import os
 import resource
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -156,7 +155,7 @@ def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], Loca
 
 
 def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, products: float) -> str:
-    """A row of the table: parameters, kernel, seconds, ratios to the better loop, share of the products, target, what disturbed it."""
+    """A row of the table: parameters, kernel, seconds, ratios to the better loop, share of products, target, disturbance."""
     dim = fleet.kernel.dim
     seconds = {key: median(way.seconds) for key, way in ways.items()}
     processor = {key: median(way.processor) for key, way in ways.items()}
@@ -168,8 +167,8 @@ def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, products: flo
     more = "".join(f", {key} {seconds[key]:.3g} s" for key in ways if key not in (*loops, "fedtail"))
     others = max(median(way.others) for way in ways.values())
     return (f"| {name} | {dim:,} | {fleet.kernel.name} | {' / '.join(f'{seconds[key]:.3g}' for key in loops)} | "
-            f"{seconds['fedtail']:.3g}{more} | **{ratio:.2f}** | {cheaper:.2f} | {share:.0%} | {wanted:g} | {met} | {others:.2f} | "
-            f"{datetime.now(UTC):%m-%d %H:%M}, {commit()} |")
+            f"{seconds['fedtail']:.3g}{more} | **{ratio:.2f}** | {cheaper:.2f} | {share:.0%} | {wanted:g} | {met} | "
+            f"{others:.2f} | {datetime.now(UTC):%m-%d %H:%M}, {commit()} |")
 
 
 HEAD = ("| architecture | trained parameters | kernel | loop, 1 / 2 threads (s) | fedtail (s) | ratio | of processor time | "
@@ -209,14 +208,17 @@ def page(rows: dict[str, str], turns: int) -> str:
     lines = [rows[name] for name in ARCHITECTURES if name in rows]
     return f"""# A plain loop and fedtail on {len(lines)} architectures
 
-`python benchmarks/architectures.py`, {machine()}, {versions()}. Medians of {turns} interleaved turns; each row has its own time and commit.
+`python benchmarks/architectures.py`, {machine()}, {versions()}. Medians of {turns} interleaved turns;
+each row has its own time and commit.
 
-- *ratio*: seconds of the better of one and two threads of the loop over those of fedtail; *of processor time*: the same of processor seconds.
-- *products alone*: the share of fedtail's processor seconds that the products, convolutions, recurrences and attention of its steps take,
-  measured by themselves in a warm cache.
-- *target*: {TARGET_SMALL:g} times below {SMALL:,} trained parameters, else {TARGET:g} times; met, too, with a share of {SHARE:.0%} or more.
-- *others' cores*: what other programs used of the machine in the median turn, the largest of the programs that took turns. With more than a tenth
-  of a core the ratio is rough, and says less than that of processor time.
+- *ratio*: seconds of the better of one and two threads of the loop over those of fedtail; *of processor time*: the same of
+  processor seconds.
+- *products alone*: the share of fedtail's processor seconds that the products, convolutions, recurrences and attention of its
+  steps take, measured by themselves in a warm cache.
+- *target*: {TARGET_SMALL:g} times below {SMALL:,} trained parameters, else {TARGET:g} times; met, too, with a share of
+  {SHARE:.0%} or more.
+- *others' cores*: what other programs used of the machine in the median turn, the largest of the programs that took turns. With
+  more than a tenth of a core the ratio is rough, and says less than that of processor time.
 
 {HEAD}
 """ + "\n".join(lines) + "\n"

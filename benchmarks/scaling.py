@@ -133,7 +133,8 @@ def _people(clients: int, each: int, features: int, classes: int) -> Population:
                       torch.arange(clients))
 
 
-def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Population, rounds: int, empty: float) -> dict[str, object]:
+def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Population, rounds: int,
+            empty: float) -> dict[str, object]:
     """The median of the rounds after the first, the processor seconds of one, and memory before and at most during them.
 
     Memory is that which nobody else shares: pages of mapped files, which the system drops when it needs them, are left out.
@@ -142,7 +143,8 @@ def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Popul
     task, times, work = fedtail.Task(module), [], []
     Path("/proc/self/clear_refs").write_text("5")      # from here on the peak is that of the rounds
     held, mapped = _own_memory("RssAnon") + _own_memory("RssShmem"), _own_memory("RssFile")
-    watch = subprocess.Popen([sys.executable, "-c", WATCH, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen([sys.executable, "-c", WATCH, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True)
     peaks = []
 
     def tick(_: fedtail.Progress) -> None:
@@ -154,8 +156,8 @@ def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Popul
     watched = int(watch.communicate()[0]) / 1024
     peak = max(watched, *peaks)                        # the first sees workers, the second what comes and goes between two looks
     seconds, processor = (median(later - earlier for earlier, later in pairwise(found)) for found in (times, work))
-    return {"seconds a round": seconds, "processor seconds": processor, "MiB held": held - empty, "MiB more in a round": peak - held, "MiB mapped": mapped,
-            "load": os.getloadavg()[0]}
+    return {"seconds a round": seconds, "processor seconds": processor, "MiB held": held - empty,
+            "MiB more in a round": peak - held, "MiB mapped": mapped, "load": os.getloadavg()[0]}
 
 
 def _processor_seconds(process: int) -> float:

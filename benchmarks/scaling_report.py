@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from math import log
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def memory(shown: dict[str, Any]) -> float:
 def slopes(question: str, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The slopes of seconds and memory from the point before, in logarithms; empty for the first of a path."""
     cells, axis = [("", "")], AXES[question]
-    for before, here in zip(rows, rows[1:], strict=False):
+    for before, here in pairwise(rows):
         if before.get("path") != here.get("path"):
             cells.append(("", ""))
             continue
@@ -50,15 +51,17 @@ def slopes(question: str, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def section(folder: Path) -> list[str]:
-    """The lines of RESULTS.md: a table for each question, and the memory that a formula foretells beside the measured."""
+    """The lines of RESULTS.md: a table for each question, and the memory that a formula foretells beside the measured one."""
     parts, found = [], newest(folder)
     for question, (about, *lines) in found.items():
         rows = [line["shown"] for line in lines]
         heads = [head for head in rows[0] if head not in UNSHOWN]
-        body = [[*(number(row[head]) for head in heads), *cells] for row, cells in zip(rows, slopes(question, rows), strict=True)]
+        body = [[*(number(row[head]) for head in heads), *cells]
+                for row, cells in zip(rows, slopes(question, rows), strict=True)]
         loads = [row["load"] for row in rows if "load" in row]
-        shared = (f" Processes that wanted a core (load): {min(loads):.1f} to {max(loads):.1f} on {about['machine']['cores']} cores"
-                  f"{', so that seconds are those of a shared machine' if min(loads) > about['machine']['cores'] else ''}."
+        cores = about["machine"]["cores"]
+        shared = (f" Processes that wanted a core (load): {min(loads):.1f} to {max(loads):.1f} on {cores} cores"
+                  f"{', so that seconds are those of a shared machine' if max(loads) > 1.5 * cores else ''}."
                   if loads else "")
         parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
                   *table([[*heads, "slope, seconds", "slope, memory"], *body]), "",
@@ -68,7 +71,7 @@ def section(folder: Path) -> list[str]:
 
 
 def fitted(found: dict[str, list[Row]]) -> dict[str, float]:
-    """Bytes for each client, parameter and example, and seconds for each client in a draw; from the two largest points of each."""
+    """Bytes for each client, parameter and example, seconds for each client in a draw: from the two largest points of each."""
     if not all(question in found and "load" in found[question][-1]["shown"] for question in QUESTIONS):
         return {}
 
@@ -77,8 +80,10 @@ def fitted(found: dict[str, list[Row]]) -> dict[str, float]:
         before, last = (line["shown"] for line in found[question][-2:])
         return float((value(last) - value(before)) / (last[AXES[question]] - before[AXES[question]]))
 
-    return {"client": rise("population", memory) * MIB, "client on disk": rise("population", lambda row: row["MiB in the folder"]) * MIB,
-            "client drawn": rise("population", lambda row: row["seconds to draw"]), "parameter": rise("model", memory) * MIB,
+    return {"client": rise("population", memory) * MIB,
+            "client on disk": rise("population", lambda row: row["MiB in the folder"]) * MIB,
+            "client drawn": rise("population", lambda row: row["seconds to draw"]),
+            "parameter": rise("model", memory) * MIB,
             "example": rise("examples", memory) * MIB / 10, "base": memory(found["examples"][1]["shown"])}
 
 
@@ -99,14 +104,29 @@ def _formula(found: dict[str, list[Row]], constants: dict[str, float]) -> list[s
             shown = line["shown"]
             lines.append([f"{number(shown[AXES[question]])} {AXES[question]}", number(memory(shown)),
                           number(foretold(question, shown, constants))])
-    example = EXAMPLE
+    gibibytes = found["model"][0]["machine"]["memory_gib"]
+    room = (gibibytes * 2**30 / 2 - constants["base"] * MIB)       # half: data, results and other programs need some, too
     return ["## Where the next machine is needed", "",
-            f"Memory of a round beside PyTorch and fedtail themselves, in bytes: {constants['base']:.0f} MiB, and "
-            f"{constants['client']:.0f} for each client of a population in a folder (its file has {constants['client on disk']:.0f}, "
-            f"mapped, of which a draw reads 8), {constants['parameter']:.0f} for each parameter with two workers, and "
-            f"{constants['example']:.0f} for each example held in memory (of {example} bytes itself). A draw of a cohort takes "
-            f"{1e9 * constants['client drawn']:.0f} ns for each client of the population. Constants are the rise between the two largest "
-            "points; the others check them.", "", *table(lines), ""]
+            "Memory of a round beside PyTorch and fedtail themselves:", "",
+            f"- {constants['base']:.0f} MiB in any case,",
+            f"- {constants['client']:.0f} bytes for each client of a population in a folder; its files have "
+            f"{constants['client on disk']:.0f}, mapped, of which a draw reads 8,",
+            f"- {constants['parameter']:.0f} bytes for each parameter of the model, with two workers,",
+            f"- {constants['example']:.0f} bytes for each example held in memory, of {EXAMPLE} bytes itself.", "",
+            f"A draw of a cohort takes {1e9 * constants['client drawn']:.0f} ns for each client of the population. Constants are "
+            "the rise between the two largest points; the others check them.", "", *table(lines), "",
+            f"Half of a machine of {gibibytes} GiB is full, by this formula, at {_round_figure(room / constants['client'])} "
+            f"clients of a population in a folder, at {_round_figure(room / constants['parameter'])} parameters, or at "
+            f"{_round_figure(room / constants['example'])} examples of {EXAMPLE} bytes in memory; a folder that is opened "
+            "has no such bound on examples. Until then a cohort costs seconds, not memory.", ""]
+
+
+def _round_figure(count: float) -> str:
+    """A number of things with two digits and a word: 83 million."""
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.2g} {word}" if count / size < 100 else f"{count / size:.0f} {word}"
+    return f"{count:.0f}"
 
 
 def draw(folder: Path, path: Path) -> None:
