@@ -30,7 +30,7 @@ from fedtail.engine.counted_draws import STEP, CountedDraws
 from fedtail.engine.kernel_choice import SlowKernelWarning, kernel_for
 from fedtail.engine.kernels import ModuleKernel, training_draws
 from fedtail.engine.local_fleet import sum_of_chunks
-from fedtail.engine.stacked import SMALL, StackedKernel, stacking_is_faster, stacking_refusal
+from fedtail.engine.stacked import SMALL, StackedKernel, forward_sizes, stacking_is_faster, stacking_refusal
 from fedtail.fleet import Broadcast
 from fedtail.modules import call_module
 
@@ -253,7 +253,7 @@ class Reads(nn.Module):
     """A layer that looks at its values."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if bool(x.sum() > 0) else 2 * x
+        return x if bool(x.sum() > -1e9) else 2 * x      # never: another example in the batch must change nothing
 
 
 def test_the_slowest_path_is_warned_of_once_and_the_layer_is_named():
@@ -518,6 +518,38 @@ def test_models_with_embeddings_train_side_by_side_up_to_twice_as_many_parameter
     assert not stacking_is_faster(wide, CPU)
     for layer, wins in ((nn.Embedding(8000, 32), True), (nn.EmbeddingBag(8000, 32), True), (nn.Embedding(8200, 32), False)):
         assert stacking_is_faster(Task(nn.Sequential(layer, nn.Linear(32, 5))), CPU) == wins
+
+
+@pytest.mark.parametrize(("name", "stacks"), [("transformer", True), ("vision transformer", True), ("LSTM, packed", True), ("U-Net", False),
+                                             ("MobileNet", False)])
+def test_small_transformers_and_packed_recurrences_train_side_by_side(name, stacks):
+    task, people = made(name, torch.float32)
+    assert kernel_for(task, CPU, torch.float32, people).name == ("stacked" if stacks else "module")
+
+
+def test_sizes_of_a_forward_pass_are_those_of_its_shapes():
+    """Attention over 30 times 30 places in two heads is wider than 30 times 24 numbers; an LSTM returns 6 times 5."""
+    attends = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Flatten(), nn.Linear(240, 5))
+    people = Population.from_clients([(torch.randn(3, 30, 8), torch.zeros(3, dtype=torch.int64))])
+    assert forward_sizes(Task(attends), CPU, torch.float32, people) == (2 * 30 * 30, 0)
+    before = torch.get_rng_state()
+    lstm, packed = Task(Padded()), made("LSTM, packed", torch.float32)
+    people = Population.from_clients([(torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.int64))])
+    assert forward_sizes(lstm, CPU, torch.float32, people).recurrent == 6 * 5
+    assert forward_sizes(packed[0], CPU, torch.float32, packed[1]).recurrent == 0      # oneDNN has none of different lengths
+    assert forward_sizes(lstm, CPU, torch.float32, made("MLP", torch.float32)[1]) == (0, 0)      # which does not fit
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Padded(nn.Module):
+    """The last state of an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(8, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)[0][:, -1]
 
 
 # Convolutions
