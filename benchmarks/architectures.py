@@ -177,8 +177,8 @@ def table_line(name: str, ways: dict[str, Way], fleet: LocalFleet, products: flo
             f"{datetime.now(UTC):%m-%d %H:%M}, {commit()} |")
 
 
-HEAD = ("| architecture | trained parameters | kernel | loop, 1 / 2 threads (s) | fedtail (s) | ratio | of the fastest turns | of processor "
-        "time | products alone | target | met | others' cores | when, commit |\n|" + "---|" * 13)
+HEAD = ("| architecture | trained parameters | kernel | loop, 1 / 2 threads (s) | fedtail (s) | ratio | of the fastest turns | "
+        "of processor time | products alone | target | met | others' cores | when, commit |\n|" + "---|" * 13)
 
 
 def main() -> None:

@@ -528,10 +528,10 @@ def test_small_transformers_and_packed_recurrences_train_side_by_side(name, stac
 
 
 def test_sizes_of_a_forward_pass_are_those_of_its_shapes():
-    """Attention over 30 times 30 places in two heads is wider than 30 times 24 numbers; an LSTM returns 6 times 5."""
-    attends = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Flatten(), nn.Linear(240, 5))
-    people = Population.from_clients([(torch.randn(3, 30, 8), torch.zeros(3, dtype=torch.int64))])
-    assert forward_sizes(Task(attends), CPU, torch.float32, people) == (2 * 30 * 30, 0)
+    """Attention over 32 times 32 places in two heads is wider than 32 times 24 numbers; an LSTM returns 6 times 5."""
+    attends = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Flatten(), nn.Linear(256, 5))
+    people = Population.from_clients([(torch.randn(3, 32, 8), torch.zeros(3, dtype=torch.int64))])
+    assert forward_sizes(Task(attends), CPU, torch.float32, people) == (2 * 32 * 32, 0)
     before = torch.get_rng_state()
     lstm, packed = Task(Padded()), made("LSTM, packed", torch.float32)
     people = Population.from_clients([(torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.int64))])
