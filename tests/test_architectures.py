@@ -532,12 +532,12 @@ def test_sizes_of_a_forward_pass_are_those_of_its_shapes():
     attends = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Flatten(), nn.Linear(256, 5))
     people = Population.from_clients([(torch.randn(3, 32, 8), torch.zeros(3, dtype=torch.int64))])
     assert forward_sizes(Task(attends), CPU, torch.float32, people) == (2 * 32 * 32, 0)
-    before = torch.get_rng_state()
     lstm, packed = Task(Padded()), made("LSTM, packed", torch.float32)
-    people = Population.from_clients([(torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.int64))])
+    people, mlp = Population.from_clients([(torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.int64))]), made("MLP", torch.float32)[1]
+    before = torch.get_rng_state()
     assert forward_sizes(lstm, CPU, torch.float32, people).recurrent == 6 * 5
     assert forward_sizes(packed[0], CPU, torch.float32, packed[1]).recurrent == 0      # oneDNN has none of different lengths
-    assert forward_sizes(lstm, CPU, torch.float32, made("MLP", torch.float32)[1]) == (0, 0)      # which does not fit
+    assert forward_sizes(lstm, CPU, torch.float32, mlp) == (0, 0)      # which does not fit
     assert torch.equal(torch.get_rng_state(), before)
 
 
