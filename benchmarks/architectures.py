@@ -46,7 +46,7 @@ PAGE = HERE / "results" / "architectures.md"
 TARGET, TARGET_SMALL, SMALL, SHARE = 1.3, 3.0, 100_000, 0.8
 OFTEN = 8                                # calls after which fedtail records a step here, instead of 128: it warms up sooner
 WARM = 16                                # rounds of fedtail before it is timed, and at most as many seconds
-SLOWER = 2.0                             # a way of the loop that takes so many times the other's seconds has one turn only
+HOPELESS = 4.0                           # a way of the loop whose first round takes so many times the other's has no turns
 
 
 @dataclass
@@ -138,21 +138,26 @@ def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], Loca
             ways[kernel] = Way(our_round(one, people, kernel)[0])
         except ValueError:
             continue                     # it cannot compute this one
-    rounds, lasted = {}, {}
-    for key, way in ways.items():        # fedtail warms up until it has recorded its steps; a round says how many make a turn
+    rounds: dict[str, int] = {}
+    best = float("inf")
+    for key, way in list(ways.items()):  # fedtail warms up until it has recorded its steps; a round says how many make a turn
         began, run = perf_counter(), 0
         while run < (1 if key.startswith("loop") else WARM) and perf_counter() - began < WARM:
+            torch.set_num_threads(way.threads or 1)
             way.one_round()
             run += 1
-        began = perf_counter()
-        way.one_round()
-        lasted[key] = perf_counter() - began
-        rounds[key] = max(1, min(20, round(0.2 / max(1e-3, lasted[key]))))
-    best = min(seconds for key, seconds in lasted.items() if key.startswith("loop"))
-    for turn in range(turns):
-        for key, way in ways.items():
-            if turn == 0 or not key.startswith("loop") or lasted[key] < SLOWER * best:
-                way.take_turn(rounds[key])
+        lasted = (perf_counter() - began) / run
+        if key.startswith("loop") and lasted > HOPELESS * best:
+            way.seconds, way.processor, way.others = [lasted], [lasted], [0.0]
+            continue
+        way.take_turn(1)
+        lasted = way.seconds.pop()
+        del way.processor[:], way.others[:]
+        best = min(best, lasted)
+        rounds[key] = max(1, min(20, round(0.2 / max(1e-3, lasted))))
+    for _ in range(turns):
+        for key, count in rounds.items():
+            ways[key].take_turn(count)
     first = torch.arange(min(BATCH, one.size))
     step = product_seconds(one.build(False), taken(data[0][0], first), data[0][1][first])
     return ways, fleet, step * len(data) * -(-one.size // BATCH)
@@ -221,7 +226,7 @@ each row has its own time and commit.
 - *ratio*: seconds of the better of one and two threads of the loop over those of fedtail; *of the fastest turns*, which other
   programs disturb least; *of processor time*: the ratio of processor seconds, of all cores together.
 - fedtail is timed after its steps were recorded, which it does here at the {OFTEN}th call of a shape, else at the
-  128th. A number of threads with which the loop took more than {SLOWER:g} times as long as with the other has one turn.
+  128th. Two threads of the loop have no turns where their first round took over {HOPELESS:g} times one's.
 - *products alone*: the share of fedtail's processor seconds that the products, convolutions, recurrences and attention of its
   steps take, measured by themselves in a warm cache.
 - *target*: {TARGET_SMALL:g} times below {SMALL:,} trained parameters, else {TARGET:g} times; met, too, with a share of
