@@ -15,7 +15,7 @@ from fedtail.engine.stacked import StackedKernel, forward_sizes, stacking_is_fas
 from fedtail.task import Task
 
 DRAWN = "draws from torch's generators by another function than dropout, rand, randn and bernoulli"
-INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), pack_padded_sequence), "
+INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), packing read in both ways), "
            "and draw by F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it "
            "is meant.")
 
