@@ -46,7 +46,7 @@ PAGE = HERE / "results" / "architectures.md"
 TARGET, TARGET_SMALL, SMALL, SHARE = 1.3, 3.0, 100_000, 0.8
 OFTEN = 8                                # calls after which fedtail records a step here, instead of 128: it warms up sooner
 WARM = 16                                # rounds of fedtail before it is timed, and at most as many seconds
-HOPELESS = 4.0                           # a way of the loop whose first round takes so many times the other's has no turns
+HOPELESS = 4.0                           # two threads of the loop that need so many times the seconds of one have no turns
 
 
 @dataclass
@@ -113,6 +113,15 @@ def plain_round(module: nn.Module, clients: list[tuple[Examples, Tensor]]) -> No
             parameter.copy_(mean)
 
 
+def _seconds_of(threads: int, call: Callable[[], None]) -> float:
+    """How long the second of two calls takes with so many threads of torch."""
+    torch.set_num_threads(threads)
+    call()
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
 def our_round(one: Architecture, people: Population, kernel: str) -> tuple[Callable[[], None], LocalFleet]:
     """A function that trains one more round on one fleet, and the fleet."""
     task, method = Task(one.build(False)), fedtail.fedavg(len(people), batch_size=BATCH, learning_rate=RATE)
@@ -139,21 +148,19 @@ def measured(name: str, turns: int, kernels: bool) -> tuple[dict[str, Way], Loca
         except ValueError:
             continue                     # it cannot compute this one
     rounds: dict[str, int] = {}
-    best = float("inf")
-    for key, way in list(ways.items()):  # fedtail warms up until it has recorded its steps; a round says how many make a turn
+    alone = _seconds_of(1, lambda: plain_round(loop, data[:2]))
+    together = _seconds_of(2, lambda: plain_round(loop, data[:2]))
+    for key, way in ways.items():        # fedtail warms up until it has recorded its steps; a round says how many make a turn
+        if way.threads == 2 and together > HOPELESS * alone:
+            way.seconds, way.processor, way.others = [together * len(data) / 2], [float("inf")], [0.0]
+            continue
         began, run = perf_counter(), 0
-        while run < (1 if key.startswith("loop") else WARM) and perf_counter() - began < WARM:
-            torch.set_num_threads(way.threads or 1)
+        while not key.startswith("loop") and run < WARM and perf_counter() - began < WARM:
             way.one_round()
             run += 1
-        lasted = (perf_counter() - began) / run
-        if key.startswith("loop") and lasted > HOPELESS * best:
-            way.seconds, way.processor, way.others = [lasted], [lasted], [0.0]
-            continue
         way.take_turn(1)
         lasted = way.seconds.pop()
         del way.processor[:], way.others[:]
-        best = min(best, lasted)
         rounds[key] = max(1, min(20, round(0.2 / max(1e-3, lasted))))
     for _ in range(turns):
         for key, count in rounds.items():
@@ -226,7 +233,7 @@ each row has its own time and commit.
 - *ratio*: seconds of the better of one and two threads of the loop over those of fedtail; *of the fastest turns*, which other
   programs disturb least; *of processor time*: the ratio of processor seconds, of all cores together.
 - fedtail is timed after its steps were recorded, which it does here at the {OFTEN}th call of a shape, else at the
-  128th. Two threads of the loop have no turns where their first round took over {HOPELESS:g} times one's.
+  128th. Two threads of the loop have no turns where two clients took them over {HOPELESS:g} times one's seconds.
 - *products alone*: the share of fedtail's processor seconds that the products, convolutions, recurrences and attention of its
   steps take, measured by themselves in a warm cache.
 - *target*: {TARGET_SMALL:g} times below {SMALL:,} trained parameters, else {TARGET:g} times; met, too, with a share of
