@@ -189,7 +189,7 @@ def main() -> None:
         return
     results = HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-scaling.jsonl"
     results.parent.mkdir(exist_ok=True)
-    with results.open("x") as out:      # another that began in the same second keeps its own
+    with results.open("x") as out:      # never into the file of another run
         about = {"kind": "run", "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": "python " + " ".join(sys.argv),
                  "quick": given.quick, "commit": commit(), "machine": machine(), "versions": versions(), "peers": {},
                  "load": os.getloadavg()[0]}

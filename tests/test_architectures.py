@@ -320,6 +320,14 @@ def test_frozen_parameters_are_there_once_and_nothing_is_computed_for_them(name)
     assert largest.numbers <= max(20 * kernel.dim, 300 * 300)
 
 
+def test_a_run_makes_no_copy_of_the_frozen_base():
+    task, people = on_a_base(), made("MLP", torch.float32)[1]
+    with Largest() as largest:      # checks of the module, its constant prediction, training and evaluation
+        fedtail.train(fedtail.fedavg(4), Task(task.module), people, rounds=1, progress=False, engine=Engine(workers=1))
+    assert largest.made
+    assert max(largest.made) < 300 * 300
+
+
 def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
     task, people = on_a_base(), made("MLP", torch.float32, clients=6)[1]
     before = {k: v.clone() for k, v in task.module.state_dict().items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import select_rows
 from fedtail.losses import is_padding
-from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
+from fedtail.modules import call_module, copy_around_frozen, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -65,9 +64,13 @@ class Trial:
     """Copies of a module, one in each mode, that are called on copies of the examples; whatever fails is refused in words."""
 
     def __init__(self, module: nn.Module):
-        """Copy the module to the CPU twice: `learning` in training mode and `evaluating` in evaluation mode."""
+        """Copy the module to the CPU twice: `learning` in training mode and `evaluating` in evaluation mode.
+
+        Frozen parameters that are there already share its memory.
+        """
         self.name, self.drew = type(module).__name__, False
-        self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
+        self.learning = training_copy(module, share_frozen=True).cpu()
+        self.evaluating = copy_around_frozen(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
         """The outputs of `copied`, one of the two copies, for a clone of the inputs, with torch's generator seeded by `seed`.
