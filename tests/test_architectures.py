@@ -328,6 +328,25 @@ def test_a_run_makes_no_copy_of_the_frozen_base():
     assert max(largest.made) < 300 * 300
 
 
+class Writes(nn.Module):
+    """Changes a frozen parameter when it is called, seen by PyTorch or not."""
+
+    def __init__(self, hidden: bool):
+        super().__init__()
+        self.base, self.out, self.hidden = nn.Parameter(torch.ones(6), requires_grad=False), nn.Linear(6, 5), hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            (self.base.data if self.hidden else self.base).add_(1.0)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_forward_that_writes_to_a_frozen_base_is_refused(hidden):
+    with pytest.raises(ValueError, match="Writes changes base when it is called in training"):
+        fedtail.train(fedtail.fedavg(4), Task(Writes(hidden)), made("MLP", torch.float32)[1], rounds=1, progress=False)
+
+
 def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
     task, people = on_a_base(), made("MLP", torch.float32, clients=6)[1]
     before = {k: v.clone() for k, v in task.module.state_dict().items()}

@@ -27,7 +27,7 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
 
     Raises ValueError for a module that fails or does not return a tensor, has tensor hooks on its parameters, writes to its
     inputs, changes its own tensors in training mode, or is random in a way that no seed of a run controls. The module and torch's
-    generators are left as they were.
+    generators are left as they were, but for frozen parameters that a forward writes to, which are shared.
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
@@ -154,9 +154,17 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
     Clients would change each other's tensors.
     """
-    before = {k: v.clone() for k, v in trial.learning.state_dict().items()}
+    frozen = {name for name, parameter in trial.learning.named_parameters() if not parameter.requires_grad}
+
+    def state() -> dict[str, tuple[Tensor, int]]:
+        """Tensors by name, each with its version: of the frozen, which may be a large base, sums in place of copies."""
+        return {k: (v.sum(dtype=torch.float64) if k in frozen and v.is_floating_point() else v.clone(), v._version)
+                for k, v in trial.learning.state_dict(keep_vars=True).items()}
+
+    before = state()
     trial(trial.learning, inputs)
-    changed = [k for k, v in trial.learning.state_dict().items() if not _are_identical(v, before[k])]
+    changed = [k for k, (v, version) in state().items()
+               if not _are_identical(v, before[k][0]) or (k in frozen and version != before[k][1])]
     if changed:
         raise ValueError(f"{trial.name} changes {', '.join(changed)} when it is called in training, so that clients would change "
                          "each other's. Take that part out of the module.")
