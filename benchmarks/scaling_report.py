@@ -18,6 +18,7 @@ AXES = {"cohort": "clients a round", "population": "clients", "model": "paramete
 UNSHOWN = ("load", "MiB mapped")
 EXAMPLE = 4 * 20 + 8     # bytes of an example in the points of "examples", "cohort" and "model" have their own
 MIB = 2**20
+FEWEST = 0.05            # processor seconds, from which a slope is told
 
 
 def newest(folder: Path) -> dict[str, list[Row]]:
@@ -37,16 +38,25 @@ def memory(shown: dict[str, Any]) -> float:
     return float(shown["MiB held"] + shown["MiB more in a round"])
 
 
+def effort(shown: dict[str, Any]) -> float:
+    """The processor seconds of a round, which other programs disturb least; of older files, its seconds."""
+    return float(shown.get("processor seconds", shown["seconds a round"]))
+
+
 def slopes(question: str, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The slopes of seconds and memory from the point before, in logarithms; empty for the first of a path."""
+    """The slopes of processor seconds and memory from the point before, in logarithms; empty for the first of a path.
+
+    Processor seconds are counted in hundredths: there is no slope from fewer than five.
+    """
     cells, axis = [("", "")], AXES[question]
     for before, here in pairwise(rows):
         if before.get("path") != here.get("path"):
             cells.append(("", ""))
             continue
         step = log(here[axis] / before[axis])
-        cells.append(tuple(f"{log(value(here) / value(before)) / step:.2f}"                       # type: ignore[arg-type]
-                           for value in (lambda row: row["seconds a round"], memory)))
+        told = "processor seconds" not in before or min(effort(before), effort(here)) >= FEWEST
+        cells.append((f"{log(effort(here) / effort(before)) / step:.2f}" if told else "",
+                      f"{log(memory(here) / memory(before)) / step:.2f}"))
     return cells
 
 
@@ -64,7 +74,7 @@ def section(folder: Path) -> list[str]:
                   f"{', so that seconds are those of a shared machine' if max(loads) > 1.5 * cores else ''}."
                   if loads else "")
         parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
-                  *table([[*heads, "slope, seconds", "slope, memory"], *body]), "",
+                  *table([[*heads, "slope, processor seconds", "slope, memory"], *body]), "",
                   f"{about['date']}, commit {about['commit']}: `{about['command']}`.{shared}", ""]
     constants = fitted(found)
     return parts + (_formula(found, constants) if constants else [])
@@ -113,12 +123,20 @@ def _formula(found: dict[str, list[Row]], constants: dict[str, float]) -> list[s
             f"{constants['client on disk']:.0f}, mapped, of which a draw reads 8,",
             f"- {constants['parameter']:.0f} bytes for each parameter of the model, with two workers,",
             f"- {constants['example']:.0f} bytes for each example held in memory, of {EXAMPLE} bytes itself.", "",
-            f"A draw of a cohort takes {1e9 * constants['client drawn']:.0f} ns for each client of the population. Constants are "
-            "the rise between the two largest points; the others check them.", "", *table(lines), "",
+            f"{_draws(found, constants)}Constants are the rise between the two largest points; the others check them.", "",
+            *table(lines), "",
             f"Half of a machine of {gibibytes} GiB is full, by this formula, at {_round_figure(room / constants['client'])} "
             f"clients of a population in a folder, at {_round_figure(room / constants['parameter'])} parameters, or at "
             f"{_round_figure(room / constants['example'])} examples of {EXAMPLE} bytes in memory; a folder that is opened "
             "has no such bound on examples. Until then a cohort costs seconds, not memory.", ""]
+
+
+def _draws(found: dict[str, list[Row]], constants: dict[str, float]) -> str:
+    """How long a draw takes for each client, where seconds were not those of a machine that others used."""
+    about, *lines = found["population"]
+    if max(line["shown"]["load"] for line in lines) > 1.5 * about["machine"]["cores"]:
+        return ""
+    return f"A draw of a cohort takes {1e9 * constants['client drawn']:.0f} ns for each client of the population. "
 
 
 def _round_figure(count: float) -> str:
@@ -143,7 +161,7 @@ def draw(folder: Path, path: Path) -> None:
         rows, axis = [line["shown"] for line in lines], AXES[question]
         for name, colour in (("any module", "#8a8f98"), ("", "#c2410c")):
             chosen = [row for row in rows if (row.get("path") == "any module") == bool(name)]
-            for axes, value in ((grid[0][column], lambda row: row["seconds a round"]), (grid[1][column], memory)):
+            for axes, value in ((grid[0][column], lambda row: max(0.01, effort(row))), (grid[1][column], memory)):
                 axes.plot([row[axis] for row in chosen], [value(row) for row in chosen], "o-", color=colour, markersize=4)
         if question == "cohort":
             grid[0][0].text(0.05, 0.9, "closed form", color="#c2410c", transform=grid[0][0].transAxes, weight="bold")
@@ -152,7 +170,7 @@ def draw(folder: Path, path: Path) -> None:
             grid[row][column].set(xscale="log", yscale="log")
             grid[row][column].spines[["top", "right"]].set_visible(False)
         grid[1][column].set_xlabel(axis)
-    grid[0][0].set_ylabel("seconds a round")
+    grid[0][0].set_ylabel("processor seconds a round")
     grid[1][0].set_ylabel("MiB")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None, "Creator": None})
