@@ -160,7 +160,7 @@ def draw(folder: Path, path: Path) -> None:
     for column, (question, (_, *lines)) in enumerate(found.items()):
         rows, axis = [line["shown"] for line in lines], AXES[question]
         for name, colour in (("any module", "#8a8f98"), ("", "#c2410c")):
-            chosen = [row for row in rows if (row.get("path") == "any module") == bool(name)]
+            chosen = [row for row in rows if (question == "model" or row.get("path") == "any module") == bool(name)]
             for axes, value in ((grid[0][column], lambda row: max(0.01, effort(row))), (grid[1][column], memory)):
                 axes.plot([row[axis] for row in chosen], [value(row) for row in chosen], "o-", color=colour, markersize=4)
         if question == "cohort":
