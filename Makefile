@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 test: lint types unit wheel
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src studies tests experiments docs
+	$(BIN)/ruff check src studies tests experiments docs benchmarks
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -103,6 +103,8 @@ $(VENV)/.installed-test: $(VENV)/.installed studies/pyproject.toml
 
 # Seconds a round next to the naive loop and four peers, each in an environment of its own; hours on two cores.
 bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/run.py
 
 # The page is tested in a real browser: Debian's chromium, installed where it is missing and can be.

@@ -66,7 +66,8 @@ def best(rows: list[Row], program: str, method: str) -> Row | None:
 
 
 def _summary(newest: dict[str, Run]) -> list[str]:
-    lines = [["", *COLUMNS, "fastest peer / any module", "naive / any module", "share of the limit"]]
+    lines = [["", *COLUMNS, "fastest peer / any module", "naive / any module", "share of the limit",
+              "measured at"]]
     for name, run in newest.items():
         rows = run.rows(name)
         for method in ("evaluation",) if WORKLOADS[name].evaluation else ("fedavg", "delta_fl"):
@@ -78,7 +79,7 @@ def _summary(newest: dict[str, Run]) -> list[str]:
             share = needed(run.work(name), method) / run.limit["best"] / fastest if fastest else None
             cells = [number(times.get(column)) or _why(rows, column, method) for column in COLUMNS]
             lines.append([f"**{name}** {METHODS[method]}", *cells, _ratio(peer, ours), _ratio(times.get("naive loop"), ours),
-                          f"{share:.0%}" if share else ""])
+                          f"{share:.0%}" if share else "", f"{run.about['date'][:10]}, {run.about['commit']}"])
     return ["## Summary", "", *table(lines), ""]
 
 

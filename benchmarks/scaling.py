@@ -76,21 +76,22 @@ print(peak)
 def point(question: str, cohort: int = 100, path: str = "closed", population: int = 10_000, width: int = 0,
           examples: int = 0) -> dict[str, object]:
     """One point: make the population, run rounds, look at the clock and at memory."""
-    empty, rounds = _own_memory("RssAnon"), FEWER.get(width or examples, ROUNDS[question])
+    empty, rounds = own_memory("RssAnon"), FEWER.get(width or examples, ROUNDS[question])
     if question == "cohort":
         people, method = _people(population, 20, FEATURES, CLASSES), fedtail.fedavg(cohort)
         module = Linear(FEATURES, CLASSES) if path == "module" else fedtail.models.SoftmaxRegression(FEATURES, CLASSES)
         return {"clients a round": cohort, "path": "closed form" if path == "closed" else "any module",
-                **_rounds(method, module, people, rounds, empty)}
+                **measured_rounds(method, module, people, rounds, empty)}
     if question == "population":
         return {"clients": population, **_opened(population, cohort, rounds, empty)}
     if question == "examples":
         people, module = _people(10, examples, FEATURES, CLASSES), fedtail.models.SoftmaxRegression(FEATURES, CLASSES)
-        return {"examples a client": examples, **_rounds(fedtail.fedavg(10, batch_size=100), module, people, rounds, empty)}
+        method = fedtail.fedavg(10, batch_size=100)
+        return {"examples a client": examples, **measured_rounds(method, module, people, rounds, empty)}
     people = _people(10, 20, PIXELS, LETTERS)
     module = nn.Sequential(nn.Linear(PIXELS, width), nn.ReLU(), nn.Linear(width, LETTERS))
     return {"parameters": sum(p.numel() for p in module.parameters()),
-            **_rounds(fedtail.fedavg(10, learning_rate=0.01), module, people, rounds, empty)}
+            **measured_rounds(fedtail.fedavg(10, learning_rate=0.01), module, people, rounds, empty)}
 
 
 def _opened(clients: int, cohort: int, rounds: int, empty: float) -> dict[str, object]:
@@ -108,7 +109,7 @@ def _opened(clients: int, cohort: int, rounds: int, empty: float) -> dict[str, o
             method.sample(people, 1, number)
             draws.append(time.perf_counter() - began)
         on_disk = sum(path.stat().st_size for path in (folder / "people").iterdir()) / 2**20
-        found = _rounds(method, fedtail.models.SoftmaxRegression(4, CLASSES), people, rounds, empty)
+        found = measured_rounds(method, fedtail.models.SoftmaxRegression(4, CLASSES), people, rounds, empty)
         return {"MiB in the folder": on_disk, "seconds to save": float(made.stdout), "seconds to open": opened,
                 "seconds to draw": median(draws[1:]), **found}
     finally:
@@ -133,7 +134,8 @@ def _people(clients: int, each: int, features: int, classes: int) -> Population:
                       torch.arange(clients))
 
 
-def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Population, rounds: int, empty: float) -> dict[str, object]:
+def measured_rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Population, rounds: int,
+            empty: float) -> dict[str, object]:
     """The median of the rounds after the first, the processor seconds of one, and memory before and at most during them.
 
     Memory is that which nobody else shares: pages of mapped files, which the system drops when it needs them, are left out.
@@ -141,21 +143,22 @@ def _rounds(method: fedtail.FederatedAlgorithm, module: nn.Module, people: Popul
     torch.manual_seed(0)
     task, times, work = fedtail.Task(module), [], []
     Path("/proc/self/clear_refs").write_text("5")      # from here on the peak is that of the rounds
-    held, mapped = _own_memory("RssAnon") + _own_memory("RssShmem"), _own_memory("RssFile")
-    watch = subprocess.Popen([sys.executable, "-c", WATCH, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    held, mapped = own_memory("RssAnon") + own_memory("RssShmem"), own_memory("RssFile")
+    watch = subprocess.Popen([sys.executable, "-c", WATCH, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True)
     peaks = []
 
     def tick(_: fedtail.Progress) -> None:
         times.append(time.perf_counter())
         work.append(_processor_seconds(os.getpid()) - _processor_seconds(watch.pid))
-        peaks.append(_own_memory("VmHWM") - _own_memory("RssFile"))
+        peaks.append(own_memory("VmHWM") - own_memory("RssFile"))
 
     fedtail.train(method, task, people, rounds=rounds, on_round=tick)
     watched = int(watch.communicate()[0]) / 1024
     peak = max(watched, *peaks)                        # the first sees workers, the second what comes and goes between two looks
     seconds, processor = (median(later - earlier for earlier, later in pairwise(found)) for found in (times, work))
-    return {"seconds a round": seconds, "processor seconds": processor, "MiB held": held - empty, "MiB more in a round": peak - held, "MiB mapped": mapped,
-            "load": os.getloadavg()[0]}
+    return {"seconds a round": seconds, "processor seconds": processor, "MiB held": held - empty,
+            "MiB more in a round": peak - held, "MiB mapped": mapped, "load": os.getloadavg()[0]}
 
 
 def _processor_seconds(process: int) -> float:
@@ -168,7 +171,7 @@ def _processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(_processor_seconds, map(int, below)))
 
 
-def _own_memory(which: str) -> float:
+def own_memory(which: str) -> float:
     """An entry of this process's status, in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
     return int(line.split()[1]) / 1024
@@ -186,7 +189,7 @@ def main() -> None:
         return
     results = HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-scaling.jsonl"
     results.parent.mkdir(exist_ok=True)
-    with results.open("w") as out:
+    with results.open("x") as out:      # never into the file of another run
         about = {"kind": "run", "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": "python " + " ".join(sys.argv),
                  "quick": given.quick, "commit": commit(), "machine": machine(), "versions": versions(), "peers": {},
                  "load": os.getloadavg()[0]}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from math import log
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ AXES = {"cohort": "clients a round", "population": "clients", "model": "paramete
 UNSHOWN = ("load", "MiB mapped")
 EXAMPLE = 4 * 20 + 8     # bytes of an example in the points of "examples", "cohort" and "model" have their own
 MIB = 2**20
+FEWEST = 0.05            # processor seconds, from which a slope is told
 
 
 def newest(folder: Path) -> dict[str, list[Row]]:
@@ -36,39 +38,50 @@ def memory(shown: dict[str, Any]) -> float:
     return float(shown["MiB held"] + shown["MiB more in a round"])
 
 
+def effort(shown: dict[str, Any]) -> float:
+    """The processor seconds of a round, which other programs disturb least; of older files, its seconds."""
+    return float(shown.get("processor seconds", shown["seconds a round"]))
+
+
 def slopes(question: str, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The slopes of seconds and memory from the point before, in logarithms; empty for the first of a path."""
+    """The slopes of processor seconds and memory from the point before, in logarithms; empty for the first of a path.
+
+    Processor seconds are counted in hundredths: there is no slope from fewer than five.
+    """
     cells, axis = [("", "")], AXES[question]
-    for before, here in zip(rows, rows[1:], strict=False):
+    for before, here in pairwise(rows):
         if before.get("path") != here.get("path"):
             cells.append(("", ""))
             continue
         step = log(here[axis] / before[axis])
-        cells.append(tuple(f"{log(value(here) / value(before)) / step:.2f}"                       # type: ignore[arg-type]
-                           for value in (lambda row: row["seconds a round"], memory)))
+        told = "processor seconds" not in before or min(effort(before), effort(here)) >= FEWEST
+        cells.append((f"{log(effort(here) / effort(before)) / step:.2f}" if told else "",
+                      f"{log(memory(here) / memory(before)) / step:.2f}"))
     return cells
 
 
 def section(folder: Path) -> list[str]:
-    """The lines of RESULTS.md: a table for each question, and the memory that a formula foretells beside the measured."""
+    """The lines of RESULTS.md: a table for each question, and the memory that a formula foretells beside the measured one."""
     parts, found = [], newest(folder)
     for question, (about, *lines) in found.items():
         rows = [line["shown"] for line in lines]
         heads = [head for head in rows[0] if head not in UNSHOWN]
-        body = [[*(number(row[head]) for head in heads), *cells] for row, cells in zip(rows, slopes(question, rows), strict=True)]
+        body = [[*(number(row[head]) for head in heads), *cells]
+                for row, cells in zip(rows, slopes(question, rows), strict=True)]
         loads = [row["load"] for row in rows if "load" in row]
-        shared = (f" Processes that wanted a core (load): {min(loads):.1f} to {max(loads):.1f} on {about['machine']['cores']} cores"
-                  f"{', so that seconds are those of a shared machine' if min(loads) > about['machine']['cores'] else ''}."
+        cores = about["machine"]["cores"]
+        shared = (f" Processes that wanted a core (load): {min(loads):.1f} to {max(loads):.1f} on {cores} cores"
+                  f"{', so that seconds are those of a shared machine' if max(loads) > 1.5 * cores else ''}."
                   if loads else "")
         parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
-                  *table([[*heads, "slope, seconds", "slope, memory"], *body]), "",
+                  *table([[*heads, "slope, processor seconds", "slope, memory"], *body]), "",
                   f"{about['date']}, commit {about['commit']}: `{about['command']}`.{shared}", ""]
     constants = fitted(found)
     return parts + (_formula(found, constants) if constants else [])
 
 
 def fitted(found: dict[str, list[Row]]) -> dict[str, float]:
-    """Bytes for each client, parameter and example, and seconds for each client in a draw; from the two largest points of each."""
+    """Bytes for each client, parameter and example, seconds for each client in a draw: from the two largest points of each."""
     if not all(question in found and "load" in found[question][-1]["shown"] for question in QUESTIONS):
         return {}
 
@@ -77,8 +90,10 @@ def fitted(found: dict[str, list[Row]]) -> dict[str, float]:
         before, last = (line["shown"] for line in found[question][-2:])
         return float((value(last) - value(before)) / (last[AXES[question]] - before[AXES[question]]))
 
-    return {"client": rise("population", memory) * MIB, "client on disk": rise("population", lambda row: row["MiB in the folder"]) * MIB,
-            "client drawn": rise("population", lambda row: row["seconds to draw"]), "parameter": rise("model", memory) * MIB,
+    return {"client": rise("population", memory) * MIB,
+            "client on disk": rise("population", lambda row: row["MiB in the folder"]) * MIB,
+            "client drawn": rise("population", lambda row: row["seconds to draw"]),
+            "parameter": rise("model", memory) * MIB,
             "example": rise("examples", memory) * MIB / 10, "base": memory(found["examples"][1]["shown"])}
 
 
@@ -99,14 +114,37 @@ def _formula(found: dict[str, list[Row]], constants: dict[str, float]) -> list[s
             shown = line["shown"]
             lines.append([f"{number(shown[AXES[question]])} {AXES[question]}", number(memory(shown)),
                           number(foretold(question, shown, constants))])
-    example = EXAMPLE
+    gibibytes = found["model"][0]["machine"]["memory_gib"]
+    room = (gibibytes * 2**30 / 2 - constants["base"] * MIB)       # half: data, results and other programs need some, too
     return ["## Where the next machine is needed", "",
-            f"Memory of a round beside PyTorch and fedtail themselves, in bytes: {constants['base']:.0f} MiB, and "
-            f"{constants['client']:.0f} for each client of a population in a folder (its file has {constants['client on disk']:.0f}, "
-            f"mapped, of which a draw reads 8), {constants['parameter']:.0f} for each parameter with two workers, and "
-            f"{constants['example']:.0f} for each example held in memory (of {example} bytes itself). A draw of a cohort takes "
-            f"{1e9 * constants['client drawn']:.0f} ns for each client of the population. Constants are the rise between the two largest "
-            "points; the others check them.", "", *table(lines), ""]
+            "Memory of a round beside PyTorch and fedtail themselves:", "",
+            f"- {constants['base']:.0f} MiB in any case,",
+            f"- {constants['client']:.0f} bytes for each client of a population in a folder; its files have "
+            f"{constants['client on disk']:.0f}, mapped, of which a draw reads 8,",
+            f"- {constants['parameter']:.0f} bytes for each parameter of the model, with two workers,",
+            f"- {constants['example']:.0f} bytes for each example held in memory, of {EXAMPLE} bytes itself.", "",
+            f"{_draws(found, constants)}Constants are the rise between the two largest points; the others check them.", "",
+            *table(lines), "",
+            f"Half of a machine of {gibibytes} GiB is full, by this formula, at {_round_figure(room / constants['client'])} "
+            f"clients of a population in a folder, at {_round_figure(room / constants['parameter'])} parameters, or at "
+            f"{_round_figure(room / constants['example'])} examples of {EXAMPLE} bytes in memory; a folder that is opened "
+            "has no such bound on examples. Until then a cohort costs seconds, not memory.", ""]
+
+
+def _draws(found: dict[str, list[Row]], constants: dict[str, float]) -> str:
+    """How long a draw takes for each client, where seconds were not those of a machine that others used."""
+    about, *lines = found["population"]
+    if max(line["shown"]["load"] for line in lines) > 1.5 * about["machine"]["cores"]:
+        return ""
+    return f"A draw of a cohort takes {1e9 * constants['client drawn']:.0f} ns for each client of the population. "
+
+
+def _round_figure(count: float) -> str:
+    """A number of things with two digits and a word: 83 million."""
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.2g} {word}" if count / size < 100 else f"{count / size:.0f} {word}"
+    return f"{count:.0f}"
 
 
 def draw(folder: Path, path: Path) -> None:
@@ -122,8 +160,8 @@ def draw(folder: Path, path: Path) -> None:
     for column, (question, (_, *lines)) in enumerate(found.items()):
         rows, axis = [line["shown"] for line in lines], AXES[question]
         for name, colour in (("any module", "#8a8f98"), ("", "#c2410c")):
-            chosen = [row for row in rows if (row.get("path") == "any module") == bool(name)]
-            for axes, value in ((grid[0][column], lambda row: row["seconds a round"]), (grid[1][column], memory)):
+            chosen = [row for row in rows if (question == "model" or row.get("path") == "any module") == bool(name)]
+            for axes, value in ((grid[0][column], lambda row: max(0.01, effort(row))), (grid[1][column], memory)):
                 axes.plot([row[axis] for row in chosen], [value(row) for row in chosen], "o-", color=colour, markersize=4)
         if question == "cohort":
             grid[0][0].text(0.05, 0.9, "closed form", color="#c2410c", transform=grid[0][0].transAxes, weight="bold")
@@ -132,7 +170,7 @@ def draw(folder: Path, path: Path) -> None:
             grid[row][column].set(xscale="log", yscale="log")
             grid[row][column].spines[["top", "right"]].set_visible(False)
         grid[1][column].set_xlabel(axis)
-    grid[0][0].set_ylabel("seconds a round")
+    grid[0][0].set_ylabel("processor seconds a round")
     grid[1][0].set_ylabel("MiB")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None, "Creator": None})

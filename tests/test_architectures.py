@@ -30,7 +30,7 @@ from fedtail.engine.counted_draws import STEP, CountedDraws
 from fedtail.engine.kernel_choice import SlowKernelWarning, kernel_for
 from fedtail.engine.kernels import ModuleKernel, training_draws
 from fedtail.engine.local_fleet import sum_of_chunks
-from fedtail.engine.stacked import SMALL, StackedKernel, stacking_is_faster, stacking_refusal
+from fedtail.engine.stacked import SMALL, StackedKernel, forward_sizes, stacking_is_faster, stacking_refusal
 from fedtail.fleet import Broadcast
 from fedtail.modules import call_module
 
@@ -253,7 +253,7 @@ class Reads(nn.Module):
     """A layer that looks at its values."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if bool(x.sum() > 0) else 2 * x
+        return x if bool(x.sum() > -1e9) else 2 * x      # never: another example in the batch must change nothing
 
 
 def test_the_slowest_path_is_warned_of_once_and_the_layer_is_named():
@@ -318,6 +318,33 @@ def test_frozen_parameters_are_there_once_and_nothing_is_computed_for_them(name)
         kernel.descend(params, x, y, torch.full((20, 3), 1 / 3), 0.1)
     # the frozen 300 x 300 itself may be read by an operation, but twenty of them are made by none
     assert largest.numbers <= max(20 * kernel.dim, 300 * 300)
+
+
+def test_a_run_makes_no_copy_of_the_frozen_base():
+    task, people = on_a_base(), made("MLP", torch.float32)[1]
+    with Largest() as largest:      # checks of the module, its constant prediction, training and evaluation
+        fedtail.train(fedtail.fedavg(4), Task(task.module), people, rounds=1, progress=False, engine=Engine(workers=1))
+    assert largest.made
+    assert max(largest.made) < 300 * 300
+
+
+class Writes(nn.Module):
+    """Changes a frozen parameter when it is called, seen by PyTorch or not."""
+
+    def __init__(self, hidden: bool):
+        super().__init__()
+        self.base, self.out, self.hidden = nn.Parameter(torch.ones(6), requires_grad=False), nn.Linear(6, 5), hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            (self.base.data if self.hidden else self.base).add_(1.0)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_forward_that_writes_to_a_frozen_base_is_refused(hidden):
+    with pytest.raises(ValueError, match="Writes changes base when it is called in training"):
+        fedtail.train(fedtail.fedavg(4), Task(Writes(hidden)), made("MLP", torch.float32)[1], rounds=1, progress=False)
 
 
 def test_what_is_sent_kept_and_saved_has_trained_parameters_only(tmp_path):
@@ -518,6 +545,38 @@ def test_models_with_embeddings_train_side_by_side_up_to_twice_as_many_parameter
     assert not stacking_is_faster(wide, CPU)
     for layer, wins in ((nn.Embedding(8000, 32), True), (nn.EmbeddingBag(8000, 32), True), (nn.Embedding(8200, 32), False)):
         assert stacking_is_faster(Task(nn.Sequential(layer, nn.Linear(32, 5))), CPU) == wins
+
+
+@pytest.mark.parametrize(("name", "stacks"), [("transformer", True), ("vision transformer", True), ("LSTM, packed", True), ("U-Net", False),
+                                             ("MobileNet", False)])
+def test_small_transformers_and_packed_recurrences_train_side_by_side(name, stacks):
+    task, people = made(name, torch.float32)
+    assert kernel_for(task, CPU, torch.float32, people).name == ("stacked" if stacks else "module")
+
+
+def test_sizes_of_a_forward_pass_are_those_of_its_shapes():
+    """Attention over 32 times 32 places in two heads is wider than 32 times 24 numbers; an LSTM returns 6 times 5."""
+    attends = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Flatten(), nn.Linear(256, 5))
+    people = Population.from_clients([(torch.randn(3, 32, 8), torch.zeros(3, dtype=torch.int64))])
+    assert forward_sizes(Task(attends), CPU, torch.float32, people) == (2 * 32 * 32, 0)
+    lstm, packed = Task(Padded()), made("LSTM, packed", torch.float32)
+    people, mlp = Population.from_clients([(torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.int64))]), made("MLP", torch.float32)[1]
+    before = torch.get_rng_state()
+    assert forward_sizes(lstm, CPU, torch.float32, people).recurrent == 6 * 5
+    assert forward_sizes(packed[0], CPU, torch.float32, packed[1]).recurrent == 0      # oneDNN has none of different lengths
+    assert forward_sizes(lstm, CPU, torch.float32, mlp) == (0, 0)      # which does not fit
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Padded(nn.Module):
+    """The last state of an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(8, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)[0][:, -1]
 
 
 # Convolutions

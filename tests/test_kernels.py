@@ -206,17 +206,29 @@ class Tied(nn.Module):
         return self.last(self.second(self.first(x)))
 
 
+class Attends(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer, self.last = nn.TransformerEncoderLayer(width, 2, width, 0.1, batch_first=True), nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.last(self.layer(x).mean(1))
+
+
 @pytest.mark.parametrize(("module", "kind", "shape"), [
     (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 4)), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4)), StackedKernel, (6,)),
     (Hidden(), StackedKernel, (6,)), (Tied(), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 20000), nn.ReLU(), nn.Linear(20000, 4)), ModuleKernel, (6,)),
-    (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), ModuleKernel, (7, 5)),
-    (Last(nn.GRU(5, 4, batch_first=True)), StackedKernel, (7, 5)),
+    (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), StackedKernel, (7, 5)),
+    (LSTMClassifier(dimension=5, hidden=40, classes=4), ModuleKernel, (30, 5)),
+    (Last(nn.GRU(5, 4, batch_first=True)), StackedKernel, (7, 5)), (Last(nn.RNN(5, 4, batch_first=True)), StackedKernel, (7, 5)),
+    (Attends(8), StackedKernel, (20, 8)), (Attends(8), ModuleKernel, (200, 8)),
     (nn.Sequential(nn.Conv1d(7, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)), StackedKernel, (7, 5)),
     (SoftmaxRegression(6, 4), LinearKernel, (6,)),
-], ids=["mlp", "no dropout", "dropout", "hidden dropout", "tied", "large", "convolution", "lstm", "gru", "sensors", "linear"])
+], ids=["mlp", "no dropout", "dropout", "hidden dropout", "tied", "large", "convolution", "lstm", "long lstm", "gru", "rnn",
+        "attention", "attention over many", "sensors", "linear"])
 def test_the_kernel_is_chosen_by_what_the_module_is(module, kind, shape):
     population = people(shape)
     assert type(kernel_for(Task(module), CPU, torch.float32, population)) is kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedtail.data.arrays import inputs_to_device, take_rows
 from fedtail.data.population import CPU, Population, select_rows
 from fedtail.losses import cross_entropy, default_loss, hinge, is_padding, logistic, squared_error
-from fedtail.modules import call_module, cast_inputs, lock_and_restore_generators, trainable_parameters
+from fedtail.modules import call_module, cast_inputs, copy_around_frozen, lock_and_restore_generators, trainable_parameters
 from fedtail.task import PIECE, PerExample, Task
 
 TRIED = 2048        # examples to which the prediction is fitted by descent, for a loss of the user's own
@@ -41,7 +40,7 @@ def constant_outputs(task: Task, population: Population) -> Tensor | None:
 
 def _output_shape(task: Task, population: Population) -> tuple[int, ...]:
     """The shape of the module's outputs for one example."""
-    module = copy.deepcopy(task.module).cpu().eval()
+    module = copy_around_frozen(task.module).cpu().eval()
     inputs = cast_inputs(select_rows(population.inputs, population.start[:1].to(population.targets.device)),
                          trainable_parameters(module)[0].dtype)
     with torch.no_grad(), lock_and_restore_generators():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import select_rows
 from fedtail.losses import is_padding
-from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
+from fedtail.modules import call_module, copy_around_frozen, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -28,7 +27,7 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
 
     Raises ValueError for a module that fails or does not return a tensor, has tensor hooks on its parameters, writes to its
     inputs, changes its own tensors in training mode, or is random in a way that no seed of a run controls. The module and torch's
-    generators are left as they were.
+    generators are left as they were, but for frozen parameters that a forward writes to, which are shared.
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
@@ -65,9 +64,13 @@ class Trial:
     """Copies of a module, one in each mode, that are called on copies of the examples; whatever fails is refused in words."""
 
     def __init__(self, module: nn.Module):
-        """Copy the module to the CPU twice: `learning` in training mode and `evaluating` in evaluation mode."""
+        """Copy the module to the CPU twice: `learning` in training mode and `evaluating` in evaluation mode.
+
+        Frozen parameters that are there already share its memory.
+        """
         self.name, self.drew = type(module).__name__, False
-        self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
+        self.learning = training_copy(module, share_frozen=True).cpu()
+        self.evaluating = copy_around_frozen(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
         """The outputs of `copied`, one of the two copies, for a clone of the inputs, with torch's generator seeded by `seed`.
@@ -151,9 +154,17 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
     Clients would change each other's tensors.
     """
-    before = {k: v.clone() for k, v in trial.learning.state_dict().items()}
+    frozen = {name for name, parameter in trial.learning.named_parameters() if not parameter.requires_grad}
+
+    def state() -> dict[str, tuple[Tensor, int]]:
+        """Tensors by name, each with its version: of the frozen, which may be a large base, sums in place of copies."""
+        return {k: (v.sum(dtype=torch.float64) if k in frozen and v.is_floating_point() else v.clone(), v._version)
+                for k, v in trial.learning.state_dict(keep_vars=True).items()}
+
+    before = state()
     trial(trial.learning, inputs)
-    changed = [k for k, v in trial.learning.state_dict().items() if not _are_identical(v, before[k])]
+    changed = [k for k, (v, version) in state().items()
+               if not _are_identical(v, before[k][0]) or (k in frozen and version != before[k][1])]
     if changed:
         raise ValueError(f"{trial.name} changes {', '.join(changed)} when it is called in training, so that clients would change "
                          "each other's. Take that part out of the module.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.losses import cross_entropy, logistic
-from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters
+from fedtail.modules import call_module, copy_around_frozen, lock_and_restore_generators, trainable_parameters
 from fedtail.types import Examples
 
 FACTORS = (20.0, -20.0)          # times the parameters: logits go beyond [0, 1] by this, probabilities cannot
@@ -92,7 +91,7 @@ def refuse_probabilities(module: nn.Module, inputs: Examples, outputs: Tensor, r
         return
     with torch.no_grad(), lock_and_restore_generators():
         for factor in FACTORS:
-            copied = copy.deepcopy(module).cpu().eval()
+            copied = copy_around_frozen(module).cpu().eval()
             for parameter in trainable_parameters(copied):
                 parameter.mul_(factor)
             if not _look_like_probabilities(call_module(copied, inputs), reads):

@@ -11,11 +11,11 @@ from fedtail.engine.engine import KERNELS
 from fedtail.engine.gpu.precision import Precision, check_precision
 from fedtail.engine.kernels import Kernel, ModuleKernel, TrainingDraws, training_draws
 from fedtail.engine.linear import LinearKernel, residual_function
-from fedtail.engine.stacked import StackedKernel, stacking_is_faster, stacking_refusal
+from fedtail.engine.stacked import StackedKernel, forward_sizes, stacking_is_faster, stacking_refusal
 from fedtail.task import Task
 
 DRAWN = "draws from torch's generators by another function than dropout, rand, randn and bernoulli"
-INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), pack_padded_sequence), "
+INSTEAD = ("Write its forward, and the loss, without what depends on values of tensors (if, .item(), packing read in both ways), "
            "and draw by F.dropout, torch.rand, randn or bernoulli; or write engine=Engine(kernel='module'), which says that it "
            "is meant.")
 
@@ -48,7 +48,7 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
         raise ValueError(f"kernel='closed' needs a linear model with its own loss and nothing else in it, which {name} is not. "
                          "Write kernel='auto'.")
     draws = TrainingDraws(True, True) if population is None else training_draws(task, device, dtype, population)
-    if population is not None and (kernel == "stacked" or (kernel == "auto" and stacking_is_faster(task, device))):
+    if population is not None and (kernel == "stacked" or (kernel == "auto" and _should_stack(task, device, dtype, population))):
         refusal = (f"{draws.layer or name} {DRAWN}" if draws.generators
                    else stacking_refusal(task, device, dtype, population))
         if not refusal:
@@ -61,6 +61,13 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
     elif kernel == "stacked":
         raise ValueError("kernel='stacked' needs a population, on whose first example it is tried. Write kernel='auto'.")
     return ModuleKernel(task, device, dtype, precision, draws.generators, draws.counted)
+
+
+def _should_stack(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+    """Whether stacking is likely faster, by the module first and, only where it may be, by the sizes of a forward pass."""
+    if device.type != "cpu" or not stacking_is_faster(task, device):
+        return device.type != "cpu"
+    return stacking_is_faster(task, device, forward_sizes(task, device, dtype, population))
 
 
 def _warn_once(text: str) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedtail.data.population import Population
+from fedtail.data.population import Population, select_rows
 from fedtail.devices import to_device
 from fedtail.engine.counted_draws import UNSEEDED, CountedDraws
 from fedtail.engine.gpu.convolutions import FlatOperations, StackedOperations
@@ -23,11 +24,13 @@ from fedtail.engine.gpu.triton_kernels import compile_before, tiles_of_many_clie
 from fedtail.engine.kernels import ModuleKernel, divergence_task, stack_size, two_client_batch
 from fedtail.engine.recorded import RecordedOperations
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call_module, trainable_parameters, twice_differentiable
+from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, twice_differentiable
 from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL, WITH_OVERHEAD = 2**17, 2**18      # parameters up to which stacking wins on a CPU: a step is mostly overhead
+WIDE = 2**15                 # numbers of an example in one tensor up to which it wins
+LONG = 2**10                 # numbers of an example in what a recurrent layer of oneDNN returns
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
@@ -333,20 +336,73 @@ def _skip_flattening() -> None:
     """Do nothing; takes the place of `flatten_parameters`, which reads memory addresses, and tensors under vmap have none."""
 
 
-def stacking_is_faster(task: Task, device: torch.device) -> bool:
+class ForwardSizes(NamedTuple):
+    """How many numbers a forward pass makes for one example, where that decides between kernels; from shapes alone."""
+
+    widest: int          # in the largest tensor
+    recurrent: int       # in the largest that a recurrent layer of oneDNN returns; 0 where none is used
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes the sizes of tensors that operations return, for the whole batch, views of parameters left out."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.widest = self.recurrent = 0
+        self.packs = False               # of sequences of one length, as those of a trial, oneDNN takes packed ones, too
+        self._held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The results of `func`, whose sizes are noted."""
+        found, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        self.packs |= name == "_pack_padded_sequence"
+        if name == "mkldnn_rnn_layer":
+            self.recurrent = max(self.recurrent, found[0].numel())
+            return found                 # one of the others is its workspace
+        for one in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in self._held:
+                self.widest = max(self.widest, one.numel())
+        return found
+
+
+def forward_sizes(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> ForwardSizes:
+    """The sizes of what a forward pass of the task's module makes, found by one on two copies of the population's first example.
+
+    Sizes are of no account (0) where the pass raises: then training says what is wrong. Torch's generators are restored.
+    """
+    kernel = ModuleKernel(task, device, dtype, draws=False)
+    kernel._bind_parameters(kernel.trained, task.params().to(device, dtype))
+    inputs = select_rows(two_client_batch(population, device, dtype)[0], 0)
+    sizes = _Sizes(kernel.training)
+    with lock_and_restore_generators(device), suppress(Exception), CountedDraws(0), sizes:
+        call_module(kernel.training, inputs)
+        return ForwardSizes(sizes.widest // 2, 0 if sizes.packs else sizes.recurrent // 2)
+    return ForwardSizes(0, 0)
+
+
+def stacking_is_faster(task: Task, device: torch.device, sizes: ForwardSizes | None = None) -> bool:
     """Whether stacking clients is likely faster than one client after the other, guessed from `device` and the task's module.
 
-    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with a GRU, whose steps in time are mostly overhead, or with
-    embeddings, of which a step reads few rows. There not for 2-D and 3-D convolutions, LSTMs (which oneDNN computes well alone)
-    and attention, whose steps are mostly arithmetic.
+    True on a GPU; on a CPU for at most 2^17 parameters, or 2^18 with recurrences and attention, whose steps are many short
+    operations, or with embeddings, of which a step reads few rows. There not for 2-D and 3-D convolutions; nor, where `sizes` are
+    given, for wide tensors, which do not stay in cache side by side, and long LSTMs, which oneDNN computes well alone.
     """
     if device.type != "cpu":
         return True
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
     parts = list(task.module.modules())
-    heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-    bound = WITH_OVERHEAD if any(isinstance(part, (nn.GRU, nn.Embedding, nn.EmbeddingBag)) for part in parts) else SMALL
-    return dim <= bound and all(isinstance(part, (nn.Conv1d, nn.GRU)) for part in parts if isinstance(part, heavy))
+    many = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.EmbeddingBag)
+    if dim > (WITH_OVERHEAD if any(isinstance(part, many) for part in parts) else SMALL):
+        return False
+    convolutions = [part for part in parts if isinstance(part, nn.modules.conv._ConvNd)]
+    if not all(isinstance(part, nn.Conv1d) or _cuts_patches(part) for part in convolutions):
+        return False
+    return sizes is None or (sizes.widest <= WIDE and sizes.recurrent <= LONG)
+
+
+def _cuts_patches(part: nn.Module) -> bool:
+    """Whether a convolution's windows touch and do not overlap, as where a transformer cuts patches: little of a step."""
+    return isinstance(part, nn.Conv2d) and part.kernel_size == part.stride != (1, 1) and part.groups == 1
 
 
 def stacking_refusal(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> str:
