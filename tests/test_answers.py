@@ -144,14 +144,16 @@ def test_clients_without_a_value_are_left_out_and_counted(compared):
 def test_too_few_clients_cannot_tell_and_say_how_many_would():
     random = RANDOM(0)
     base = dict(enumerate(random.beta(2, 6, 30)))
-    found = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base])
+    better = {key: value - (0.049 if key % 2 else 0.051) for key, value in base.items()}
+    found = answer_from_values("mine", [better], [base])
     assert (found["answer"], found["clients_needed"]) == ("cannot tell", 50)
     assert found["sentence"].startswith("mine: this data cannot tell (it would take at least 50 test clients for any interval); the worst 10% of new clients "
-                                        "gain 5.00 (no interval)")
-    assert found["sentence"].endswith("points of error, and the mean gains 5.00 (5.00 to 5.00). 30 clients can be asked "
-                                      "about their worst 17%: --tail worst17.")
-    asked = answer_from_values("mine", [{key: value - 0.05 for key, value in base.items()}], [base], tail="worst17")
-    assert asked["answer"] == "take it"
+                                        "gain 5.")
+    assert "(no interval) points of error, and the mean gains 5.000 (4.95" in found["sentence"]
+    assert found["sentence"].endswith(" 30 clients can be asked about their worst 17%: --tail worst17.")
+    asked = answer_from_values("mine", [better], [base], tail="worst17")
+    assert asked["worst17"]["note"] == ""
+    assert -6 < asked["worst17"]["low"] < -5
 
 
 def test_how_many_clients_it_takes_counts_those_who_have_the_metric():
