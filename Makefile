@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy test-deploy-matrix soak test-loops fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy test-deploy-matrix soak test-loops test-extras fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -42,6 +42,11 @@ test-loops: $(VENV)/.installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops]'
 	$(BIN)/python -m pytest -m "compiled or not compiled" tests/test_reducers.py
 	$(BIN)/python -m pytest tests/test_documentation.py -k "examples_of_a_page and tilted"
+
+# What other packages make of models and histories: MLflow and Weights & Biases offline, ONNX files that are run, bars of notebooks.
+test-extras: $(VENV)/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mlflow,wandb,onnx]' ipython sqlalchemy
+	$(BIN)/python -m pytest -n 2 -rs tests/test_following.py tests/test_longer_runs.py tests/test_models_out.py
 
 # Messages that nobody should send, against both sides of secure sums.
 CASES ?= 1000000
