@@ -112,6 +112,16 @@ def test_few_clients_get_a_method_without_shares_of_them(tmp_path, clients, few)
     assert [type(one.algorithm.members[0].risk).__name__ for one in read_experiments(tmp_path / "e.toml")] == ["Mean", type(part).__name__]
 
 
+def test_few_clients_with_numbers_get_fedavg(tmp_path):
+    """A step of weights that follow losses has no scale that fits squares of any unit."""
+    x, y, client = vectors(4, 10, classes=2)
+    np.savez(tmp_path / "mine.npz", x=x, y=2000 + 10 * x[:, 0].astype(np.float32) + y, client=client)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.npz")
+    commented = [line.removeprefix("# ") for line in text.split("remove the # below.\n")[1].split("\n\n")[0].splitlines()]
+    (tmp_path / "e.toml").write_text(text + "\n" + "\n".join(commented))
+    assert [type(one.algorithm.members[0].risk).__name__ for one in read_experiments(tmp_path / "e.toml")] == ["Mean", "Worst"]
+
+
 def test_without_data_it_runs_without_warnings(tmp_path):
     (tmp_path / "e.toml").write_text(starter_text(tmp_path / "e.toml"))
     assert run_without_warnings(tmp_path / "e.toml", "rounds=2").is_finished

@@ -122,6 +122,19 @@ part = "AveragedIterate"
 # name = "AFL"''',
     "search": "# risk.step = { low = 0.01, high = 0.5, log = true }",
 }
+FEW_NUMBERS_METHOD = {
+    "risk": '''\
+[risk]
+part = "Mean"               # FedAvg: shares of so few clients mean little; look at each by name
+''',
+    "others": '''\
+# [[method]]
+# name = "FedAvg"
+# [[method]]
+# name = "worst client"
+# risk = { part = "Worst" }''',
+    "search": "# local.batch_size = [10, 50]",
+}
 
 EXAMPLE_DATA = '''\
 # kind: arrays, leaf, saved, huggingface, or one of the generators digits, label_shift, synthetic, synthetic_iid,
@@ -152,8 +165,9 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
 
     Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, scale, split,
     cohort size, method, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
-    `client` name their arrays or columns. For fewer than 20 training clients the method is agnostic federated learning, by
-    client, since shares of so few mean little.
+    `client` name their arrays or columns. For fewer than 20 training clients, of whom shares mean little, the method is agnostic
+    federated learning by client; where targets are numbers it is FedAvg, because a step of weights that follow losses has no
+    scale that fits the squares of any unit.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
@@ -173,7 +187,14 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
                        sample=_sample_fields(train), rate=plan.learning_rate, low=plan.learning_rate / 10,
                        high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
-                       **(FEW_METHOD if train < ENOUGH_FOR_SHARES else TAIL_METHOD))
+                       **_method(train, about["targets"]["kind"] == "numbers"))
+
+
+def _method(train: int, numbers: bool) -> dict[str, str]:
+    """The fields of HEAD about the method, for `train` training clients whose targets are `numbers` or labels."""
+    if train >= ENOUGH_FOR_SHARES:
+        return TAIL_METHOD
+    return FEW_NUMBERS_METHOD if numbers else FEW_METHOD
 
 
 def _sample_fields(train: int) -> str:

@@ -94,8 +94,8 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
 
     >>> errors = [[0.1, 0.2, 0.15, 0.3] * 25, [0.1, 0.25, 0.1, 0.3] * 25]
     >>> found = new_client_interval(errors, "worst10", bounds=(0, 1))
-    >>> found.estimate, found.high < 0.31
-    (0.3, True)
+    >>> found.estimate, 0.29 < found.low < 0.31, found.high < 0.6      # clients worse than all that were seen
+    (0.3, True, True)
     """
     what, limits = statistic_named(statistic), _checked_bounds(bounds)
     replicates = replicates_for(confidence) if replicates is None else replicates

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedtail.engine.gpu import triton_kernels
@@ -90,6 +91,9 @@ class StackedOperations(TorchFunctionMode):
             found = self.adaptive_avg_pool2d(*args, **(kwargs or {}))
         elif func is F.conv_transpose2d:
             found = self.conv_transpose2d(*args, **(kwargs or {}))
+        elif func in (F.scaled_dot_product_attention, F.multi_head_attention_forward) and self.device.type == "cpu":
+            with sdpa_kernel(SDPBackend.MATH):      # fused, it is computed one client after the other there
+                found = func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is None else found
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
