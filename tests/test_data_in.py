@@ -200,6 +200,23 @@ def test_columns_are_refused_in_words(read):
         read(FRAME[["sick", "site"]], y="sick", client="site")
 
 
+def test_columns_that_pandas_numbers_are_named_by_number_or_text():
+    """A frame made of an array has the columns 0, 1, ...: they were a KeyError."""
+    numbered = pd.DataFrame({0: [50.0, 61.0, 42.0], 1: [0.5, 1.0, 2.0], 2: [0, 1, 0], 3: [7, 8, 7]})
+    people = Population.from_pandas(numbered, y=2, client=3)
+    assert (people.columns, examples(people, "7")) == (("0", "1"), ([[50.0, 0.5], [42.0, 2.0]], [0, 0]))
+    for x in ([0, 1], ["0", "1"], numbered.columns[:2]):
+        assert torch.equal(Population.from_pandas(numbered, y="2", client=3, x=x).inputs, people.inputs)
+    mixed = numbered.rename(columns={2: "sick", 3: "site"})
+    assert Population.from_pandas(mixed, y="sick", client="site", x=1).inputs.tolist() == [0.5, 2.0, 1.0]
+    with pytest.raises(ValueError, match=re.escape("called '9'. Did you mean")):
+        Population.from_pandas(numbered, y=9, client=3)
+    with pytest.raises(ValueError, match=re.escape("the data frame has 2 columns called 'sick'. Rename or drop one.")):
+        Population.from_pandas(pd.concat([mixed, mixed[["sick"]]], axis=1), y="sick", client="site")
+    with pytest.raises(TypeError, match=re.escape("y names one column, got ['sick']")):
+        Population.from_pandas(mixed, y=["sick"], client="site")
+
+
 def test_frames_of_other_kinds_are_refused():
     with pytest.raises(TypeError, match=re.escape("a pandas.DataFrame is needed, got dict. For arrays use Population.from_arrays")):
         Population.from_pandas({"y": [1]}, y="y", client="c")

@@ -205,8 +205,8 @@ class Population:
 
     @classmethod
     def from_pandas(
-        cls, frame: Any, y: str, client: Any, x: str | Sequence[str] | None = None, group: str | None = None,
-        mass: str | None = None,
+        cls, frame: Any, y: str | int, client: Any, x: str | int | Sequence[str | int] | None = None,
+        group: str | int | None = None, mass: str | int | None = None,
     ) -> Population:
         """A population from a pandas DataFrame with an example in each row; `y`, `client`, `x`, `group` and `mass` name columns.
 

@@ -85,28 +85,46 @@ def read_table(path: str | Path, x: str | Sequence[str] | None, y: str, client: 
     return table_arguments(columns, x, y, client, group, mass)
 
 
-def read_frame(frame: Any, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
-               mass: str | None = None) -> dict[str, Any]:
+def read_frame(frame: Any, x: Any, y: Any, client: Any, group: Any = None, mass: Any = None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays`, as a dict, from the named columns of a pandas DataFrame.
 
-    What the names mean is said at `read_table`. Raises FieldError for a name that is not there, TypeError for what is no data
-    frame and for text in `x` or `y`, ValueError for missing values.
+    What the names mean is said at `read_table`; columns that pandas numbers are named by their number or its text. Raises
+    FieldError for a name that is not there, TypeError for what is no data frame and for text in `x` or `y`, ValueError for
+    missing values and for two columns of one name.
     """
     import pyarrow
 
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise TypeError(f"a pandas.DataFrame is needed, got {type(frame).__name__}. For arrays use Population.from_arrays.")
     there = [str(name) for name in frame.columns]
+    several = x is not None and not isinstance(x, (str, int)) and not (isinstance(x, tuple) and x in frame.columns)
+    x = [_label_text(name, frame.columns) for name in x] if several else _label_text(x, frame.columns)
+    if isinstance(y, (list, tuple)) and y not in tuple(frame.columns):
+        raise TypeError(f"y names one column, got {y!r}. For several numbers or labels of each example write "
+                        "Population.from_arrays(frame[x].to_numpy(), frame[y].to_numpy(), frame[client]).")
+    y, client, group, mass = (_label_text(name, frame.columns) for name in (y, client, group, mass))
     x = other_columns(there, y, client, group, mass) if x is None else x
     names = distinct_names(x, y, client, group, mass)
     for name in names:
         check_name(name, there, "column in the data frame")
+        if there.count(name) > 1:
+            raise ValueError(f"the data frame has {there.count(name)} columns called {name!r}. Rename or drop one.")
     try:
-        table = pyarrow.Table.from_pandas(frame[names], preserve_index=False)
+        table = pyarrow.Table.from_pandas(frame.set_axis(there, axis=1)[names], preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as reason:
         raise TypeError(f"the data frame has a column of mixed types ({reason}). Give each column one type first.") from None
     labels = [name for name in (client, group) if isinstance(name, str)]
     return table_arguments(table_values(table, names, labels), x, y, client, group, mass)
+
+
+def _label_text(name: Any, labels: Any) -> Any:
+    """A label of a data frame's column as text, a number or a tuple; arrays of ids, text and None come back as they are.
+
+    `labels` are all of the frame's: a tuple is a label where it is among them.
+    """
+    if isinstance(name, (int, np.integer)) or (isinstance(name, tuple) and name in labels):
+        return str(name)
+    return name
 
 
 def other_columns(there: Iterable[str], y: str, client: Any, group: str | None, mass: str | None) -> list[str]:
