@@ -286,15 +286,15 @@ def best_constant(loss, targets, weights, width: int) -> np.ndarray:
     return optimize.minimize(mean, np.zeros(width), method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-10, "maxiter": 4000}).x
 
 
-@pytest.mark.parametrize("kind", ["classes", "logit", "hinge", "numbers"])
+@pytest.mark.parametrize("kind", ["classes", "logit", "hinge", "numbers", "logit of floats", "hinge of floats"])
 def test_the_constant_prediction_minimises_the_weighted_training_loss(kind):
     rng = np.random.default_rng(5)
     sizes, mass = (5, 40, 60), torch.tensor([3.0, 1.0, 2.0])
     label = {"classes": lambda n: rng.choice(3, n, p=(0.2, 0.5, 0.3)), "numbers": lambda n: rng.normal(size=n).astype("float32")}
-    draw = label.get(kind, lambda n: (rng.random(n) < 0.3).astype(int))
+    draw = label.get(kind, lambda n: (rng.random(n) < 0.3).astype("float32" if "floats" in kind else int))
     population = Population.from_clients([(rng.normal(size=(n, 2)).astype("float32"), draw(n)) for n in sizes], mass=mass)
     task = {"classes": Task(SoftmaxRegression(2, 3)), "logit": Task(LogisticRegression(2)),
-            "hinge": Task(LogisticRegression(2), loss=hinge), "numbers": Task(LeastSquares(2))}[kind]
+            "hinge": Task(LogisticRegression(2), loss=hinge), "numbers": Task(LeastSquares(2))}[kind.removesuffix(" of floats")]
     found = constant_outputs(task, population).double().reshape(-1)
     weights = (mass / torch.tensor(sizes))[torch.arange(3).repeat_interleave(torch.tensor(sizes))].double()
 

@@ -31,8 +31,12 @@ def constant_outputs(task: Task, population: Population) -> Tensor | None:
     tensor([3.])
     """
     shape = _output_shape(task, population)
-    start = _class_logits(population, shape, task.loss is hinge) if _has_classes(task, population, shape) else \
-        _mean_targets(population, shape)
+    if _has_classes(task, population, shape):
+        start: Tensor | None = _class_logits(population, shape, task.loss is hinge)
+    elif task.loss in (logistic, hinge):
+        start = _log_odds_of_mean(population, shape, task.loss is hinge)
+    else:
+        start = _mean_targets(population, shape)
     if task.loss in OWN:
         return start
     return _fitted_by_descent(task.loss, population, torch.zeros(shape) if start is None else start)
@@ -72,6 +76,18 @@ def _class_logits(population: Population, shape: tuple[int, ...], signs: bool) -
         odds = logits[1] - logits[0]
         return (odds.sign() if signs else odds).reshape(shape)
     return logits.expand(shape).clone()
+
+
+def _log_odds_of_mean(population: Population, shape: tuple[int, ...], signs: bool) -> Tensor | None:
+    """The log odds of the mean of floating-point targets from 0 to 1, in `shape`, smoothed as `_class_logits` are.
+
+    With `signs` (a hinge loss) they are cut to their sign. None where targets have another number of entries.
+    """
+    mean = _mean_targets(population, shape)
+    if mean is None:
+        return None
+    odds = torch.special.logit((mean + 0.5 / population.num_examples) / (1 + 1 / population.num_examples))
+    return odds.sign() if signs else odds
 
 
 def _mean_targets(population: Population, shape: tuple[int, ...]) -> Tensor | None:
