@@ -219,6 +219,23 @@ def test_warnings_of_imbalance_and_of_what_run_refuses(population, text):
     assert [one[: len(text)] for one in found] == [text]
 
 
+def test_whole_numbers_to_predict_are_described_as_the_floats_they_are():
+    """Not as 400 classes of one example each, for which softmax regression was suggested."""
+    prices = np.random.default_rng(0).permutation(np.arange(100_000, 500_000, 1000))
+    about, floats = describe(many(prices)), describe(many(prices.astype(float)))
+    assert {name: value for name, value in about.items() if name != "warnings"} == {name: value for name, value in floats.items() if name != "warnings"}
+    assert about["suggested"] == {"part": "LeastSquares", "features": 2}
+    assert [one[:48] for one in about["warnings"]] == ["y holds 400 different whole numbers in 400 examp"]
+
+
+def test_many_whole_numbers_without_names_may_be_numbers():
+    ages = np.minimum(np.random.default_rng(0).geometric(0.1, 4000), 40)
+    [told] = [one for one in describe(many(ages))["warnings"] if "hardly anything is learned" in one]
+    assert told.endswith("as ages and counts are, write targets = \"numbers\" below [data] of a file, y.astype('float32') in Python.")
+    few = [one for one in describe(many(np.minimum(ages, 15) * (ages < 18)))["warnings"] if "hardly anything is learned" in one]
+    assert not any("numbers to predict" in one for one in few)
+
+
 def test_what_is_warned_of_is_refused_by_a_task():
     from fedtail import Task
     from fedtail.models import SoftmaxRegression

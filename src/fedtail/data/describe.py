@@ -59,7 +59,9 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     inputs = {key: {"shape": list(values.shape[1:]), "dtype": str(values.dtype).removeprefix("torch."),
                     "min": spreads[key].low, "max": spreads[key].high} for key, values in parts.items()}
     wanted = population.targets[rows]
-    wanted = wanted.double() if wanted.is_floating_point() else wanted
+    warned = _target_form_warnings(population, wanted)
+    if wanted.is_floating_point() or are_whole_numbers_to_predict(wanted):
+        wanted = wanted.double()
     targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
     targets |= {} if population.classes is None else {"names": list(population.classes)}
     names = population.columns if alone else None
@@ -72,7 +74,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
     warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads, alone, population.columns),
-                *_target_warnings(targets), *_target_form_warnings(population, wanted), *_imbalance_warnings(targets)]
+                *_target_warnings(targets), *warned, *_imbalance_warnings(targets)]
     return {**about, "warnings": warnings,
             "suggested": _suggest_model(inputs["x"], targets) if alone else None}
 
@@ -317,8 +319,8 @@ def _target_form_warnings(population: Population, targets: np.ndarray | Tensor) 
     """
     values = np.asarray(targets)
     if are_whole_numbers_to_predict(torch.as_tensor(values)):
-        return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples, and whole numbers are "
-                "learned as classes. If they are numbers to predict, write targets = \"numbers\" below [data] of a file "
+        return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples: they are described as "
+                "numbers to predict, but whole numbers are learned as classes. Write targets = \"numbers\" below [data] of a file "
                 "(`fedtail init` does), y.astype('float32') in Python."]
     if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
         return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
@@ -344,8 +346,16 @@ def _imbalance_warnings(targets: dict[str, Any]) -> list[str]:
     if targets["rare"] and examples >= FEW_EXAMPLES * targets["count"]:
         found.append(f"{targets['rare']} of {targets['count']} classes have fewer than {FEW_EXAMPLES} examples (class "
                      f"{called[targets['rarest']['class']]} has {targets['rarest']['examples']}): hardly anything "
-                     "is learned of them.")
+                     f"is learned of them.{_perhaps_numbers(targets)}")
     return found
+
+
+def _perhaps_numbers(targets: dict[str, Any]) -> str:
+    """What to write where more than twenty classes without names may be numbers to predict, as ages and counts are; else ""."""
+    if "names" in targets or targets["count"] <= FEW_CLASSES:
+        return ""
+    return (" If they are numbers to predict, as ages and counts are, write targets = \"numbers\" below [data] of a file, "
+            "y.astype('float32') in Python.")
 
 
 def _class_name(targets: dict[str, Any], label: int) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 FEW_CLIENTS = 10            # below this, examples are split in place of clients
 ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
+LIST_WIDTH = 112            # characters of a line of a list
 
 HEAD = '''\
 # An experiment for fedtail. Run it:      fedtail run {name}
@@ -207,15 +208,19 @@ def _sample_fields(train: int) -> str:
 
 def _target_lines(population: Population) -> list[str]:
     """The lines of [data] that say what the targets are, where they are not classes 0, 1, ... or floats already."""
-    from fedtail.data.class_names import are_whole_numbers_to_predict, classes_to_list
+    from fedtail.data.class_names import FEW_CLASSES, are_whole_numbers_to_predict, classes_to_list
 
     if are_whole_numbers_to_predict(population.targets):
         return ['targets = "numbers"     # whole numbers, of so many values that they are no classes; remove it if they are']
     listed = classes_to_list(population)
     if listed is None:
         return []
-    floats = " remove this line if they are numbers to predict" if population.targets.is_floating_point() else ""
-    return [f"classes = {_toml_literal(listed)}      # the labels of y, numbered 0, 1, ... in this order;{floats}".rstrip(";")]
+    numbers = ""
+    if population.targets.is_floating_point():
+        numbers = "; remove this line if they are numbers to predict"
+    elif len(listed) > FEW_CLASSES and population.classes is None:
+        numbers = '; for numbers to predict write targets = "numbers" in its place, and part = "LeastSquares" without classes'
+    return [f"classes = {_toml_literal(listed)}      # the labels of y, numbered 0, 1, ... in this order{numbers}"]
 
 
 def _with_starter_targets(population: Population) -> Population:
@@ -255,9 +260,16 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
 
 
 def _toml_literal(value: Any) -> str:
-    """The TOML text of a value, as it stands to the right of "=": quoted text, a number or a list."""
+    """The TOML text of a value, as it stands to the right of "=": quoted text, a number, or a list in lines of 120 characters."""
     import tomli_w
 
+    if isinstance(value, list):
+        rows = [""]
+        for one in (_toml_literal(each) for each in value):
+            if rows[-1] and len(rows[-1]) + len(one) > LIST_WIDTH:
+                rows.append("")
+            rows[-1] += f"{', ' if rows[-1] else ''}{one}"
+        return f"[{rows[0]}]" if len(rows) == 1 else "[\n    " + ",\n    ".join(rows) + ",\n]"
     return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
