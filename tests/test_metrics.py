@@ -359,6 +359,19 @@ def numbers_of(population: Population) -> Population:
     return replace(population, targets=population.targets.float())
 
 
+def test_a_mean_that_pays_for_the_tail_is_told_as_that():
+    """Not as a model that serves these clients worse than none: its worst clients are better off."""
+    clients = [(np.zeros((20, 3), "float32"), np.array([1] * ones + [0] * (20 - ones))) for ones in (20, 1, 1, 1)]
+    population = Population.from_clients(clients)
+    even = LogisticRegression(3)
+    with torch.no_grad():
+        for parameter in even.parameters():
+            parameter.fill_(0.05)
+    trained = fedtail.train(fedtail.fedavg(4, learning_rate=1e-12), Task(even), population, rounds=1)
+    with pytest.warns(fedtail.WorseThanConstantWarning, match=r"while that of the worst 10% is below it, 0\.716 for 1\.237: the mean pays for the tail"):
+        fedtail.evaluate(trained, population)
+
+
 def test_parameters_that_are_not_finite_are_told():
     lost = fixed_model()
     with torch.no_grad():

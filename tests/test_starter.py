@@ -177,6 +177,33 @@ def test_the_search_of_a_starter_file_is_around_its_own_step_size(tmp_path, name
     assert (low, high) == pytest.approx((rate / 10, 10 * rate))
 
 
+@pytest.mark.parametrize("clients", [34, 60, 80, 200])
+def test_what_a_starter_file_suggests_has_ten_clients_in_every_tail(tmp_path, clients):
+    """Uncommented, its family and its search trip no warning of a small tail: with 24 clients a round, 0.3 of them did."""
+    x, y, client = vectors(clients, 5)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.npz")
+    family, searched = ([float(one) for one in found.split(",")] for found in re.findall(r"^# risk.tail_fraction = \[(.*)\]", text, re.MULTILINE))
+    train = int(0.6 * clients)
+    cohort = min(50, train // 2) if train >= 40 else train
+    assert min(family + searched) * cohort >= 10
+    assert (family[0], searched[-1]) == (1.0, 0.8)
+    assert (family == sorted(set(family), reverse=True), searched == sorted(set(searched))) == (True, True)
+    (tmp_path / "e.toml").write_text(f"{text}\n[family]\nrisk.tail_fraction = {family}\n")
+    assert run_without_warnings(tmp_path / "e.toml", "rounds=1").is_finished
+
+
+@pytest.mark.parametrize(("each", "work"), [(30, "epochs = 1 "), (300, "epochs = 1 "), (301, "local_steps = 30 ")])
+def test_large_clients_take_some_steps_a_round_not_a_pass(tmp_path, each, work):
+    """Models that each went hundreds of steps their own way have a mean that may be worse than a constant prediction."""
+    x, y, client = vectors(3, each, classes=2)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    (tmp_path / "e.toml").write_text(starter_text(tmp_path / "e.toml", tmp_path / "mine.npz"))
+    assert f"\n{work}" in (tmp_path / "e.toml").read_text()
+    steps = read_experiment(tmp_path / "e.toml").algorithm.members[0].local.local_steps
+    assert steps == (30 if "steps" in work else None)
+
+
 def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", loaded := types.ModuleType("mine"))      # from the folder of another experiment

@@ -185,7 +185,8 @@ def _warn_of_divergence(found: Evaluation) -> None:
     elif constant is not None and has_exploded(loss, constant):
         warnings.warn(exploded_text(loss, constant), DivergedWarning, stacklevel=3)
     elif constant is not None and loss > constant:
-        warnings.warn(constant_text(loss, constant), WorseThanConstantWarning, stacklevel=3)
+        tail = (found.loss.worst(0.1), found.constant.loss.worst(0.1)) if found.constant is not None else None
+        warnings.warn(constant_text(loss, constant, tail), WorseThanConstantWarning, stacklevel=3)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 FEW_CLIENTS = 10            # below this, examples are split in place of clients
 ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
+ENOUGH_FOR_TAIL = 10        # clients that should contribute to a round
 LIST_WIDTH = 112            # characters of a line of a list
 
 HEAD = '''\
@@ -35,7 +37,7 @@ seeds = "0..2"              # 0, [0, 1] or "0..4"; every seed is a run of its ow
 [local]
 learning_rate = {rate}
 batch_size = 10             # "none" is the full gradient
-epochs = 1                  # or local_steps
+{work}
 # penalty = {{ part = "Proximal", strength = 0.01 }}                         # FedProx
 # schedule = {{ part = "StepDecay", factor = 0.5, every = 100 }}
 # example_risk = {{ part = "Tilted", tilt = -1.0 }}                          # over a client's examples, in place of the mean
@@ -103,8 +105,8 @@ tail_fraction = 0.5         # theta: of the clients of a round, the half with th
 
 # One model for each tail fraction; every client then picks its own (`fedtail choose`).
 # [family]
-# risk.tail_fraction = [1.0, 0.7, 0.4]''',
-    "search": "# risk.tail_fraction = [0.3, 0.5, 0.8]",
+# risk.tail_fraction = {family}''',
+    "search": "# risk.tail_fraction = {searched}",
 }
 FEW_METHOD = {
     "risk": '''\
@@ -172,7 +174,7 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
-                           rate=0.1, low=0.01, high=1.0, every=10, **TAIL_METHOD)
+                           rate=0.1, work=_work(None), low=0.01, high=1.0, every=10, **_method(60, False))
     from fedtail.data.describe import describe
     from fedtail.data.opening import names_by_role, open_any_data
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
@@ -186,7 +188,7 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
-                       sample=_sample_fields(train), rate=plan.learning_rate, low=plan.learning_rate / 10,
+                       sample=_sample_fields(train), rate=plan.learning_rate, work=_work(plan.local_steps), low=plan.learning_rate / 10,
                        high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
                        **_method(train, about["targets"]["kind"] == "numbers"))
 
@@ -194,8 +196,23 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
 def _method(train: int, numbers: bool) -> dict[str, str]:
     """The fields of HEAD about the method, for `train` training clients whose targets are `numbers` or labels."""
     if train >= ENOUGH_FOR_SHARES:
-        return TAIL_METHOD
+        family, searched = [1.0, *_fractions(train, (0.7, 0.4))], [*_fractions(train, (0.3, 0.5)), 0.8]
+        return {name: text.replace("{family}", str(family)).replace("{searched}", str(searched)) for name, text in TAIL_METHOD.items()}
     return FEW_NUMBERS_METHOD if numbers else FEW_METHOD
+
+
+def _fractions(train: int, wanted: tuple[float, ...]) -> list[float]:
+    """Those of the `wanted` tail fractions, raised where ten clients of a round need it: a smaller tail is warned about.
+
+    A round is that of `_sample_fields` for `train` training clients.
+    """
+    least = math.ceil(10 * ENOUGH_FOR_TAIL / _cohort(train)) / 10
+    return sorted({max(one, least) for one in wanted}, reverse=wanted[0] > wanted[-1])
+
+
+def _cohort(train: int) -> int:
+    """How many of `train` training clients a round of the starter samples: half of them, 20 to 50; all if fewer than 40."""
+    return min(50, train // 2) if train >= 40 else train
 
 
 def _sample_fields(train: int) -> str:
@@ -203,7 +220,13 @@ def _sample_fields(train: int) -> str:
 
     So the tail of a half is ten clients or more, or as many as there are.
     """
-    return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 40 else 'part = "Everyone"'
+    return f'part = "Uniform"\ncohort_size = {_cohort(train)}' if train >= 40 else 'part = "Everyone"'
+
+
+def _work(local_steps: int | None) -> str:
+    """The line below [local] on how much a client computes in a round."""
+    return "epochs = 1                  # or local_steps" if local_steps is None else \
+        f"local_steps = {local_steps}            # of a client in a round; or epochs"
 
 
 def _target_lines(population: Population) -> list[str]:

@@ -15,6 +15,7 @@ from fedtail.data.scaling import By, Scaling
 
 EXAMPLES = 5000             # that the curvature is computed from, evenly spaced
 BATCH = 10                  # examples of a step of the file that is written
+MOST_STEPS = 30             # of a client in a round: after more, clients that differ are each far on their own way
 MOST_FEATURES = 4096        # for which a matrix of second moments is computed
 CURVATURE = {"LeastSquares": 2.0, "LogisticRegression": 0.25, "SoftmaxRegression": 0.5}      # of a loss, over that of |x|^2
 PIXELS = 255.0
@@ -25,10 +26,11 @@ OF_DEVIATION = 0.1          # of the targets' deviation, which is left at most
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The step size of local training and the number of rounds."""
+    """The step size of local training, the number of rounds, and a client's steps in a round, None for one pass over its data."""
 
     learning_rate: float = 0.1
     rounds: int = 100
+    local_steps: int | None = None
 
 
 def starter_scale(population: Population) -> By | dict[str, float] | None:
@@ -76,11 +78,14 @@ def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: 
     others than linear ones the step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero,
     where models start: rounds are such that, from a model without features, a hundredth of that distance is left, or a tenth
     of their deviation where that is less (years around 2000 would otherwise be off by 20). The scale of the numbers does not
-    change the step size.
+    change the step size. A client takes one pass over its data, or 30 steps where the median client's pass has more: models that
+    went each their own way for hundreds of steps are, on average, worse than none where clients contradict each other.
     """
     part = suggested["part"] if suggested else ""
+    steps = math.ceil(float(population.size.double().median()) / BATCH)
+    most = MOST_STEPS if steps > MOST_STEPS else None
     if part not in CURVATURE or isinstance(population.inputs, dict):
-        return StepPlan(0.05 if part == "ConvNet" else 0.1)
+        return StepPlan(0.05 if part == "ConvNet" else 0.1, local_steps=most)
     owner, owned = population.example_clients_and_rows()
     some = torch.from_numpy(np.unique(np.linspace(0, len(owned) - 1, min(len(owned), EXAMPLES)).astype(np.int64)))
     rows = owned[some]
@@ -90,10 +95,9 @@ def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: 
     longest = float(flat.square().sum(1).max())
     largest = _largest_of_clients(flat, owner[some]) if flat.shape[1] <= MOST_FEATURES else longest
     rate = min(0.1, _round_down(1 / (CURVATURE[part] * (largest + longest / BATCH))))
-    steps = math.ceil(float(population.size.double().median()) / BATCH)
     left = _distance_left(population.targets[owned]) if part == "LeastSquares" else 1.0
-    needed = math.log(1 / left) / (CURVATURE[part] * rate * steps)
-    return StepPlan(rate, int(min(2000, 100 * math.ceil(max(needed, 100) / 100))))
+    needed = math.log(1 / left) / (CURVATURE[part] * rate * (most or steps))
+    return StepPlan(rate, int(min(2000, 100 * math.ceil(max(needed, 100) / 100))), most)
 
 
 def _largest_of_clients(flat: Tensor, owner: Tensor) -> float:

@@ -138,12 +138,17 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
         clients = run.about.get("benign", run.about["splits"])[run.tested_split]
         who = f"{run.tested_split.replace('_', '-')} clients"
         return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
-    loss, constant = (found.get("loss", {}).get("mean") for found in (_tested(run, model), constant_statistics(run)))
+    losses = [found.get("loss", {}) for found in (_tested(run, model), constant_statistics(run))]
+    loss, constant = (found.get("mean") for found in losses)
     if reason := divergence_reason(run, model):
         return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.")]
     if model == EvaluatedModel(0) and (unchanged := unchanged_reason(run)):
         return [(2, 0.0, f"{unchanged}. {_lost_rounds_advice(run)}")]
-    return [(2, loss - constant, constant_text(loss, constant))] if None not in (loss, constant) and loss > constant else []
+    if loss is None or constant is None or loss <= constant:
+        return []
+    worst, others = (found.get("worst10") for found in losses)
+    tail = None if worst is None or others is None else (worst, others)
+    return [(2, loss - constant, constant_text(loss, constant, tail))]
 
 
 def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:
