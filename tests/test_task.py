@@ -166,7 +166,7 @@ def test_whole_numbers_among_which_padding_cannot_be_told_are_refused_and_a_labe
     (torch.zeros(6, 4), [0.0, 1.0] * 3, mlp(4, 3), "the module gives 3 numbers per example, the targets hold 1"),
     (torch.zeros(6, 4), torch.zeros(6, 2), LeastSquares(4), "the module gives 1 numbers per example, the targets hold 2"),
     (torch.zeros(6, 4), [-1.0, 1.0] * 3, LogisticRegression(4), "targets hold labels -1 to 1, but LogisticRegression has one output"),
-    (torch.zeros(6, 4), [0, 7] * 3, mlp(4, 1), "has one output (labels 0 to 1). Relabel the classes from 0, or for numbers pass loss=squared_error"),
+    (torch.zeros(6, 4), [0, 7] * 3, mlp(4, 1), "has one output (labels 0 to 1). Relabel the classes from 0 (fedtail.data.with_classes), or for numbers pass loss=squared_error"),
     (torch.zeros(6, 3, 4), [0, 1] * 3, nn.LSTM(4, 2, batch_first=True), "LSTM must return one tensor, got tuple"),
     (torch.tensor([[1, 2], [3, 4], [9, 0]] * 2), [0, 1] * 3, LSTMClassifier((5, 4)), "LSTMClassifier cannot take examples"),
     (torch.tensor([[1, 2], [3, 4], [9, 0]] * 2), [0, 1] * 3, CharacterGRU(5, 4), "CharacterGRU cannot take examples"),
@@ -267,7 +267,7 @@ def test_labels_the_module_does_not_have_are_refused(module, labels, low, high):
     name = type(module).__name__
     assert refusal(Task(module), clients_of(targets=labels)) == (
         f"targets hold labels {low} to {high}, but {name} has 3 outputs (labels 0 to 2). "
-        "Relabel the classes from 0, or give the module more outputs.")
+        "Relabel the classes from 0 (fedtail.data.with_classes), or give the module more outputs.")
 
 
 def test_labels_are_looked_at_everywhere_not_only_with_the_first_client():

@@ -333,6 +333,54 @@ def test_losses_per_example_are_not_taken_for_others():
         Task(nn.Linear(4, 3), loss=loss).check(LABELLED)
 
 
+IMAGES = Population.from_arrays(random.integers(0, 256, (60, 12, 12)).astype("uint8"), Y, CLIENT)
+FLOATS = replace(IMAGES, inputs=IMAGES.inputs / 255)
+CONVOLUTION = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(200, 3))
+
+
+@pytest.mark.parametrize(("module", "population", "text"), [
+    (CONVOLUTION, replace(IMAGES, inputs=IMAGES.inputs[:, None]), "x holds integers: write pixels as x.astype('float32') / 255"),
+    (CONVOLUTION, FLOATS, "an image needs an axis of channels, which comes first: write x[:, None]"),
+    (nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(200, 3)), replace(FLOATS, inputs=torch.zeros(60, 12, 12, 3)),
+     "the channels of an image come first: write x.transpose(0, 3, 1, 2) of an array"),
+    (nn.Linear(144, 3), FLOATS, "to give whole images to a linear layer begin the module with torch.nn.Flatten()"),
+])
+def test_images_that_a_module_does_not_take_are_told_what_to_write(module, population, text):
+    assert text in refusal(Task(module), population)
+    Task(CONVOLUTION).check(replace(FLOATS, inputs=FLOATS.inputs[:, None]))
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))])
+def test_binary_cross_entropy_of_whole_numbers_says_what_to_write_and_of_floats_has_an_error_rate(module):
+    loss = nn.BCEWithLogitsLoss(reduction="none")
+    assert "For labels 0 and 1 and one output leave loss out" in refusal(Task(module, loss=loss), BINARY)
+    assert "leave loss out" not in refusal(Task(nn.Linear(4, 3), loss=loss), LABELLED)
+    shape = (60, 1) if isinstance(module, nn.Linear) else (60,)
+    flat = Task(module, loss=lambda outputs, targets: loss(outputs, targets).reshape(-1))
+    floats = replace(BINARY, targets=BINARY.targets.float().reshape(shape))
+    found = fedtail.evaluate(module, floats, Task(module, loss=loss) if shape == (60,) else replace(flat, error=Task(module, loss=loss).error))
+    plain = fedtail.evaluate(module, BINARY, Task(module))                # before, it was the squared error of logits
+    assert torch.equal(found.error.values, plain.error.values)
+
+
+def test_metrics_of_scikit_learn_are_told_by_our_name_or_how_they_are_called():
+    from sklearn.metrics import f1_score, precision_score
+    with pytest.raises(TypeError, match=re.escape("Write fedtail.metrics.f1(), which is it for each client.")):
+        Task(nn.Linear(4, 2), metrics=[f1_score])
+    with pytest.raises(TypeError, match=re.escape("lambda outputs, targets: precision_score(targets, outputs.argmax(1))")):
+        Task(nn.Linear(4, 2), metrics=[precision_score])
+    told = Metric("precision_score", lambda outputs, targets: precision_score(targets, outputs.argmax(1)), better="higher", per="client")
+    assert fedtail.evaluate(nn.Linear(4, 2), BINARY, Task(nn.Linear(4, 2), metrics=[told]))["precision_score"].num_defined == 6
+
+
+def test_a_position_that_no_client_has_is_told_with_names_that_are_numbers():
+    numbered = Population.from_arrays(X, Y, CLIENT + 100)
+    with pytest.raises(IndexError, match=re.escape("there is no client at position 103: positions are 0 to 5; a client that is called so is population.client('103').")):
+        numbered.client(103)
+    assert torch.equal(numbered.client("103")[0], numbered.client(3)[0])
+    assert torch.equal(numbered.client(-1)[0], numbered.client(5)[0])
+
+
 def test_metrics_none_and_missing_values_are_told_in_words():
     with pytest.raises(TypeError, match=r"^metrics is None\. Leave it out, or write metrics=\[\]"):
         fedtail.Task(torch.nn.Linear(2, 2), metrics=None)

@@ -62,15 +62,15 @@ def left_out_text(count: int, total: int | None) -> str:
 def constant_text(loss: float, constant: float, tail: tuple[float, float] | None = None) -> str:
     """That the mean loss is above that of a constant prediction, and what to do.
 
-    `tail` is the loss of the worst 10% of the clients, and the constant's: where the first is less, the mean pays for the tail, as
-    methods that follow the worst clients make it.
+    `tail` is the loss of the worst 10% of the clients, and the constant's: where the first is less, the mean pays for the tail,
+    as methods that follow the worst clients make it.
     """
+    above = (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores "
+             "the inputs")
     if tail is not None and tail[0] < tail[1]:
-        return (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores the "
-                f"inputs, while that of the worst 10% is below it, {tail[0]:.4g} for {tail[1]:.4g}: the mean pays for the tail. See "
-                "whether it is worth that, against FedAvg; train longer, or with another learning rate.")
-    return (f"the mean loss over clients, {loss:.4g}, is above that of a constant prediction, {constant:.4g}, which ignores the "
-            "inputs: by its loss these clients are worse off than without the model, also where fewer answers are wrong. "
+        return (f"{above}, while that of the worst 10% is below it, {tail[0]:.4g} for {tail[1]:.4g}: the mean pays for the tail. "
+                "See whether it is worth that, against FedAvg; train longer, or with another learning rate.")
+    return (f"{above}: by its loss these clients are worse off than without the model, also where fewer answers are wrong. "
             "Look at how sure it is of wrong answers; train longer, or with another learning rate.")
 
 

@@ -112,6 +112,16 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     return wrong if targets.ndim == 1 else _mean_where_true(wrong, ~is_padding(targets))
 
 
+def wrong_labels(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of each example's labels, floats 0 and 1, on whose other side of zero its logits lie: (examples,) float64.
+
+    >>> wrong_labels(torch.tensor([[0.5, -2.0], [1.0, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+    wrong = (outputs.reshape(len(outputs), -1) > 0) != (targets.reshape(len(targets), -1) > 0.5)
+    return wrong.double().mean(1)
+
+
 def predicted_classes(outputs: Tensor, axes: int = 1) -> Tensor:
     """The class that a model's outputs predict for each example, (examples,) int64; of sequences for each position.
 

@@ -250,11 +250,19 @@ def _are_identical(some: Tensor, others: Tensor) -> bool:
 def _input_hint(reason: str, parts: dict[str, Tensor]) -> str:
     """A hint in brackets for the error text of a module that failed with the message `reason` on the inputs `parts`.
 
-    It says that lengths are missing, or that integers came where floats are needed; empty where neither is recognised.
+    It says that lengths are missing, that integers came where floats are needed, or that the axis of an image's channels is
+    missing or last, or an image meets a linear layer; empty where none is recognised.
     """
     whole = [name for name, values in parts.items() if not values.is_floating_point()]
+    shape = next(iter(parts.values())).shape[1:]
     if "lengths" in reason:
         return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"
-    if "dtype" in reason and whole:
+    if whole and ("dtype" in reason or "Input type" in reason):
         return f" ({', '.join(whole)} holds integers: write pixels as x.astype('float32') / 255, say)"
+    if "channels" in reason and len(shape) == 2:
+        return " (an image needs an axis of channels, which comes first: write x[:, None])"
+    if "channels" in reason and len(shape) == 3 and shape[2] < shape[0]:
+        return " (the channels of an image come first: write x.transpose(0, 3, 1, 2) of an array)"
+    if "mat1 and mat2 shapes" in reason and len(shape) > 1:
+        return " (to give whole images to a linear layer begin the module with torch.nn.Flatten())"
     return ""

@@ -24,6 +24,7 @@ from fedtail.losses import (
     logistic,
     misclassification,
     squared_error,
+    wrong_labels,
 )
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.module_checks import refuse_dependence_on_batch, try_module
@@ -82,7 +83,8 @@ class Metric:
 class Task:
     """A module and what it is judged by: `loss` trains, `error` and `metrics` report; all per example.
 
-    Defaults follow the targets: cross entropy and misclassification for classes, squared error for numbers. Modules with
+    Defaults follow the targets: cross entropy and misclassification for classes, squared error for numbers; with
+    `nn.BCEWithLogitsLoss(reduction="none")`, whose targets are floats, the error is the share of wrong labels. Modules with
     running statistics (batch norm) are refused, since clients would overwrite each other's; `buffers="frozen"` keeps
     them as they came. Dropout draws from the client's own stream.
     """
@@ -107,6 +109,8 @@ class Task:
         if self.buffers not in ("refused", "frozen"):
             raise ValueError(f"buffers must be 'refused' or 'frozen', got {self.buffers!r}.")
         loss, error = OWN_LOSS.get(type(self.module), (self.loss, self.error))
+        if isinstance(self.loss, nn.BCEWithLogitsLoss):      # whose targets are floats, but labels
+            error = wrong_labels
         object.__setattr__(self, "loss", loss if self.loss is default_loss else self.loss)
         object.__setattr__(self, "error", error if self.error is default_error else self.error)
         for name, module in self.module.named_modules():
@@ -222,7 +226,7 @@ class Task:
             has = f"{classes} outputs" if classes > 1 else "one output"
             fix = "give the module more outputs" if classes > 1 else "for numbers pass loss=squared_error"
             raise ValueError(f"targets hold labels {low:g} to {high:g}, but {type(self.module).__name__} has {has} (labels 0 to "
-                             f"{most}). Relabel the classes from 0, or {fix}.")
+                             f"{most}). Relabel the classes from 0 (fedtail.data.with_classes), or {fix}.")
 
 
 def _rows_to_try(population: Population) -> Tensor:
@@ -267,6 +271,15 @@ def _smallest_and_largest(values: Tensor, rows: Tensor, padded: bool) -> tuple[f
     return least[low].item(), rows[low, None], most[high].item(), rows[high, None]
 
 
+def _labels_hint(metric: Metric, outputs: Tensor, targets: Tensor) -> str:
+    """A hint for a loss that fails on labels 0 and 1 and one output, where the default loss takes them; else ""."""
+    labels = not targets.is_floating_point() and bool(((targets == 0) | (targets == 1)).all())
+    if metric.name != "loss" or not labels or not has_one_logit(outputs):
+        return ""
+    return (". For labels 0 and 1 and one output leave loss out: the default is the logistic loss of logits. For other losses of "
+            "numbers write y.astype('float32')")
+
+
 def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
     """Raise a ValueError where the metric's function fails on these outputs and targets, or does not return shape (examples,).
 
@@ -276,7 +289,7 @@ def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> N
         values = metric.function(outputs, targets)
     except Exception as reason:
         raise ValueError(f"{metric.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
-                         f"{tuple(targets.shape)}: {reason}") from reason
+                         f"{tuple(targets.shape)}: {reason}{_labels_hint(metric, outputs, targets)}") from reason
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
     if shape != (len(targets),):
         raise ValueError(f"{metric.name} must return one number per example, shape ({len(targets)},), got {shape}. "

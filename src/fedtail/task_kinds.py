@@ -147,4 +147,11 @@ def _as_metric(value: Any, kind: type) -> str:
     name = getattr(value, "__name__", "mine")
     if getattr(value, "__module__", "") == "fedtail.metrics":
         return f"{name}(): ready-made metrics are called"
+    if str(getattr(value, "__module__", "")).startswith("sklearn.metrics"):
+        from fedtail.metrics import ready_made
+
+        if name.removesuffix("_score") in ready_made():
+            return f"fedtail.metrics.{name.removesuffix('_score')}(), which is it for each client"
+        return (f'Metric("{name}", lambda outputs, targets: {name}(targets, outputs.argmax(1)), better="higher", per="client"): '
+                "scikit-learn takes targets first, and predictions in place of outputs")
     return f'Metric("{name}", {name}, better="higher")'

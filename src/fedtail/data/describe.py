@@ -320,8 +320,8 @@ def _target_form_warnings(population: Population, targets: np.ndarray | Tensor) 
     values = np.asarray(targets)
     if are_whole_numbers_to_predict(torch.as_tensor(values)):
         return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples: they are described as "
-                "numbers to predict, but whole numbers are learned as classes. Write targets = \"numbers\" below [data] of a file "
-                "(`fedtail init` does), y.astype('float32') in Python."]
+                "numbers to predict, but whole numbers are learned as classes. Write targets = \"numbers\" below [data] of a "
+                "file (`fedtail init` does), y.astype('float32') in Python."]
     if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
         return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
     listed = classes_to_list(population) if values.dtype.kind == "f" else None

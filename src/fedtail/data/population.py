@@ -408,9 +408,12 @@ class Population:
     def client(self, index: int | str) -> tuple[Examples, Tensor]:
         """The inputs (a tensor, or a dict of tensors) and the targets of one client, as views.
 
-        `index` is its position, or its name as text. Raises FieldError for a name that no client has.
+        `index` is its position, or its name as text. Raises FieldError for a name that no client has, IndexError for a position.
         """
         index = self.position(index) if isinstance(index, str) else index
+        if not -len(self) <= index < len(self):
+            named = "" if self.names is None else f"; a client that is called so is population.client({str(index)!r})"
+            raise IndexError(f"there is no client at position {index}: positions are 0 to {len(self) - 1}{named}.")
         rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
         return select_rows(self.inputs, rows), self.targets[rows]
 

@@ -27,7 +27,7 @@ from fedtail.evaluation.client_values import client_values_in_blocks
 from fedtail.evaluation.constant import constant_values
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.views import evaluation_frame, evaluation_html, evaluation_table, evaluation_text, worst_profiles
-from fedtail.losses import default_error, misclassification
+from fedtail.losses import default_error, misclassification, wrong_labels
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
 
@@ -255,7 +255,9 @@ def _defined_clients(metric: Metric, values: Mapping[str, Tensor]) -> Tensor | N
 def gives_rates(task: Task, population: Population) -> bool:
     """Whether the task's error on this population is a misclassification rate in [0, 1], whose accuracy is 1 - error.
 
-    So it is where the error is `misclassification`, or the default error and the population's targets are integers.
+    So it is where the error is `misclassification`, `wrong_labels` of one label for each example, or the default error and the
+    population's targets are integers.
     """
     classes = task.error is default_error and not population.targets.is_floating_point()
-    return classes or task.error is misclassification
+    one_label = task.error is wrong_labels and population.targets[:1].numel() == 1
+    return classes or one_label or task.error is misclassification

@@ -188,16 +188,16 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
-                       sample=_sample_fields(train), rate=plan.learning_rate, work=_work(plan.local_steps), low=plan.learning_rate / 10,
-                       high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
+                       sample=_sample_fields(train), rate=plan.learning_rate, work=_work(plan.local_steps),
+                       low=plan.learning_rate / 10, high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
                        **_method(train, about["targets"]["kind"] == "numbers"))
 
 
 def _method(train: int, numbers: bool) -> dict[str, str]:
     """The fields of HEAD about the method, for `train` training clients whose targets are `numbers` or labels."""
     if train >= ENOUGH_FOR_SHARES:
-        family, searched = [1.0, *_fractions(train, (0.7, 0.4))], [*_fractions(train, (0.3, 0.5)), 0.8]
-        return {name: text.replace("{family}", str(family)).replace("{searched}", str(searched)) for name, text in TAIL_METHOD.items()}
+        family, searched = str([1.0, *_fractions(train, (0.7, 0.4))]), str([*_fractions(train, (0.3, 0.5)), 0.8])
+        return {name: text.replace("{family}", family).replace("{searched}", searched) for name, text in TAIL_METHOD.items()}
     return FEW_NUMBERS_METHOD if numbers else FEW_METHOD
 
 
