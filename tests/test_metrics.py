@@ -372,6 +372,23 @@ def test_a_mean_that_pays_for_the_tail_is_told_as_that():
         fedtail.evaluate(trained, population)
 
 
+def test_a_network_that_diverged_on_large_targets_is_told_to_divide_them():
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    prices = Population.from_arrays(x, 250_000 + 90_000 * x.sum(1), np.arange(200) % 10)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    method = fedtail.fedavg(10, learning_rate=0.1)
+    with pytest.warns(fedtail.DivergedWarning) as told:
+        fedtail.evaluate(fedtail.train(method, Task(network), prices, rounds=5, progress=False), prices)
+    [text] = [str(one.message) for one in told if "The targets spread by about 2e+05" in str(one.message)]
+    assert text.endswith("divide them by such a number, for everybody the same.")
+    divided = replace(prices, targets=prices.targets / 1e5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fedtail.evaluate(fedtail.train(method, Task(network), divided, rounds=5, progress=False), divided)
+    assert found.error.mean() < 0.1 * found.constant.error.mean()
+
+
 def test_parameters_that_are_not_finite_are_told():
     lost = fixed_model()
     with torch.no_grad():

@@ -194,6 +194,22 @@ def test_exported_files_are_read_and_run_again(finished, tmp_path):
     assert history[0] == history[1]      # what it cost of privacy goes with it
 
 
+def test_the_card_of_doubles_and_squared_errors_says_what_onnx_takes_and_in_which_unit(tmp_path, monkeypatch):
+    """Tables are doubles, the model's precision is single: onnxruntime refused what the card told to pass."""
+    monkeypatch.chdir(tmp_path)
+    made = np.random.default_rng(0)
+    x = made.normal(size=(240, 3))
+    np.savez("mine.npz", x=x, y=2e5 + 1e4 * x.sum(1), client=np.arange(240) // 10)
+    assert call("init", "e.toml", "--data", "mine.npz").exit_code == 0
+    ran = call("run", "e.toml", "--seeds", "0", "--set", "rounds=3", "--set", "engine.workers=1", "--out", "one")
+    assert "Every client, worst first: squared error" in ran.output
+    card = model_card(RunFolder.open("one"), 0, False, ["model.onnx"])
+    assert 'session.run(None, {"x": x.astype("float32")})' in card
+    assert "| error (squared, in squared units of the targets) | " in card
+    np.savez("other.npz", x=x[:, :2])
+    assert "An example that it was trained on has x of 3 float64. --x names" in call("predict", "one", "--data", "other.npz").output
+
+
 def test_onnx_gives_the_same_outputs_in_another_runtime(finished, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+LARGE = 100.0                                # a spread of targets of which a network's first steps may be too long
 DIVERGED = 1000.0                            # a loss so many times what a model without training has is not a model's any more
 
 
@@ -44,6 +45,18 @@ def not_finite_text(count: int, total: int, who: str = "clients") -> str:
     """That the loss is not finite for `count` of `total` clients, and what to do."""
     return (f"the loss is not finite for {clients_text(count, total, who)}: the model has diverged. Lower the learning rate, "
             "clip updates, or look at the inputs of these clients.")
+
+
+def large_targets_text(constant: float | None) -> str:
+    """What else to do where training diverged on large numbers, as the loss of a `constant` prediction shows: a sentence, or "".
+
+    >>> large_targets_text(8.2e9)[:92], large_targets_text(0.69)
+    (' The targets spread by about 9e+04, and a network expects about 1: divide them by such a number', '')
+    """
+    if constant is None or not math.isfinite(constant) or constant < LARGE**2:
+        return ""
+    return (f" The targets spread by about {math.sqrt(constant):.0e}, and a network expects about 1: divide them by such a "
+            "number, for everybody the same.")
 
 
 def parameters_text(count: int, total: int) -> str:

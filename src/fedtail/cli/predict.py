@@ -121,7 +121,8 @@ def _call_in_words(call: Any, run: Any, data: Path) -> Any:
     try:
         return call()
     except (RuntimeError, TypeError, IndexError) as reason:
-        needed = run.about.get("inputs")
-        shapes = f" It was trained on {needed}." if needed else ""
+        needed = (f"{name} of {' x '.join(map(str, one['shape'])) or 'one'} {one['dtype']}"
+                  for name, one in (run.about.get("inputs") or {}).items())
+        shapes = f" An example that it was trained on has {', '.join(needed)}." if run.about.get("inputs") else ""
         raise ValueError(f"the model of {run.path} does not take the examples of {data}: {str(reason).splitlines()[0]}.{shapes} "
                          "--x names the arrays or columns.") from reason

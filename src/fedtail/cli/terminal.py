@@ -135,7 +135,7 @@ def show_finetuned_errors(runs: list[RunFolder], metric: str = "error", few: boo
 
 def show_clients_by_name(runs: list[RunFolder], metric: str) -> None:
     """Print a metric of every tested client by name, worst first: a column for each method, means over seeds."""
-    from fedtail.runs.comparison import metric_unit, rows_by_client, rows_by_method
+    from fedtail.runs.comparison import is_squared_error, metric_unit, rows_by_client, rows_by_method
 
     rows = rows_by_client(runs, metric)
     if not rows:
@@ -144,7 +144,8 @@ def show_clients_by_name(runs: list[RunFolder], metric: str) -> None:
     methods, lost = list(rows[0]["values"]), {row["method"] for row in rows_by_method(runs, metric) if row["diverged"]}
     cells = [[row["client"], str(row["size"]), *(_client_cell(row["values"][name], unit, name in lost) for name in methods)]
              for row in rows]
-    show_table(f"Every client, worst first: {metric}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
+    called = "squared error" if is_squared_error(runs[0], metric) else metric
+    show_table(f"Every client, worst first: {called}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
 
 
 def _client_cell(value: float | None, unit: str, diverged: bool) -> str:

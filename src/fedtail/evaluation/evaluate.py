@@ -19,6 +19,7 @@ from fedtail.divergence import (
     constant_text,
     exploded_text,
     has_exploded,
+    large_targets_text,
     not_finite_text,
 )
 from fedtail.engine.engine import Engine, resolve_engine
@@ -181,9 +182,10 @@ def _warn_of_divergence(found: Evaluation) -> None:
     lost, loss = int((~found.loss.values.isfinite()).sum()), found.loss.mean()
     constant = None if found.constant is None else found.constant.loss.mean()
     if lost:
-        warnings.warn(not_finite_text(lost, len(found.loss)), DivergedWarning, stacklevel=3)
+        text = f"{not_finite_text(lost, len(found.loss))}{large_targets_text(constant)}"
+        warnings.warn(text, DivergedWarning, stacklevel=3)
     elif constant is not None and has_exploded(loss, constant):
-        warnings.warn(exploded_text(loss, constant), DivergedWarning, stacklevel=3)
+        warnings.warn(f"{exploded_text(loss, constant)}{large_targets_text(constant)}", DivergedWarning, stacklevel=3)
     elif constant is not None and loss > constant:
         tail = (found.loss.worst(0.1), found.constant.loss.worst(0.1)) if found.constant is not None else None
         warnings.warn(constant_text(loss, constant, tail), WorseThanConstantWarning, stacklevel=3)

@@ -89,6 +89,12 @@ def shown_metrics(runs: Sequence[RunFolder], metric: str | None = None) -> list[
     return [metric] if metric else sorted((name for name in common if name != "loss"), key=lambda name: name != "error")
 
 
+def is_squared_error(run: RunFolder, metric: str) -> bool:
+    """Whether a metric is the default error of numbers, which is in squared units of the targets."""
+    error = run.about.get("experiment", {}).get("task", {}).get("error")
+    return metric == "error" and not run.about.get("rates") and error in ("default_error", "squared_error")
+
+
 def metric_unit(run: RunFolder, metric: str = "error") -> str:
     """The unit in which a metric of a run is shown: "%" where the metric is "error" and the errors are rates, else ""."""
     return "%" if metric == "error" and run.about["rates"] else ""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtail.divergence import constant_text, has_exploded, left_out_text, not_finite_text, parameters_text
+from fedtail.divergence import constant_text, has_exploded, large_targets_text, left_out_text, not_finite_text, parameters_text
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
     if lost.get("clients"):
         clients = run.about.get("benign", run.about["splits"])[run.tested_split]
         who = f"{run.tested_split.replace('_', '-')} clients"
-        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who))]
+        return [(1, lost["clients"], not_finite_text(int(lost["clients"]), clients, who) + _about_targets(run))]
     losses = [found.get("loss", {}) for found in (_tested(run, model), constant_statistics(run))]
     loss, constant = (found.get("mean") for found in losses)
     if reason := divergence_reason(run, model):
-        return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.")]
+        return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.{_about_targets(run)}")]
     if model == EvaluatedModel(0) and (unchanged := unchanged_reason(run)):
         return [(2, 0.0, f"{unchanged}. {_lost_rounds_advice(run)}")]
     if loss is None or constant is None or loss <= constant:
@@ -149,6 +149,11 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
     worst, others = (found.get("worst10") for found in losses)
     tail = None if worst is None or others is None else (worst, others)
     return [(2, loss - constant, constant_text(loss, constant, tail))]
+
+
+def _about_targets(run: RunFolder) -> str:
+    """What to do about large numbers to predict, where the constant prediction has errors of such; "" for other runs."""
+    return large_targets_text(constant_statistics(run).get("loss", {}).get("mean"))
 
 
 def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.directions import FEW_CLIENTS, bad_percentile_name
-from fedtail.runs.comparison import metric_direction, number_of_tested_clients
+from fedtail.runs.comparison import is_squared_error, metric_direction, number_of_tested_clients
 from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
@@ -97,7 +97,7 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
     shapes = ", ".join(f"`{name}` ({', '.join(map(str, ['examples', *one['shape']]))}) {one['dtype']}"
                        for name, one in inputs.items())
     call = "x" if list(inputs) == ["x"] else ", ".join(f"{name}={name}" for name in inputs)
-    feeds = "{" + ", ".join(f'"{name}": {name}' for name in inputs) + "}"
+    feeds = "{" + ", ".join(f'"{name}": {name}{_cast(run, one["dtype"])}' for name, one in inputs.items()) + "}"
     kind = CLASS_OUTPUTS if run.about.get("rates") else "the predicted numbers"
     names = [f"`{name}`" for name in run.about.get("columns") or ()]
     order = f" Columns of `x`, in this order: {', '.join(names)}." if names else ""
@@ -106,6 +106,12 @@ def _use(run: RunFolder, files: list[str]) -> list[str]:
     scaled = run.about["experiment"].get("data", {}).get("scale") is not None
     uses = {**USE, "model.safetensors": SCALED_USE} if scaled else USE
     return [head, *(uses[name].replace("{call}", call).replace("{feeds}", feeds) for name in files)]
+
+
+def _cast(run: RunFolder, dtype: str) -> str:
+    """What an array of floats needs to be taken by the ONNX file, whose inputs are in the model's precision: a call, or ""."""
+    wanted = run.about["experiment"].get("task", {}).get("dtype", "float32")
+    return f'.astype("{wanted}")' if dtype.startswith("float") and dtype != wanted else ""
 
 
 def _data(run: RunFolder) -> str:
@@ -172,7 +178,9 @@ def _columns(run: RunFolder, metric: str) -> tuple[Column, ...]:
 
 
 def _directed(run: RunFolder, metric: str) -> str:
-    """The name of a metric, with "higher is better" where it is."""
+    """The name of a metric, with "higher is better" where it is, and the unit of squared errors."""
+    if is_squared_error(run, metric):
+        return "error (squared, in squared units of the targets)"
     return metric if metric_direction(run, metric) == "lower" else f"{metric} (higher is better)"
 
 
