@@ -68,10 +68,11 @@ def test_a_private_budget_is_charged_before_the_answer_and_agrees_with_the_accou
     told = DataBudget(tmp_path, PRIVATE).spent_text()
     assert f"epsilon {expected:.4g}" in told
     before = (tmp_path / LEDGER).read_bytes()
-    answer(mine, opening, changed(ask, number=5))                   # the same question: nothing new is charged
     again = budgeted(node, tmp_path, PRIVATE)
     again.restore(mine.save())
-    answer(again, opening, ask)                                     # nor after a restart
+    for one, asked in ((mine, changed(ask, number=5)), (again, ask)):      # the same question, also after a restart: nothing is charged
+        with pytest.raises(Refused, match="the same noise in a second sum"):
+            answer(one, opening, asked)
     assert (tmp_path / LEDGER).read_bytes() == before
     small = replace(PRIVATE, epsilon=1.01 * expected)
     other = replace(unpack(opening, TYPES), training=b"another training")

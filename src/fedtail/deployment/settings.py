@@ -6,10 +6,12 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.data.arrays import BOOLEANS
+from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.audit_log import AUDIT, AuditLog
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import convert_value, type_hints_by_name
@@ -156,7 +158,7 @@ class NodeSettings:
         `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
         """
         return Site(lambda: self.make_node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
-                    answer_after=self.answer_after, log=self.audit_log())
+                    answer_after=self.answer_after, log=self.audit_log(), note=partial(note_asked, self.folder))
 
     def own_identity(self) -> Identity | None:
         """This node's identity: the secret key from the file `identity`, and the keys in `pinned`; None where no file is named.

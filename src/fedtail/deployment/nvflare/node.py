@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
 from fedtail.deployment.node_process import read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
@@ -55,8 +54,7 @@ class ResidentNode:
         self.cell.send(SERVER, REPLY, number, reply)
 
     def _answer(self, content: bytes, began: float) -> bytes:
-        """The reply to a message of a run, noted as asked before it is answered; `began` is when the message came."""
-        note_asked(self.settings.folder, content)
+        """The reply to a message of a run; `began` is when the message came."""
         reply = self.site.handle(content, began)
         self.site.keep_memory()                       # before the answer leaves: a node that is killed finds it again
         return reply
