@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedtail.algorithm import smallest_cohort
@@ -11,7 +12,6 @@ from fedtail.deployment.policy import BARE, EXAMPLE, PRIVATE
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.source import Trusted
-from fedtail.experiment.trust import Trust
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.events import NoSampling, RoundEvent
 from fedtail.sampling.base import FixedSize
@@ -84,8 +84,8 @@ def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int | None
     path = settings.folder / settings.policy
     if path.exists():
         raise FileExistsError(f"{path} exists, and a policy is its operator's. Change it there, or remove it first.")
-    trust = Trust.from_names(settings.trust, settings.folder)
-    path.write_text(policy_example(settings.folder / settings.experiment, trust, trainings, repeats), encoding="utf-8")
+    text = policy_example(settings.folder / settings.experiment, settings.allowed_code(), trainings, repeats)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -96,7 +96,7 @@ def write_loopback_policy(folder: Path) -> None:
     """
     from fedtail.deployment.consent import accept, experiment_digest
 
-    settings = NodeSettings.read(folder / "node.toml")
+    settings = replace(NodeSettings.read(folder / "node.toml"), allow_code=True)
     if not (settings.folder / settings.policy).exists():
         write_policy(settings, MANY, repeats=1000)
     accept(settings, experiment_digest(settings.read_experiments()))
