@@ -101,7 +101,7 @@ def check_code(settings: NodeSettings) -> None:
     other = sorted(name for name in was.keys() | now["files"].keys() if was.get(name) != now["files"].get(name))
     shown = f"{', '.join(other[:3])}{f' and {len(other) - 3} more' if len(other) > 3 else ''}"
     raise Refused(f"the node's settings allow code to run on this machine (trust = {json.dumps(now['trust'])}), and its operator "
-                  f"has not accepted it as it is{f': {shown}' if other else ''}. Nothing of it was run. Who wrote it? Read it, or "
+                  f"has not accepted it as it is{f': {shown}' if other else ''}. Nothing of it was run. Who wrote it? Read it or "
                   "write trust = []. To run it: `fedtail node init` and `fedtail node accept` with --trust.")
 
 
