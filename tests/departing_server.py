@@ -6,6 +6,7 @@ Each attack on a node is tried twice: against nodes as they are, and with the de
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -72,7 +73,8 @@ class Nodes:
             (folder / "node.toml").write_text(f'name = "{name}"\nexperiment = "experiment.toml"\ndata = "people"\nminimum = 2\nkeys = "data"\n'
                                               f"{more}")
             self.settings[k] = NodeSettings.read(folder / "node.toml")
-            write_policy(self.settings[k], **policy)
+            written = write_policy(self.settings[k], **policy)      # each attack meets one defence: cohorts may be of any size
+            written.write_text(re.sub(r"smallest_cohort = \d+", "smallest_cohort = 2", written.read_text()))
             accept(self.settings[k], experiment_digest(self.settings[k].read_experiments()))
         self.method = self.settings[0].read_experiments()[0].algorithm
         self.restart()

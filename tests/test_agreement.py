@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -146,18 +147,24 @@ def test_samplers_by_draws_give_other_factors_and_none_of_zero():
             agreement.check_cohort(replace(cohort, importance=torch.zeros_like(cohort.importance)), people.mass, people.key)
 
 
-def test_another_number_or_company_gets_no_fresh_noise_and_another_round_does():
+def test_another_number_or_company_gets_no_fresh_noise_and_no_second_sum_and_another_round_does():
     node, opening, ask = asked_of_first_node(NOISY, "Statistic")
-    first = answer(node, opening, ask)
     renumbered = changed(ask, number=7)
     twice = replace(ask, questions=(ask.questions[0], renumbered.questions[0]))
-    assert np.array_equal(answer(node, opening, renumbered), first)
-    assert np.array_equal(answer(node, opening, twice), np.concatenate([first[:-1], first]))
+    first = answer(node, opening, twice)
+    assert np.array_equal(first[:len(first) // 2], first[len(first) // 2:-1])                  # one answer, under two numbers
     fresh = Node(node.fleet.population, TASK, workers=1, agreements=node.agreements)
     fresh.restore(node.save())                               # a restart of the node keeps it
-    assert np.array_equal(answer(fresh, opening, renumbered), first)
+    for one, again in itertools.product((node, fresh), (ask, renumbered, twice)):
+        with pytest.raises(Refused, match="the same noise in a second sum"):
+            answer(one, opening, again)
     other = Node(node.fleet.population, TASK, workers=1, agreements=node.agreements)
-    assert not np.array_equal(answer(other, opening, ask), first)
+    assert not np.array_equal(answer(other, opening, ask)[:-1], first[:len(first) // 2])
+
+
+def test_the_same_sum_without_noise_is_answered_again_as_it_was():
+    node, opening, ask = asked_of_first_node(SUMS["fedavg"])
+    assert np.array_equal(answer(node, opening, ask), answer(node, opening, changed(ask, number=7)))
 
 
 def test_an_encoding_must_be_for_the_masses_of_the_round():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from fedtail.deployment.data_budget import LEDGER, ROUNDS, DataBudget
 from fedtail.deployment.deployed_experiment import deployed_experiments
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.policy_example import policy_example
+from fedtail.fleet import Broadcast
 from fedtail.privacy.accounting import guarantee
 from fedtail.privacy.events import NoSampling, RoundEvent
 from fedtail.secure.encoding import Refused
@@ -68,10 +70,11 @@ def test_a_private_budget_is_charged_before_the_answer_and_agrees_with_the_accou
     told = DataBudget(tmp_path, PRIVATE).spent_text()
     assert f"epsilon {expected:.4g}" in told
     before = (tmp_path / LEDGER).read_bytes()
-    answer(mine, opening, changed(ask, number=5))                   # the same question: nothing new is charged
     again = budgeted(node, tmp_path, PRIVATE)
     again.restore(mine.save())
-    answer(again, opening, ask)                                     # nor after a restart
+    for one, asked in ((mine, changed(ask, number=5)), (again, ask)):      # the same question, also after a restart: nothing is charged
+        with pytest.raises(Refused, match="the same noise in a second sum"):
+            answer(one, opening, asked)
     assert (tmp_path / LEDGER).read_bytes() == before
     small = replace(PRIVATE, epsilon=1.01 * expected)
     other = replace(unpack(opening, TYPES), training=b"another training")
@@ -202,3 +205,19 @@ def test_the_example_is_just_enough_for_the_experiment(tmp_path, noise):
     experiment, = deployed_experiments(tmp_path / "e.toml")
     event = RoundEvent(experiment.algorithm.releases(experiment.task.make(0).params().numel()), NoSampling())
     assert guarantee([(event, 7)], policy.delta).epsilon <= policy.epsilon < guarantee([(event, 8)], policy.delta).epsilon
+
+
+@pytest.mark.parametrize(("more", "cohort"), [
+    ("[sample]\ncohort_size = 22\n", 22), ('[sample]\npart = "ByMass"\ncohort_size = 22\n', 12), ('[sample]\npart = "Everyone"\n', 10),
+    ('[sample]\npart = "ByMass"\ncohort_size = 22\n[channel]\npart = "SecureChannel"\nthreshold = 9\nminimum_contributors = 4\n', 9)])
+def test_a_written_policy_allows_no_smaller_cohorts_than_the_experiment_has(tmp_path, more, cohort):
+    file = tmp_path / "e.toml"
+    file.write_text('rounds = 3\n[task.module]\npart = "SoftmaxRegression"\nfeatures = 5\nclasses = 3\n[local]\nlearning_rate = 0.1\n' + more)
+    written = tmp_path / "policy.toml"
+    written.write_text(policy_example(file))
+    assert NodePolicy.read(written).smallest_cohort == cohort
+    with pytest.raises(Refused, match=f"the round has 9 clients, and this node's policy takes part in those of {cohort}") if cohort > 9 else nullcontext():
+        node, _, _ = asked_of_first_node(SUMS["fedavg"])
+        mine = budgeted(node, tmp_path, NodePolicy.read(written))
+        mine._broadcast = Broadcast(0, 0, TASK.params()[None])
+        mine._charge_budget({}, 9)

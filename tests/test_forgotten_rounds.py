@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedtail.deployment import RemoteFleet
 from fedtail.deployment.asked_rounds import note_asked, read_asked
+from fedtail.deployment.audit_log import AuditLog, last_entry
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.forgotten_rounds import forgotten_rounds, questions_on_ledger
+from fedtail.deployment.node_messages import NodeMessage, encode_message, read_message
+from fedtail.deployment.site import MOST_REFUSALS, Refusals
 
+from departing_server import DepartingServer, nodes, train_question
 from remote_cases import Sites
 
 FILE = """\
@@ -72,7 +77,8 @@ class Noted(Sites):
 
     def exchange(self, letters):
         for node, letter in letters.items():
-            note_asked(self.folders[node], letter)
+            if (message := read_message(letter)).ask:
+                note_asked(self.folders[node], message)
         return super().exchange(letters)
 
     def asked(self, run):
@@ -164,3 +170,35 @@ def test_questions_are_counted_by_run_and_a_damaged_line_is_passed_over(tmp_path
     (tmp_path / "asked.jsonl").write_text('{"training": "aa", "round": 3, "run": "01"}\nrubbish\n{"training": "bb", "round": 1, "run": "01"}\n'
                                           '{"training": "aa", "round": 3, "run": "01"}\n{"training": "aa", "rou')
     assert read_asked(tmp_path, b"\xaa") == ((3, b"\x01", 2),)
+
+
+def test_a_node_notes_what_it_answers_and_a_server_that_sends_what_it_likes_fills_no_disk():
+    with nodes() as hospitals:
+        server, folder = DepartingServer(hospitals), hospitals.settings[0].folder
+        question = train_question(hospitals.method)
+        server.begin(0)
+        assert server.read(question) is not None
+        assert [(round, count) for round, _, count in read_asked(folder, server.memory().nodes.training)] == [(0, 1)]
+        before = (folder / "asked.jsonl").read_bytes()
+        server.begin(1)
+        assert server.read(replace(question, gather=True)) is None
+        for name in ("run", "training"):
+            letter = replace(NodeMessage(b"r", 0, 1, (), b"ask", b"", b"t", 0), **{name: bytes(65)})
+            said = hospitals.exchange({0: encode_message(letter)})[0]
+            assert b"is named by 65 bytes, and 64 are the most" in said
+        assert (folder / "asked.jsonl").read_bytes() == before
+        for k in range(3 * MOST_REFUSALS):
+            hospitals.exchange({0: encode_message(NodeMessage(b"r" * (k + 65), 0, k))})
+        lines = (folder / "audit.jsonl").read_text().splitlines()
+        assert sum('"refused"' in line for line in lines) == MOST_REFUSALS
+
+
+def test_refusals_that_were_not_written_are_counted_in_the_next_line(tmp_path, monkeypatch):
+    log, refusals = AuditLog(tmp_path / "audit.jsonl"), Refusals()
+    for k in range(MOST_REFUSALS + 7):
+        refusals.write(log, f"refusal {k}")
+    monkeypatch.setattr("fedtail.deployment.site.MINUTE", 0.0)
+    refusals.write(log, "a minute later")
+    assert last_entry(log.path)["not_written_before"] == 7
+    refusals.write(log, "and another")
+    assert "not_written_before" not in last_entry(log.path)

@@ -9,7 +9,7 @@ import importlib
 
 import pytest
 
-ATTACKS = ("bound", "importance", "numbering", "one_client_often", "replayed_round", "restarted_server", "unnoised", "unsigned")
+ATTACKS = ("asked_again", "bound", "importance", "numbering", "one_client_often", "replayed_round", "restarted_server", "unnoised", "unsigned")
 
 
 @pytest.mark.parametrize("name", ATTACKS)

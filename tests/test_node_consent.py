@@ -26,7 +26,7 @@ from fedtail.deployment.data_budget import LEDGER, ROUNDS, Charge, DataBudget
 from fedtail.deployment.deployed_experiment import deployed_experiments
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
-from fedtail.deployment.node_process import run_node
+from fedtail.deployment.node_process import only_process, run_node
 from fedtail.deployment.node_status import compare_logs, node_log, run_log
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.registry import signed_node_info
@@ -439,3 +439,17 @@ def test_files_of_a_node_hold_no_data(hospitals):
     rows = truth(train_question(hospitals.method), list(range(10)))
     assert not any(f"{value:.4g}" in text for value in rows[1:].tolist())
     assert torch.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(("file", "transport"), [("server.toml", "nvflare"), ("gate.toml", "flwr")])
+def test_a_second_process_of_a_node_does_not_start(hospitals, file, transport):
+    """Two of one name take each other's place at the server, and the second of Flower deletes what the first has written."""
+    pytest.importorskip(transport)
+    folder = hospitals.settings[0].folder
+    (folder / file).write_text('host = "127.0.0.1"\nport = 1\n')
+    with only_process(folder):
+        done = CliRunner().invoke(app, ["node", "run", str(folder / "node.toml")])
+    assert done.exit_code
+    assert f"another process runs the node of {folder}" in done.stderr.replace("\n", " ")
+    with only_process(folder):                                 # and when the first has ended, another may
+        pass

@@ -6,6 +6,7 @@ Peers here speak NVFlare's frames over sockets of their own, so that they may sa
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import socket
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgpack
@@ -26,6 +27,7 @@ pytest.importorskip("nvflare")
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.deployment.door import OF_A_CERTIFICATE, OF_AN_ADDRESS
 from fedtail.deployment.flower.folder import check_name
 from fedtail.deployment.flower.loopback import free_port
 from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
@@ -65,17 +67,21 @@ def listening(folder, **settings):
         yield server
 
 
+def connected(port, source="127.0.0.1"):
+    """A connection from the address `source`, without TLS."""
+    for _ in range(100):                                         # the server's listener starts in a thread
+        try:
+            return socket.create_connection(("127.0.0.1", port), 10, (source, 0))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    raise ConnectionRefusedError
+
+
 class Peer:
     """One connection of somebody with the keys in a node's folder, who says that their name is `name`."""
 
-    def __init__(self, port, context, name):
-        for _ in range(100):                                     # the server's listener starts in a thread
-            try:
-                plain = socket.create_connection(("127.0.0.1", port), 10)
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        self.socket = context.wrap_socket(plain, server_hostname="127.0.0.1")
+    def __init__(self, port, context, name, source="127.0.0.1"):
+        self.socket = context.wrap_socket(connected(port, source), server_hostname="127.0.0.1")
         self.name = name
         self.write(HELLO, None, msgpack.packb({"endpoint_name": name, "timestamp": 0.0, "fqcn": name}))
 
@@ -365,3 +371,36 @@ def test_a_node_that_is_killed_comes_back_and_one_that_is_late_or_lies_is_left_o
         loopback.start_node("node-3")
         loopback.wait_for_log(out, lambda log: answered()[-4:] == [32] * 4, 300.0)    # it is back: four honest nodes of eight clients
     assert max(answered()) == 32                                 # and never the fifth
+
+
+def test_strangers_who_only_connect_keep_no_node_out_and_take_few_descriptors(folder):
+    """A thousand connections without a handshake were all the descriptors of a process: the run ended at its next file."""
+    with listening(folder) as server, closing(Peer(server.port, node_context(folder.node_folder("a")), "a")):
+        assert server.online("a")
+        before, strangers = len(os.listdir("/proc/self/fd")), []
+        for _ in range(3 * OF_AN_ADDRESS):
+            strangers.append(socket.create_connection(("127.0.0.1", server.port), 10))
+        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) - before <= len(strangers) + OF_AN_ADDRESS + 3, 10.0, 0.02)
+        for one in strangers[-OF_AN_ADDRESS:]:
+            one.settimeout(10.0)
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""                                            # closed at once, by the server
+        with closing(Peer(server.port, node_context(folder.node_folder("b")), "b", "127.0.0.2")):
+            assert server.online("a", "b")
+        for one in strangers:
+            one.close()
+        with closing(Peer(server.port, node_context(folder.node_folder("c")), "c")):
+            assert server.online("a", "c")
+
+
+def test_one_node_has_so_many_connections_and_no_more(folder):
+    with listening(folder) as server, ExitStack() as stack:
+        context = node_context(folder.node_folder("a"))
+        for _ in range(OF_A_CERTIFICATE):
+            stack.enter_context(closing(context.wrap_socket(connected(server.port), server_hostname="127.0.0.1")))
+        one = stack.enter_context(closing(context.wrap_socket(connected(server.port), server_hostname="127.0.0.1")))
+        with suppress(ConnectionResetError):
+            assert one.recv(1) == b""
+        stack.close()
+        with closing(Peer(server.port, context, "a")):
+            assert server.online("a")

@@ -21,6 +21,7 @@ from fedtail.experiment import AS_WRITTEN, ExperimentError, Source, Trust, read_
 from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.part_tables import SLOTS
 from fedtail.experiment.trust import module_file_in_folder
+from fedtail.secure.encoding import Refused
 
 BASE = """\
 rounds = 2
@@ -259,8 +260,27 @@ def test_a_deployment_is_written_without_importing_and_nodes_decide_themselves(m
     with pytest.raises(ExperimentError, match=r"in node.toml trust = \[\"\.\"\] for the node's own folder"):
         NodeSettings.read(node / "node.toml").make_node(0)
     (node / "node.toml").write_text(told.replace("trust = []", 'trust = ["."]'))
-    write_policy(NodeSettings.read(node / "node.toml"))
+    for use in (write_policy, lambda settings: settings.make_node(0)):      # the folder came from whoever runs the server
+        with pytest.raises(Refused, match=rf"not accepted it as it is: {mine}.py. Nothing of it was run"):
+            use(NodeSettings.read(node / "node.toml"))
+    assert mine not in sys.modules
+    for command in ("init", "check", "accept", "status", "budget", "run"):
+        done = CliRunner().invoke(app, ["node", command, str(node / "node.toml")])
+        assert done.exit_code, command
+        assert "Nothing of it was run" in done.stderr or "policy.toml" in done.stderr, (command, done.stderr)
+    assert mine not in sys.modules
+    (node / "other.toml").write_text("allow_code = true\n" + told)
+    with pytest.raises(ValueError, match="has no setting 'allow_code'"):
+        NodeSettings.read(node / "other.toml")
+    assert CliRunner().invoke(app, ["node", "init", str(node / "node.toml"), "--trust"]).exit_code == 0
+    asked = CliRunner().invoke(app, ["node", "accept", str(node / "node.toml"), "--trust"]).stdout.strip()
+    assert asked.splitlines()[-1].split()[-2] == "--trust"
+    assert CliRunner().invoke(app, ["node", "accept", str(node / "node.toml"), "--trust", asked.split()[-1]]).exit_code == 0
     assert "Mine" in NodeSettings.read(node / "node.toml").make_node(0).types
+    assert CliRunner().invoke(app, ["node", "check", str(node / "node.toml")]).exit_code == 0
+    (node / "another.py").write_text("raise SystemExit\n")
+    with pytest.raises(Refused, match=r"not accepted it as it is: another\.py"):
+        NodeSettings.read(node / "node.toml").read_experiments()
 
 
 @pytest.mark.parametrize(("trust", "problem"), [

@@ -1,7 +1,7 @@
 """Claimed: a question that differs in its number only gets the answer it had, with the noise it had.
 
 The attacker is a server that departs from the protocol: in one round it asks the same question under twelve numbers, and takes the mean
-of the noisy sums. As nodes are, all answers are one, and one is charged. With the number in the digest by which a node knows a question
+of the noisy sums. As nodes are, one is answered, and one is charged. With the number in the digest by which a node knows a question
 again, and no charge for answers, the noise is averaged away.
 """
 
@@ -27,7 +27,8 @@ def ask_under_numbers(*off: str) -> tuple[int, float]:
         server.begin(0)
         sums = [server.read(replace(question, number=k)) for k in range(TIMES)]
     exact = truth(noiseless(question), list(range(30)))[1:]
-    return len({tuple(one.tolist()) for one in sums}), averaged_noise(sums, exact)
+    found = [one for one in sums if one is not None]
+    return len(found), averaged_noise(found, exact)
 
 
 def attack() -> Outcome:

@@ -21,21 +21,25 @@ def node_commands() -> None:
 
 SETTINGS = typer.Argument(..., metavar="NODE.toml", help="The node's settings.", show_default=False)
 
+TRUST = typer.Option(False, "--trust", help="Run the code that the settings allow (trust); read it first.", show_default=False)
+
 
 @node.command(short_help="Write a policy for the node, from its experiment.", cls=PlainCommand)
 @print_errors_as_sentences
-def init(settings: Path = SETTINGS) -> None:
+def init(settings: Path = SETTINGS, trust: bool = TRUST) -> None:
     """Write policy.toml: what this node allows, whatever a server says, just enough for one training of its experiment.
 
     Read it, and change it: what it does not allow, the node refuses. A policy that exists is not replaced. The experiment is not
-    accepted by this: `fedtail node accept` says in words what it asks.
+    accepted by this: `fedtail node accept` says in words what it asks. Settings that allow code to run (trust) need --trust.
     """
+    from dataclasses import replace
+
     from fedtail.deployment.policy_example import write_policy
     from fedtail.deployment.settings import NodeSettings
 
-    path = write_policy(NodeSettings.read(settings))
+    path = write_policy(replace(NodeSettings.read(settings), allow_code=trust))
     typer.echo(path.read_text(encoding="utf-8"))
-    typer.echo(f"Written to {path}. Then: fedtail node accept {settings}", err=True)
+    typer.echo(f"Written to {path}. Then: fedtail node accept {settings}{' --trust' if trust else ''}", err=True)
 
 
 @node.command(short_help="Say what the experiment asks; with its digest: accept it.", cls=PlainCommand)
@@ -43,25 +47,29 @@ def init(settings: Path = SETTINGS) -> None:
 def accept(
     settings: Path = SETTINGS,
     digest: str = typer.Argument("", metavar="[DIGEST]", help="Of the experiment, as this prints it.", show_default=False),
+    trust: bool = TRUST,
 ) -> None:
     """Say in words what the node's experiment asks, what that costs, and what changed since it was accepted last.
 
     With the digest that is printed, the experiment is accepted: without that, and after every change of its file, its code or
-    the data, the node answers nothing.
+    the data, the node answers nothing. Settings that allow code to run (trust) need --trust, at first and when it changed.
     """
+    from dataclasses import replace
+
     from fedtail.deployment.consent import accept as give_consent
     from fedtail.deployment.consent import experiment_digest
     from fedtail.deployment.settings import NodeSettings
     from fedtail.deployment.told import asked_sentences
 
-    read = NodeSettings.read(settings)
+    read = replace(NodeSettings.read(settings), allow_code=trust)
     if digest:
         give_consent(read, digest)
         typer.echo(f"{read.name} takes part in {read.experiment}. A node that is running must be started again.")
         return
     for line in asked_sentences(read):
         typer.echo(line)
-    typer.echo(f"To accept this: fedtail node accept {settings} {experiment_digest(read.read_experiments())}")
+    typer.echo(f"To accept this: fedtail node accept {settings}{' --trust' if trust else ''} "
+               f"{experiment_digest(read.read_experiments())}")
 
 
 @node.command(short_help="Say in words what the node takes part in and allows.", cls=PlainCommand)

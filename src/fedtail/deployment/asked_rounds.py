@@ -1,6 +1,6 @@
-"""What a node was asked, written down before it answers, so that a server restored from a backup learns what it forgot.
+"""What a node answers, written down before the answer leaves, so that a server restored from a backup learns what it forgot.
 
-    asked.jsonl     in the node's folder: a line for every question, with its training, its round, and the run that asked
+    asked.jsonl     in the node's folder: a line for every question answered: its training, its round, and the run that asked
 
 A run is one start of a server. The server's ledger holds every question too, before it is sent; where nodes were asked more
 than it holds, the difference is charged before the next round (see `fedtail.deployment.forgotten_rounds`).
@@ -15,25 +15,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fedtail.deployment.node_messages import read_message
-from fedtail.secure.encoding import Refused
+from fedtail.deployment.node_messages import NodeMessage
 
 FILE = "asked.jsonl"
 MOST = 1_000_000        # rounds of one training that a node lists: more are refused by a server
 Asked = tuple[int, bytes, int]      # a round, the run that asked, and how many questions it asked in it
 
 
-def note_asked(folder: Path, content: bytes) -> None:
-    """Append a line to the file in the node's `folder` where the server's message `content` asks a question; on disk at return.
+def note_asked(folder: Path, message: NodeMessage) -> None:
+    """Append a line about the question in the server's `message` to the file in the node's `folder`; on disk at return.
 
-    A message that cannot be read is not noted: it is not answered either.
+    A question that is refused is not noted: the file would grow with every message of a server that sends what it likes.
     """
-    try:
-        message = read_message(content)
-    except Refused:
-        return
-    if not message.ask:
-        return
     line = json.dumps({"training": message.training.hex(), "round": message.round, "run": message.run.hex()}).encode() + b"\n"
     with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
         file.write(line)

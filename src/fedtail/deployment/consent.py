@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,30 @@ def code_files(experiment: Experiment) -> list[Path]:
     return importable_files(folder) if own_code_files(experiment.as_table(0), folder) else []
 
 
+def allowed_files(settings: NodeSettings) -> dict[str, Any]:
+    """The code that `trust` in node.toml allows: what it lists, and a digest of each file in folders that an import can run."""
+    from fedtail.experiment.trust import Trust
+
+    trust = Trust.from_names(settings.trust, settings.folder)
+    folders = {(settings.folder / settings.experiment).parent.resolve(), *trust.folders}
+    files = {path for one in folders for path in importable_files(one)} if settings.trust else set()
+    return {"trust": list(settings.trust),
+            "files": {os.path.relpath(path, settings.folder): file_digest(path) for path in sorted(files)}}
+
+
+def check_code(settings: NodeSettings) -> None:
+    """Raise Refused unless the operator accepted the code that `trust` in node.toml allows, as it is now; none is imported."""
+    now, before = allowed_files(settings), read_accepted(settings).get("allowed")
+    if before == now:
+        return
+    was = before["files"] if isinstance(before, dict) and isinstance(before.get("files"), dict) else {}
+    other = sorted(name for name in was.keys() | now["files"].keys() if was.get(name) != now["files"].get(name))
+    shown = f"{', '.join(other[:3])}{f' and {len(other) - 3} more' if len(other) > 3 else ''}"
+    raise Refused(f"the node's settings allow code to run on this machine (trust = {json.dumps(now['trust'])}), and its operator "
+                  f"has not accepted it as it is{f': {shown}' if other else ''}. Nothing of it was run. Who wrote it? Read it or "
+                  "write trust = []. To run it: `fedtail node init` and `fedtail node accept` with --trust.")
+
+
 def check_readiness(settings: NodeSettings) -> None:
     """Raise ValueError unless the node may start: settings, policy, budget, audit log and consent as they must be.
 
@@ -122,7 +147,7 @@ def accept(settings: NodeSettings, digest: str) -> None:
     methods = {one.name: experiment_digest([one]) for one in experiments}
     head = log.write("accepted", safely=True, digest=now, methods=methods, **places(settings))
     write_json(settings.folder / ACCEPTED, {"digest": now, "table": agreed_table(experiments), **places(settings),
-                                            "log": list(head)})
+                                            "allowed": allowed_files(settings), "log": list(head)})
 
 
 def changes(settings: NodeSettings, experiments: Sequence[Experiment]) -> list[str]:

@@ -8,6 +8,7 @@ Each line of rounds.jsonl has the digest of the one before; the head is in a fil
 from __future__ import annotations
 
 import fcntl
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ class DataBudget:
 
     def _count(self, entry: dict[str, Any]) -> None:
         """Add an entry of rounds.jsonl to the counts: the beginning of a round, its end, or a question."""
-        contents = entry["training"], entry["round"], entry["opening"]
+        contents = sys.intern(entry["training"]), entry["round"], sys.intern(entry["opening"])      # once in memory
         if "over" in entry:
             self._over[contents] = self._over.get(contents, 0) + 1
         elif "question" not in entry:

@@ -151,6 +151,7 @@ class Node:
         self._opening = b""                                    # the digest of its contents
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
+        self._summed: set[bytes] = set()                       # what has left under masks: noise is in one sum only
 
     @property
     def round(self) -> int:
@@ -256,7 +257,8 @@ class Node:
         `summed` has the nodes that are asked and the fewest of them that the sum may be over; None: it is not known, and no
         question may rely on other nodes' noise. Raises Refused where the question is of another attempt (asked again as it was it
         would get the same noise, and the two sums would differ by the row that is missing), is encoded for another modulus,
-        gathers rows, is about another round, is a retry of sums without noise, or may be summed with too few shares of noise.
+        gathers rows, is about another round, is a retry of sums without noise, may be summed with too few shares of noise, or has
+        noise and left in another sum already.
         """
         asked = self._read_ask(ask)
         if asked.attempt != attempt:
@@ -267,12 +269,25 @@ class Node:
             raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
         if self.agreements:
             check_shares_of_noise(asked.questions, self._members, summed)
+        noisy = {question_digest(one, asked) for one in asked.questions if clients_add_noise(one.mechanism)}
+        self._refuse_second_sum(noisy)
         sums = self._encoded_sums(ask)
+        self._summed |= noisy
         assert self._broadcast is not None
         context = context_digest(self._broadcast, self._members, ask)
         self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=True)
         silent = self._count_silent_clients(asked.questions)
         return np.concatenate([*(one.numpy() for one in sums), np.array([silent], np.int64)]), context
+
+    def _refuse_second_sum(self, noisy: set[bytes]) -> None:
+        """Raise Refused where one of the questions `noisy`, by digest, has had this node's row in a sum of this round.
+
+        Clients add noise to them. With the same noise in two sums, over other nodes the second time, the difference is the row of
+        a node that is missing with that node's own shares of the noise, and no more.
+        """
+        if noisy & self._summed:
+            raise Refused("a sum with noise is asked for that has this node's row already: with the same noise in a second sum, "
+                          "over other nodes, the difference would be a row with one node's noise.")
 
     def _count_silent_clients(self, questions: Iterable[Any]) -> int:
         """How many of this node's clients answered `questions` with zeros although they were to contribute to their sums.
@@ -440,7 +455,7 @@ class Node:
             self._open_round(was.opened, self._unpack_message(was.opened))
             self.fleet.restore_round_results(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
-        self._private = set(self._given)
+        self._private, self._summed = set(self._given), set(self._given)
 
 
 def round_digest(received: Open, data_state: bytes) -> bytes:

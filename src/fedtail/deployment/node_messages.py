@@ -16,6 +16,8 @@ from fedtail.deployment.wire_version import with_version, without_version
 from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Key, Refused, decode, encode
 
+NAME_BYTES = 64                         # of a run, and of a training
+
 
 @dataclass(frozen=True)
 class NodeMessage:
@@ -65,9 +67,14 @@ def encode_message(value: NodeMessage | Reply) -> bytes:
 def read_message(content: bytes) -> NodeMessage:
     """Decode the bytes `content` of a server's message to a `NodeMessage`.
 
-    Raises Refused where they are malformed or of another wire version.
+    Raises Refused where they are malformed or of another wire version, or name the run or the training by more than 64 bytes:
+    nodes write these names to their disks.
     """
-    return decode(NodeMessage, without_version(content, "server"))
+    message = decode(NodeMessage, without_version(content, "server"))
+    for what, name in (("run", message.run), ("training", message.training)):
+        if len(name) > NAME_BYTES:
+            raise Refused(f"a {what} is named by {len(name)} bytes, and {NAME_BYTES} are the most.")
+    return message
 
 
 @with_old_names

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedtail.deployment.settings import NodeSettings
 from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
 FLOWER, NVFLARE = "gate.toml", "server.toml"      # where the gate, or the server, is: each with host and port
+LOCK = "node.lock"                                # held by the process that runs the node
 
 
 def run_node(folder: Path, file: str = "node.toml", server: str = "") -> None:
@@ -28,6 +33,23 @@ def run_node(folder: Path, file: str = "node.toml", server: str = "") -> None:
     else:
         from fedtail.deployment.nvflare.process import join
     join(folder, server or read_server(folder / (FLOWER if over_flower else NVFLARE)), file)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Within the block this process is the node of `folder`; raises ValueError where another one is, which is then left alone.
+
+    Two of one name would take each other's place at the server again and again. The lock ends with the process, however it ends.
+    """
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process runs the node of {folder}. One is enough: end it first, or leave it.") from None
+        yield
+    finally:
+        os.close(file)
 
 
 def read_server(path: Path) -> str:

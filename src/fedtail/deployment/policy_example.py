@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from fedtail.algorithm import smallest_cohort
 from fedtail.channel.base import clients_add_noise
-from fedtail.deployment.deployed_experiment import deployed_experiments
+from fedtail.deployment.deployed_experiment import agreed_channel, deployed_experiments
 from fedtail.deployment.policy import BARE, EXAMPLE, PRIVATE
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.source import Trusted
-from fedtail.experiment.trust import Trust
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.events import NoSampling, RoundEvent
+from fedtail.sampling.base import FixedSize
 
 QUESTIONS = 16        # in a round: more than any method of fedtail asks by its defaults, counts of contributors included
 DELTA = 1e-6
@@ -29,7 +31,7 @@ def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats:
     round goes on after a crash of the server anyway. Code that is not fedtail's is imported only from what `trust` lists.
     """
     experiments = deployed_experiments(path, trust=trust)
-    cohort = max(2, min(max(one.algorithm.minimum_cohort, getattr(one.channel, "threshold", 2)) for one in experiments))
+    cohort = max(2, min(map(fewest_sampled, experiments)))
     again, budget = 0, BARE.format(rounds=trainings * sum(map(rounds_asked, experiments)))
     if all(map(has_client_noise, experiments)):
         delta = next((one.privacy.delta for one in experiments if one.privacy.delta is not None), DELTA)
@@ -37,6 +39,19 @@ def policy_example(path: Path, trust: Trusted = (), trainings: int = 1, repeats:
         again, budget = REPEATS, PRIVATE.format(cost=cost, epsilon=float(f"{1.005 * cost:.3g}"), delta=delta)
     return EXAMPLE.format(smallest_cohort=cohort, questions=QUESTIONS, budget=budget,
                           repeats=again if repeats is None else repeats)
+
+
+def fewest_sampled(experiment: Experiment) -> int:
+    """The fewest clients that a server which follows the experiment has in a round's cohort; in a smaller one it asks nothing.
+
+    A sampler of a fixed size has that many; where draws may name a client twice, more than half of them, which is the threshold
+    of a deployment without another. Where no noise is added to the updates, the channel wants its `minimum_contributors` too.
+    """
+    algorithm, channel = experiment.algorithm, agreed_channel(experiment)
+    size = getattr(algorithm.sample, "cohort_size", 0)
+    fixed = size if isinstance(algorithm.sample, FixedSize) else size // 2 + 1 if "channel" not in experiment.source.tables else 0
+    bare = not any(member.mechanism.private for member in algorithm.members)
+    return max(fixed, smallest_cohort(algorithm, channel), channel.minimum_contributors if bare else 0)
 
 
 def has_client_noise(experiment: Experiment) -> bool:
@@ -69,8 +84,8 @@ def write_policy(settings: NodeSettings, trainings: int = 1, repeats: int | None
     path = settings.folder / settings.policy
     if path.exists():
         raise FileExistsError(f"{path} exists, and a policy is its operator's. Change it there, or remove it first.")
-    trust = Trust.from_names(settings.trust, settings.folder)
-    path.write_text(policy_example(settings.folder / settings.experiment, trust, trainings, repeats), encoding="utf-8")
+    text = policy_example(settings.folder / settings.experiment, settings.allowed_code(), trainings, repeats)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -81,7 +96,7 @@ def write_loopback_policy(folder: Path) -> None:
     """
     from fedtail.deployment.consent import accept, experiment_digest
 
-    settings = NodeSettings.read(folder / "node.toml")
+    settings = replace(NodeSettings.read(folder / "node.toml"), allow_code=True)
     if not (settings.folder / settings.policy).exists():
         write_policy(settings, MANY, repeats=1000)
     accept(settings, experiment_digest(settings.read_experiments()))

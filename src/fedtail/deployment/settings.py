@@ -6,10 +6,12 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.data.arrays import BOOLEANS
+from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.audit_log import AUDIT, AuditLog
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import convert_value, type_hints_by_name
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fedtail.deployment.node import Node
     from fedtail.deployment.policy import NodePolicy
     from fedtail.experiment.experiment import Experiment
+    from fedtail.experiment.trust import Trust
 
 WITNESS = "budget.head"      # in the node's folder: how far the record of its data's budget had come
 WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experiment.toml\"", "data": "data = \"patients.parquet\""}
@@ -50,6 +53,9 @@ class NodeSettings:
     The file `policy` holds the limits that this node keeps (`NodePolicy`), without which it answers nothing. What its data have
     answered is recorded in the folder `budget`, by default the path of the data with ".budget" appended: nodes of several
     servers with the same data share it. With `tell_budget` the server is told in words what the data have answered so far.
+
+    The folder comes from whoever runs the server, and its node.toml may say `trust`. So code in it is run only where the operator
+    accepted these very files, or with `allow_code`, which a file cannot say: it is `--trust` of the commands.
     """
 
     folder: Path
@@ -72,6 +78,7 @@ class NodeSettings:
     policy: str = "policy.toml"
     budget: str = ""
     tell_budget: bool = False
+    allow_code: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, for both of `test` and `test_share`, and for an incomplete identity.
@@ -109,7 +116,7 @@ class NodeSettings:
         if not place.is_file():
             raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
         given = toml_tables(read_text(place, TOML_BYTES, "the settings of a node"), place.name)
-        known = {one.name for one in fields(cls)} - {"folder"}
+        known = {one.name for one in fields(cls)} - {"folder", "allow_code"}
         for name in given:
             if name not in known:
                 raise ValueError(f"{place.name} has no setting {name!r}. There are {', '.join(sorted(known))}.")
@@ -156,7 +163,7 @@ class NodeSettings:
         `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
         """
         return Site(lambda: self.make_node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
-                    answer_after=self.answer_after, log=self.audit_log())
+                    answer_after=self.answer_after, log=self.audit_log(), note=partial(note_asked, self.folder))
 
     def own_identity(self) -> Identity | None:
         """This node's identity: the secret key from the file `identity`, and the keys in `pinned`; None where no file is named.
@@ -198,11 +205,22 @@ class NodeSettings:
         return hashlib.sha256(repr(found).encode()).digest()
 
     def read_experiments(self) -> list[Experiment]:
-        """The experiments of this node's own file, one for each method; code is imported only from what `trust` lists."""
+        """The experiments of this node's own file, one for each method; code is imported only from what `trust` lists.
+
+        Raises Refused, before any of it is imported, where the operator has not accepted that code.
+        """
         from fedtail.deployment.deployed_experiment import deployed_experiments
+
+        return deployed_experiments(self.folder / self.experiment, trust=self.allowed_code())
+
+    def allowed_code(self) -> Trust:
+        """What `trust` lists; raises Refused where it lists anything and the operator has not accepted it as it is now."""
+        from fedtail.deployment.consent import check_code
         from fedtail.experiment.trust import Trust
 
-        return deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
+        if self.trust and not self.allow_code:
+            check_code(self)
+        return Trust.from_names(self.trust, self.folder)
 
     def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.

@@ -24,6 +24,7 @@ from fedtail.secure.participant import Participant
 from fedtail.secure.sparse_graph import CORRUPTED
 
 log = logging.getLogger("fedtail.node")
+MOST_REFUSALS, MINUTE = 100, 60.0      # lines about refusals in so many seconds
 MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computing part; each beginning holds a model
 
 
@@ -95,14 +96,14 @@ class Site:
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0,
-                 log: AuditLog | None = None):
+                 log: AuditLog | None = None, note: Callable[[NodeMessage], None] | None = None):
         """Store the settings; nothing is loaded or computed yet.
 
         `node` returns the part that computes; it is called when the data are first needed, and again after `restore`. A row is
         revealed only in a sum over `minimum` nodes or more. `repetitions` is how often the server may repeat an all-or-nothing
         sum over fewer nodes, `corrupted` the share of nodes that may be on the server's side. What is refused is written to
-        `log`, if one is given. Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only`
-        is off.
+        `log`, and `note` is called with every message whose question is answered, before the answer leaves, if they are given.
+        Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only` is off.
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
@@ -112,7 +113,8 @@ class Site:
         self._make, self._identity = node, identity
         self._node: Computing | None = None
         self.minimum, self.masked_only, self.repetitions, self.corrupted = minimum, masked_only, repetitions, corrupted
-        self.answer_after, self._log = answer_after, log
+        self.answer_after, self._log, self._note = answer_after, log, note
+        self._refusals = Refusals()
         self._run, self._me = b"", 0
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
@@ -163,7 +165,7 @@ class Site:
         if self._log is None or not reply.problem:
             return encode_message(reply)
         try:
-            self._log.write_once("refused", why=reply.problem.decode())
+            self._refusals.write(self._log, reply.problem.decode())
         except Exception as why:
             log.error("the audit log could not be written: %s", escaped_lines("".join(traceback.format_exception(why))))
         return encode_message(reply)
@@ -209,7 +211,14 @@ class Site:
             return b""
         if self.masked_only:
             raise Refused("this node answers under masks only (masked_only).")
-        return self._loaded_node().answer(message.ask)
+        sums = self._loaded_node().answer(message.ask)
+        self._note_answer(message)
+        return sums
+
+    def _note_answer(self, message: NodeMessage) -> None:
+        """Note, where that is asked for, that the question of `message` is answered; the answer leaves after that."""
+        if self._note is not None:
+            self._note(message)
 
     def _masked_reply(self, about: bytes, message: NodeMessage) -> Reply:
         """The reply to the message's part of a secure sum: key exchange, masked row or unmasking, whichever the server asks for.
@@ -236,7 +245,9 @@ class Site:
         try:
             assert self._participant is not None
             summed = (ask.members, self._participant.fewest_members)
-            return self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt, summed)
+            row = self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt, summed)
+            self._note_answer(message)
+            return row
         except Refused:
             raise
         except Exception as why:
@@ -251,6 +262,25 @@ class Site:
         while self._broadcasts:
             self._node.receive_broadcast(self._broadcasts.pop(0), self._me)
         return self._node
+
+
+class Refusals:
+    """Writes what is refused to an audit log: at most `MOST_REFUSALS` lines a minute, so that who sends much fills no disk."""
+
+    def __init__(self) -> None:
+        """Nothing is written yet."""
+        self._began, self._written, self._passed_over = -math.inf, 0, 0
+
+    def write(self, log: AuditLog, why: str) -> None:
+        """Write that a message was refused, and `why`; beyond the most of a minute it is counted, and the next line says so."""
+        now = time.monotonic()
+        if now - self._began >= MINUTE:
+            self._began, self._written = now, 0
+        if self._written >= MOST_REFUSALS:
+            self._passed_over += 1
+            return
+        log.write_once("refused", why=why, **({"not_written_before": self._passed_over} if self._passed_over else {}))
+        self._written, self._passed_over = self._written + 1, 0
 
 
 def sleep_to_next_multiple(began: float, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedtail.deployment.agreement import Agreement
-from fedtail.deployment.consent import changes, experiment_digest, read_accepted
+from fedtail.deployment.consent import allowed_files, changes, experiment_digest, read_accepted
 from fedtail.deployment.data_budget import DataBudget
 from fedtail.deployment.deployed_experiment import deployment_channel
 from fedtail.deployment.policy_example import has_client_noise, planned_round, rounds_asked
@@ -40,6 +40,9 @@ def asked_sentences(settings: NodeSettings) -> Iterator[str]:
         for release in dict.fromkeys(planned_round(one).releases):
             yield f"    {release_sentence(release)}"
         yield f"  {channel_sentence(one)}"
+    if settings.trust:
+        files = ", ".join(allowed_files(settings)["files"]) or "no file beside it"
+        yield f"  CODE RUNS ON THIS MACHINE: trust = {list(settings.trust)} in the node's settings; {files}"
     yield from cost_sentences(experiments, budget)
     different = changes(settings, experiments)
     accepted = read_accepted(settings)

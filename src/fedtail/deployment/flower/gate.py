@@ -17,6 +17,7 @@ from typing import Any
 
 import h11
 
+from fedtail.deployment.door import Door
 from fedtail.escaping import one_line
 
 CHUNK = 1 << 16
@@ -57,7 +58,7 @@ class Gate:
 
     async def start(self, host: str, port: int) -> asyncio.Server:
         """Listen at `host` and `port` (0: any free port) and return the server, which the caller closes."""
-        return await asyncio.start_server(self._serve, host, port, ssl=self.context, ssl_handshake_timeout=HANDSHAKE)
+        return await Door(self.context, self._serve, HANDSHAKE).start(host, port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve the calls of one connection, one after the other, until either side closes it."""

@@ -7,7 +7,6 @@ import time
 from flwr.clientapp import ClientApp
 from flwr.common import ConfigRecord, Context, Message, RecordDict
 
-from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.settings import NodeSettings
 
 app = ClientApp()
@@ -30,7 +29,6 @@ def answer_message(message: Message, context: Context) -> Message:
     if "fedtail" in context.state:
         site.restore(bytes_from_records(context.state, "site"))
     content = bytes_from_records(message.content, "letter")
-    note_asked(settings.folder, content)
     reply = site.handle(content, began, store_state)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 

@@ -22,7 +22,7 @@ from fedtail.deployment.flower.gate import Gate
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
 from fedtail.deployment.keys import make_certificates
 from fedtail.deployment.node_process import FLOWER as GATE
-from fedtail.deployment.node_process import read_server
+from fedtail.deployment.node_process import only_process, read_server
 from fedtail.deployment.progress import followed, node_follower, run_follower, say_now
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
     """Run the SuperNode of the node in `folder`, with its forwarder, until SIGTERM or Ctrl-C; its settings are in `file`.
 
     `address` is "host:port" of the gate, "" that in gate.toml. Raises ValueError where settings, policy or consent do not allow
-    the node to start, RuntimeError where the SuperNode ends.
+    the node to start or another process runs it, RuntimeError where the SuperNode ends.
     """
     from fedtail.deployment.consent import check_readiness
     from fedtail.deployment.settings import NodeSettings
@@ -53,7 +53,8 @@ def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
     settings = NodeSettings.read(folder / file)
     check_readiness(settings)
     host, _, port = (address or read_server(folder / GATE)).rpartition(":")
-    asyncio.run(_join(folder.resolve(), host, int(port), settings, file))
+    with only_process(folder):
+        asyncio.run(_join(folder.resolve(), host, int(port), settings, file))
 
 
 async def _serve(folder: Path, host: str, port: int) -> None:

@@ -9,9 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtail.deployment.asked_rounds import note_asked
 from fedtail.deployment.consent import check_readiness
-from fedtail.deployment.node_process import read_server
+from fedtail.deployment.node_process import only_process, read_server
 from fedtail.deployment.nvflare.cells import INFO, REPLY, ByteCell
 from fedtail.deployment.nvflare.pinned_tls import SERVER
 from fedtail.deployment.progress import POLL, followed, node_follower, say_now
@@ -55,8 +54,7 @@ class ResidentNode:
         self.cell.send(SERVER, REPLY, number, reply)
 
     def _answer(self, content: bytes, began: float) -> bytes:
-        """The reply to a message of a run, noted as asked before it is answered; `began` is when the message came."""
-        note_asked(self.settings.folder, content)
+        """The reply to a message of a run; `began` is when the message came."""
         reply = self.site.handle(content, began)
         self.site.keep_memory()                       # before the answer leaves: a node that is killed finds it again
         return reply
@@ -77,10 +75,12 @@ def serve_node(folder: Path, until: threading.Event | None = None, address: str 
 
     `address` is "host:port" of the server, by default what server.toml says.
 
-    Raises ValueError where the settings or the policy are not valid, and where the operator has not accepted the experiment.
+    Raises ValueError where the settings or the policy are not valid, where the operator has not accepted the experiment, and
+    where another process runs this node.
     """
     settings = NodeSettings.read(folder / file)
     check_readiness(settings)
     address = address or read_server(folder / "server.toml")
-    say_now(f"{settings.name} looks for the server at {address}, with the clients in {settings.data}")
-    ResidentNode(settings, address).serve(until or threading.Event())
+    with only_process(folder):
+        say_now(f"{settings.name} looks for the server at {address}, with the clients in {settings.data}")
+        ResidentNode(settings, address).serve(until or threading.Event())

@@ -18,6 +18,7 @@ from nvflare.fuel.f3.drivers.aio_conn import AioConnection
 from nvflare.fuel.f3.drivers.aio_tcp_driver import AioTcpDriver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
+from fedtail.deployment.door import Door
 from fedtail.deployment.live_tls import live_context
 
 SERVER = "server"                  # the server's name, as NVFlare has it
@@ -95,7 +96,7 @@ class PinnedDriver(AioTcpDriver):
     async def _tcp_listen(self, host: str, port: str) -> None:
         """Listen for nodes until the driver is shut down."""
         context = live_context(partial(server_context, self._folder()), self._folder())
-        self.server = await asyncio.start_server(self._serve_node, host, int(port), ssl=context, ssl_handshake_timeout=HANDSHAKE)
+        self.server = await Door(context, self._serve_node, HANDSHAKE).start(host, int(port))
         async with self.server:
             await self.server.serve_forever()
 
