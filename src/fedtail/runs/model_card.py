@@ -12,6 +12,7 @@ from typing import Any
 from fedtail.directions import FEW_CLIENTS, bad_percentile_name
 from fedtail.runs.comparison import metric_direction, number_of_tested_clients
 from fedtail.runs.diverged import divergence_sentences
+from fedtail.runs.metric_bounds import metric_name
 from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
@@ -193,7 +194,7 @@ def _promises(run: RunFolder, index: int, best: bool) -> str:
     entry = found[index].get("error") if index < len(found) else None
     if not entry:
         return ""
-    said = promise_sentences(entry, "error", run.about["better"]["error"], bool(run.about.get("rates")))
+    said = promise_sentences(entry, metric_name(run.about, "error"), run.about["better"]["error"], bool(run.about.get("rates")))
     return "\n".join(f"- {text[0].upper()}{text[1:]}" for text in said)
 
 
