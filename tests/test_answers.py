@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fedtail
 from fedtail.cli import app
 from fedtail.cli.answers import _interval_note, show_answers, show_noise
-from fedtail.cli.terminal import _difference_cell, _mean_cell
+from fedtail.cli.terminal import _difference_cell, _mean_cell, show_statistics
 from fedtail.data import label_shift
 from fedtail.experiment import read_experiment
 from fedtail.inference import new_client_interval, promise
@@ -27,13 +27,14 @@ from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
 from fedtail.runs.client_noise import PER_CLIENT, PooledExamples, noise_of_columns, noise_outcome, noise_sentence
+from fedtail.runs.comparison import asked_of_comparison, comparison_entries
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.files import write_json
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
 from fedtail.runs.metric_bounds import RATES, UNKNOWN
 from fedtail.runs.models_of_run import load_models
 from fedtail.runs.noise_over_seeds import noise_over_seeds
-from fedtail.runs.promise_entries import promise_entry, promise_sentences
+from fedtail.runs.promise_entries import promise_entry, promise_sentences, shown_bound
 from run_folders import change, write_folder
 
 from run_cases import BASE, METHODS, Onlooker, experiment
@@ -262,6 +263,59 @@ def test_several_methods_are_judged_at_once_everywhere(compared, tmp_path):
     assert panel["intervals"] == "97.5% intervals, so that the verdicts on all 2 methods hold at once with 95%,"
     assert panel["rows"][0]["changes"] == found[0]["changes"]
     assert "97.5% intervals" in write_page(runs, tmp_path).read_text()
+
+
+def test_the_page_answers_what_the_comparison_was_asked(compared, tmp_path):
+    """Terminal and page say the same of --tail and --price; `fedtail report` has both of its own, too."""
+    base, mine = compared
+    runs = [run for side in (base, mine) for run, _ in side.values()]
+    assert asked_of_comparison(tmp_path) == ("worst10", 1.0)
+    write_json(tmp_path / "comparison.json", {"methods": ["base", "mine"], **comparison_entries(runs, "p90", 0.25)})
+    assert asked_of_comparison(tmp_path) == ("p90", 0.25)
+    [said] = [one for one in json.loads((tmp_path / "comparison.json").read_text())["answers"] if one["metric"] == "error"]
+    for words, bar, asked in (((), "p90", said), (("--tail", "worst25"), "worst 25%", method_answer("mine", mine, base, tail="worst25", price=0.25))):
+        done = call("report", str(tmp_path), *words)
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "report.html").read_text()
+        assert asked["changes"][1:] in text
+        assert f'<span class="what">{bar}</span>' in text
+        assert "The mean may pay 0.25 for each unit that the tail gains." in text
+    panel = page_data(runs, tail="p90", price=0.25)["answers"]["panels"][0]
+    assert [(row["verdict"], row["bars"][0]["name"]) for row in panel["rows"]] == [(said["verdict"], "p90")]
+    assert "may pay" not in write_page(runs, tmp_path).read_text()
+    assert call("report", str(tmp_path), "--tail", "p900").exit_code == 2
+
+
+def test_a_squared_error_is_called_so(tmp_path):
+    """By the verdict, the promise and the page: "of error" is read as a share of wrong answers."""
+    about = {"rates": False, "experiment": {"data": {}, "task": {"error": "default_error"}}}
+    runs = [made_up(tmp_path, name, 0, 100 * RANDOM(0).gamma(2, 1, 60) / cut, np.arange(60), **about) for name, cut in (("base", 1), ("mine", 2))]
+    answer = comparison_entries(runs)["answers"][0]
+    assert re.fullmatch(r"the worst 10% of new clients gain \d+ \(\d+ to \d+\) of squared error, and the mean gains \d+ \(\d+ to \d+\)\.", answer["changes"])
+    assert "of squared" not in comparison_entries(runs)["answers"][1]["changes"]                # that is about the loss
+    text = write_page(runs, tmp_path).read_text()
+    assert "squared error, squared units of y</th>" in text
+    assert 'How the <span class="metric-name">squared error</span> is spread' in text
+    assert page_data(runs)["names"] == {"error": "squared error", "loss": "loss"}
+
+
+def test_the_floor_of_a_table_has_the_decimals_of_its_row(capsys):
+    cell = {"mean": 33605.2, "std": 7698.1}
+    row = {"method": "A", "better": "lower", "unit": "", "defined": None, "mean": cell, "p90": cell, "worst10": cell, "best10": cell,
+           "noise": {"floors": {"p90": {"floor": 27638.4}, "worst10": {"floor": 33494.9}}}}
+    show_statistics([row], "Error")
+    said = capsys.readouterr().out
+    assert "27638" in said
+    assert "33495" in said
+    assert "e+04" not in said
+
+
+@pytest.mark.parametrize(("bound", "percent", "better", "text"), [
+    (0.36021, True, "lower", "36.1%"), (0.3609, True, "higher", "36.0%"), (0.4, True, "lower", "40.0%"), (0.1 + 0.2, True, "lower", "30.0%"),
+    (0.30705, False, "higher", "0.307"), (0.36, False, "higher", "0.360"), (-0.8812, False, "higher", "-0.882"), (12345.2, False, "lower", "12346"),
+    (0.0, False, "lower", "0"), (-1e-15, True, "lower", "0.0%")])
+def test_a_promised_bound_is_rounded_so_that_it_holds(bound, percent, better, text):
+    assert shown_bound(bound, percent, better) == text
 
 
 # the split of a comparison

@@ -22,6 +22,7 @@ from fedtail.inference.real_spread import _variance_components
 from fedtail.inference.resampling import SMOOTH, SignedTable, resample, resampled_counts
 from fedtail.inference.statistics import statistic_named
 from fedtail.report.statistics import worst_mean
+from fedtail.runs.client_noise import noise_of_columns, noise_outcome
 from fedtail_studies.inference import coverage, populations
 from fedtail_studies.inference.measuring import alike_called_real, comparison, one_method, spread, wrong_verdicts
 from fedtail_studies.results import Results
@@ -438,6 +439,24 @@ def test_what_cannot_be_told_says_how_many_clients_would():
     assert "the tail differs by at most 0.05, and no number of clients" in half.reason
 
 
+def test_what_more_clients_would_not_tell_says_how_many_seeds_would():
+    """Of K seeds alone the half-width is t_{K-1} s / sqrt(K): it takes the fewest for which that is the distance."""
+    s, distance = 0.04, 0.02
+    half_width = {k: stats.t.ppf(0.975, k - 1) * s / math.sqrt(k) for k in range(2, 60)}
+    needed = next(k for k, width in half_width.items() if width <= distance)
+    few = interval(-distance, -distance - half_width[5], -distance + half_width[5], client_error=0.0, seed_error=s / math.sqrt(5))
+    found = verdict(few, FLAT)
+    assert (found.clients, found.seeds) == (None, needed)
+    assert found.reason.endswith(f"no number of clients would tell: it would take about {needed} training seeds")
+    both = replace(few, client_error=0.004)                                              # a part that more seeds do not shrink
+    assert needed < verdict(both, FLAT).seeds < 2 * needed
+    assert verdict(replace(few, estimate=-0.0005), FLAT).seeds is None                   # hundreds
+    assert verdict(replace(few, client_error=0.011), FLAT).seeds is None                 # these clients never tell
+    mean = interval(0.0, -half_width[5], half_width[5], "mean", client_error=0.0, seed_error=s)
+    assert verdict(few, mean).seeds == needed                                            # is the mean's price below 0.02?
+    assert verdict(interval(-0.02, -0.06, 0.02), FLAT).seeds is None                     # more clients would tell
+
+
 def test_verdicts_need_differences():
     with pytest.raises(FieldError, match="tail must be an interval of a difference, got 'one of a single method'"):
         verdict(replace(FLAT, is_difference=False), FLAT)
@@ -578,6 +597,18 @@ def test_the_spread_of_other_losses_needs_their_variance():
         real_spread(examples.mean(1), [8] * 300)
     with pytest.raises(FieldError, match="those of at least ten clients with two or more examples, got 5"):
         real_spread([0.5] * 20, [1] * 15 + [2] * 5)
+
+
+def test_a_group_that_few_samples_show_is_not_excluded():
+    """A tenth of the clients at 0.35 and all others at 0.05 are half of the variance: of 30 clients, a sixth lack most of them."""
+    sizes, outcomes = np.full(30, 8), set()
+    for seed in range(40):
+        random = RANDOM(seed)
+        values = random.binomial(8, np.where(random.random(30) < 0.1, 0.35, 0.05)) / 8
+        outcomes.add(noise_outcome(noise_of_columns({"x": values, "size": sizes}, "x", True, "lower")))
+    assert "noise" not in outcomes
+    alike = RANDOM(0).binomial(8, 0.2, 60) / 8
+    assert [real_spread(alike[:n], [8] * n).high == 0.5 for n in (59, 60)] == [True, False]
 
 
 def test_inference_needs_no_torch():

@@ -46,11 +46,13 @@ def show_noise(rows: list[dict[str, Any]]) -> None:
 def show_promises(runs: list[RunFolder], metric: str = "error") -> None:
     """Print what the one model of a run promises about new clients, or why it does not; of several models, where to find it."""
     from fedtail.runs.comparison import metric_direction, metric_unit
+    from fedtail.runs.metric_bounds import metric_name
     from fedtail.runs.promise_entries import promise_sentences
 
     entries = [found[metric] for run in runs for found in run.result.get("promises", ()) if metric in found]
     better, percent = metric_direction(runs[0], metric), bool(metric_unit(runs[0], metric))
-    told = dict.fromkeys(text for one in entries for text in promise_sentences(one, metric, better, percent)
+    words = metric_name(runs[0].about, metric)
+    told = dict.fromkeys(text for one in entries for text in promise_sentences(one, words, better, percent)
                          if len(entries) == 1 or "reason" in one)
     for text in told:
         typer.echo(text[0].upper() + text[1:])

@@ -21,15 +21,22 @@ def report(
                                         help="The method to compare with; by default the first."),
     title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
     metric: str = typer.Option("error", "--metric", metavar="NAME", help="The metric that the page opens with."),
+    tail: str | None = typer.Option(None, "--tail", metavar="STATISTIC", show_default=False,
+                                    help="What the verdicts are about: worst25, p90, ...; by default that of the comparison."),
+    price: float | None = typer.Option(None, "--price", metavar="NUMBER", min=0.0, show_default=False,
+                                       help="The most that the mean may pay for each unit that the tail gains; likewise."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     as_json: bool = options.JSON,
 ) -> None:
     """Write one page about runs that works offline: tables, distributions over clients, the tail, who chooses which model."""
     from fedtail.report import write_page
     from fedtail.runs import find_runs
+    from fedtail.runs.comparison import asked_of_comparison
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", title, baseline, metric)
+    asked = asked_of_comparison(runs[0])
+    page = write_page(found, out or runs[0] / "report.html", title, baseline, metric, tail or asked[0],
+                      asked[1] if price is None else price)
     if as_json:
         print_json({"page": str(page), "runs": [str(run.path) for run in found]})
     else:

@@ -188,9 +188,9 @@ def show_metric_tables(runs: list[RunFolder], metric: str) -> None:
 
 def metric_title(run: RunFolder, metric: str) -> str:
     """A metric as the title of a table: "Error", or "Squared error (squared units of y)" for the default error of numbers."""
-    from fedtail.runs.comparison import is_squared_error
+    from fedtail.runs.metric_bounds import metric_name
 
-    if is_squared_error(run, metric):
+    if metric_name(run.about, metric) == "squared error":
         return "Squared error (squared units of y)"
     return metric.capitalize() if metric in ("loss", "error") else metric
 

@@ -98,7 +98,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, few: bool = False) -
         cells.append([row["method"], *(_mean_cell(row, key) for _, key in columns), *([_defined_cell(row)] if some else [])])
         floors = {} if row.get("diverged") else (row.get("noise") or {}).get("floors", {})
         if any(key in floors for _, key in columns):
-            alike = [number_text(floors[key]["floor"], row["unit"]) if key in floors else "" for _, key in columns]
+            alike = [_like(floors[key]["floor"], row[key], row["unit"]) if key in floors else "" for _, key in columns]
             cells.append(["  if all were alike", *alike, *([""] if some else [])])
     show_table(title, ["method", *(name for name, _ in columns), *(["defined for"] if some else [])], cells)
 
@@ -135,17 +135,17 @@ def show_finetuned_errors(runs: list[RunFolder], metric: str = "error", few: boo
 
 def show_clients_by_name(runs: list[RunFolder], metric: str) -> None:
     """Print a metric of every tested client by name, worst first: a column for each method, means over seeds."""
-    from fedtail.runs.comparison import is_squared_error, metric_unit, rows_by_client, rows_by_method
+    from fedtail.runs.comparison import metric_unit, rows_by_client, rows_by_method
+    from fedtail.runs.metric_bounds import metric_name
 
     rows = rows_by_client(runs, metric)
     if not rows:
         return
-    unit = metric_unit(runs[0], metric)
+    unit, words = metric_unit(runs[0], metric), metric_name(runs[0].about, metric)
     methods, lost = list(rows[0]["values"]), {row["method"] for row in rows_by_method(runs, metric) if row["diverged"]}
     cells = [[row["client"], str(row["size"]), *(_client_cell(row["values"][name], unit, name in lost) for name in methods)]
              for row in rows]
-    called = "squared error" if is_squared_error(runs[0], metric) else metric
-    show_table(f"Every client, worst first: {called}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
+    show_table(f"Every client, worst first: {words}{f', {unit}' if unit else ''}", ["client", "examples", *methods], cells)
 
 
 def _client_cell(value: float | None, unit: str, diverged: bool) -> str:
@@ -164,6 +164,13 @@ def show_alarms(sentences: list[str]) -> None:
 def number_text(value: float, unit: str) -> str:
     """A number of a table: two decimals in percent, else four significant digits."""
     return f"{value:z.2f}" if unit else f"{value:z.4g}"
+
+
+def _like(value: float, cell: dict[str, Any], unit: str) -> str:
+    """A number with the decimals of the one that a cell shows, a mean over seeds with its deviation; as a single one without."""
+    if unit or not cell["std"] or cell["std"] < MOST_ROUNDED:
+        return number_text(value, unit)
+    return text_with_spread(value, cell["std"], unit).partition(" ")[0]
 
 
 def _mean_cell(row: dict[str, Any], key: str) -> str:

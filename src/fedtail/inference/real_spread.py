@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FieldError
-from fedtail.inference.intervals import FEW_CLIENTS, REPLICATES
+from fedtail.inference.intervals import REPLICATES
 from fedtail.inference.resampling import resampled_counts
+
+ENOUGH_CLIENTS = 60         # below, a group that makes most of the spread may be missing among those seen
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def real_spread(values: Any, sizes: Any, *, example_variances: Any = None, confi
     `values`, (clients,), are means over each client's `sizes`, (clients,), examples: error rates, or means of other losses with
     `example_variances`, (clients,), the unbiased variance of the losses of each client's examples. The estimate is the variance
     of the values less the mean of each client's own variance, which for error rates is value (1 - value) / (size - 1): unbiased
-    whatever the distributions are. The interval resamples clients, studentised; with fewer than 30 clients its upper end is the
-    largest possible, 0.5 for error rates. Clients with one example, whose noise is not known, are left out. Raises FieldError
-    where fewer than ten remain or arrays do not fit.
+    whatever the distributions are. The interval resamples clients, studentised; with fewer than 60 clients its upper end is the
+    largest possible, 0.5 for error rates: a sample of fewer often lacks a group that makes most of the spread. Clients with one
+    example, whose noise is not known, are left out. Raises FieldError where fewer than ten remain or arrays do not fit.
 
     >>> real_spread([0.1, 0.3] * 50, [1000] * 100).share > 0.98
     True
@@ -74,7 +76,7 @@ def real_spread(values: Any, sizes: Any, *, example_variances: Any = None, confi
         pivots = np.nan_to_num((variances[1:] - target) / errors[1:], nan=0.0, posinf=np.inf, neginf=-np.inf)
     upper, lower = np.quantile(pivots, (level, 1 - level), method="inverted_cdf")
     low, high = (max(0.0, float(variances[0] - factor * pivot * errors[0])) for pivot in (lower, upper))
-    if clients < FEW_CLIENTS:
+    if clients < ENOUGH_CLIENTS:
         high = 0.25 if example_variances is None else math.inf               # the largest variance of numbers in [0, 1]
     real, mean_noise, observed = max(0.0, float(variances[0])), float(noise.mean()), float(values.var(ddof=1))
     return RealSpread(math.sqrt(real), math.sqrt(low), math.sqrt(high), _share(real, mean_noise), _share(low, mean_noise),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedtail.errors import FieldError
@@ -11,6 +12,7 @@ from fedtail.inference.statistics import statistic_named
 
 TAKE_IT, DO_NOT, CANNOT_TELL = "take it", "do not", "cannot tell"
 MOST_CLIENTS = 1_000_000
+MOST_SEEDS = 30             # that are named as what it would take
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Verdict:
     `answer` is "take it", "do not" or "cannot tell"; `reason` says why, in words. `clients` is about how many test clients in
     each seed it would take to tell, for "cannot tell", or at least as many, where there is no interval before (`at_least`); None
     where no number of clients would, because training seeds differ more than the methods do or the estimate is too close to what
-    it is compared with. Then `most` is the largest difference in the tail that is still possible. `no_difference` is whether the
-    clients show none at all, neither in the tail nor in the mean.
+    it is compared with. Then `most` is the largest difference in the tail that is still possible, and `seeds` about how many
+    training seeds it would take with these clients, None where no number up to 30 would. `no_difference` is whether the clients
+    show none at all, neither in the tail nor in the mean.
     """
 
     answer: str
@@ -30,6 +33,7 @@ class Verdict:
     at_least: bool = False
     most: float | None = None
     no_difference: bool = False
+    seeds: int | None = None
 
     def __str__(self) -> str:
         """The answer and its reason in one sentence."""
@@ -69,18 +73,56 @@ def verdict(tail: Interval, mean: Interval, price: float = 1.0) -> Verdict:
             f"it would take about {needed} test clients"
         return Verdict(CANNOT_TELL, f"{changes}; {before}{more}", needed, at_least, no_difference=alike)
     most = max(abs(tail.low), abs(tail.high))
-    seeds = ": try more training seeds" if tail.seed_error > 0 or mean.seed_error > 0 else ""
-    return Verdict(CANNOT_TELL, f"{changes}; the tail differs by at most {most:.3g}, and no number of clients would tell{seeds}",
-                   most=most)
+    seeds = _most_of(_seeds_for(*one) for one in _questions(tail, mean, gain, allowed))
+    would = f": it would take about {seeds} training seeds" if seeds else \
+        ": try more training seeds" if tail.seed_error > 0 or mean.seed_error > 0 else ""
+    return Verdict(CANNOT_TELL, f"{changes}; the tail differs by at most {most:.3g}, and no number of clients would tell{would}",
+                   most=most, seeds=seeds)
+
+
+def _questions(tail: Interval, mean: Interval, gain: float, allowed: float) -> list[tuple[Interval, float, float]]:
+    """What has to be decided: an interval, how far its estimate is from what it is compared with, and its half-width that way.
+
+    Whether the tail differs from 0 and, where it gains, whether the mean stays within what the gain allows.
+    """
+    found = [(tail, abs(gain), tail.high - tail.estimate if gain > 0 else tail.estimate - tail.low)]
+    if gain > 0:
+        half_width = mean.high - mean.estimate if mean.estimate <= allowed else mean.estimate - mean.low
+        found.append((mean, abs(allowed - mean.estimate), half_width))
+    return found
 
 
 def _needed(tail: Interval, mean: Interval, gain: float, allowed: float) -> int | None:
     """About how many clients in each seed make both questions decided, if estimates stay as they are; None where none does."""
-    ends = [_clients_for(tail, abs(gain), tail.high - tail.estimate if gain > 0 else tail.estimate - tail.low)]
-    if gain > 0:                                                             # does the mean stay within what the gain allows?
-        half_width = mean.high - mean.estimate if mean.estimate <= allowed else mean.estimate - mean.low
-        ends.append(_clients_for(mean, abs(allowed - mean.estimate), half_width))
-    return None if any(end is None for end in ends) else max(end for end in ends if end is not None)
+    return _most_of(_clients_for(*one) for one in _questions(tail, mean, gain, allowed))
+
+
+def _most_of(numbers: Iterable[int | None]) -> int | None:
+    """The largest of `numbers`; None where one is."""
+    known = list(numbers)
+    return None if any(one is None for one in known) else max(one for one in known if one is not None)
+
+
+def _seeds_for(interval: Interval, distance: float, half_width: float) -> int | None:
+    """About how many training seeds make `half_width` as small as `distance` with the clients there are, no fewer than now.
+
+    The part of the clients is taken to stay as it is, with the normal quantile, and the rest of the squared half-width to shrink
+    as that of Student's distribution over the root of the seeds. None where that takes more than 30, or there is one seed.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    if interval.seeds < 2 or not math.isfinite(half_width):
+        return None
+    if half_width <= distance:
+        return interval.seeds
+    level = (1 + interval.confidence) / 2
+    clients = min(ndtri(level) * interval.client_error, half_width)
+    left, rest = distance**2 - clients**2, half_width**2 - clients**2
+    if left <= 0:
+        return None
+    now = stdtrit(interval.seeds - 1, level) ** 2 / interval.seeds
+    return next((seeds for seeds in range(interval.seeds + 1, MOST_SEEDS + 1)
+                 if rest * stdtrit(seeds - 1, level) ** 2 / seeds <= left * now), None)
 
 
 def _is_nothing(interval: Interval) -> bool:

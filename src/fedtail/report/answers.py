@@ -9,13 +9,13 @@ from typing import Any
 from fedtail.directions import FEW_CLIENTS
 from fedtail.report.methods import Method
 from fedtail.runs import RunFolder
-from fedtail.runs.answer_words import confidence_words, digits_for, rounded_text
+from fedtail.runs.answer_words import confidence_words, digits_for, rounded_text, shown_statistic
 from fedtail.runs.answers import TAIL, method_answer
 from fedtail.runs.client_noise import NOISE, noise_outcome, noise_sentence, unknown_floor_sentence
 from fedtail.runs.comparison import ONE_SPLIT, REDRAWN, metric_direction, metric_unit
 from fedtail.runs.metric_bounds import metric_bounds
 from fedtail.runs.noise_over_seeds import noise_over_seeds
-from fedtail.runs.promise_entries import CONFIDENCE, NOTHING_EXCLUDED, promise_entry, shown_number
+from fedtail.runs.promise_entries import CONFIDENCE, NOTHING_EXCLUDED, promise_entry, shown_bound
 from fedtail.runs.values_by_client import Compared, is_split_redrawn, values_by_client
 
 ANSWERS_STYLE, ANSWERS_TEMPLATE = "answers.css", "answers.html.j2"
@@ -23,9 +23,11 @@ NO_BOUND = "none"
 KINDS = {"take it": "take", "do not": "not", "cannot tell": "open"}
 
 
-def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[str]) -> dict[str, Any]:
+def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[str], tail: str = TAIL,
+                    price: float = 1.0) -> dict[str, Any]:
     """The data of the page's first section, as a dict; `baseline` is a position in `methods`.
 
+    Verdicts are about the statistic `tail`, and the mean may pay `price` for each unit that it gains.
     `panels` has, for each of `metrics`, the answers about each other method (`rows`, and what they are about), `noise`, a
     sentence for each method on how much of its tail is noise, `no_floor`, one that this is not known, and `promises`, what each
     finished model promises about new clients, all at once. `floors` has, by metric and for each method, what a statistic would be
@@ -35,7 +37,7 @@ def answers_section(methods: Sequence[Method], baseline: int, metrics: Sequence[
     found = {metric: [noise_over_seeds(_pairs(m), metric) if m.runs_with_table else {} for m in methods] for metric in metrics}
     runs = {run.path: run for m in methods for run in m.runs_with_table.values()}
     return {
-        "panels": [{**_metric_verdicts(methods, baseline, metric), "noise": _noise_lines(methods, found[metric]),
+        "panels": [{**_metric_verdicts(methods, baseline, metric, tail, price), "noise": _noise_lines(methods, found[metric]),
                     "no_floor": next((text for one in found[metric] if (text := unknown_floor_sentence(one, metric))), ""),
                     "promises": _promises(methods, metric)} for metric in metrics],
         "floors": {metric: [_floors(one, methods[0].runs[0], metric) for one in found[metric]] for metric in metrics},
@@ -63,7 +65,7 @@ def _pairs(method: Method) -> list[Compared]:
     return [(run, method.model) for run in method.runs_with_table.values()]
 
 
-def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> dict[str, Any]:
+def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str, tail: str, price: float) -> dict[str, Any]:
     """The answers about one metric for each method but the baseline that shares a finished seed with it.
 
     A dict of `metric`, `better`, `unit`, `rows` and what the intervals are about. A row has the position of its method, the
@@ -71,21 +73,32 @@ def _metric_verdicts(methods: Sequence[Method], baseline: int, metric: str) -> d
     """
     sides = [{run.seed: (run, model) for run, model in _pairs(m)} for m in methods]
     others = [k for k in range(len(methods)) if k != baseline and set(sides[k]) & set(sides[baseline])]
-    rows = [{"method": k, **method_answer(methods[k].label, sides[k], sides[baseline], metric, compared=len(others))}
+    rows = [{"method": k, **method_answer(methods[k].label, sides[k], sides[baseline], metric, tail, price, len(others))}
             for k in others]
     known = [row for row in rows if row["estimand"]]
-    axis = _axis(cell for row in known for cell in (row[TAIL], row["mean"]))
+    axis = _axis(cell for row in known for cell in (_tail_cell(row, tail), row["mean"]))
     shown = [{"method": row["method"], "kind": KINDS.get(row["answer"], "none"), "verdict": row["verdict"],
               "changes": row["changes"],
-              "bars": [_bar(name, row[key], axis, row["better"]) for name, key in (("worst 10%", TAIL), ("mean", "mean"))
-                       if key == "mean" or row["clients_per_seed"] >= FEW_CLIENTS]
+              "bars": [_bar(_short_name(cell), cell, axis, row["better"]) for cell in (_tail_cell(row, tail), row["mean"])
+                       if cell["statistic"] == "mean" or row["clients_per_seed"] >= FEW_CLIENTS]
               if row["estimand"] else []} for row in rows]
     first: dict[str, Any] = known[0] if known else {}
     return {"metric": metric, "better": metric_direction(methods[0].runs[0], metric), "unit": rows[0]["unit"] if rows else "",
             "rows": shown, "zero": 100 * -axis[0] / (axis[1] - axis[0]), "estimand": first.get("estimand", ""),
             "intervals": confidence_words(first["confidence"], first["compared"]) if first else "",
-            "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0),
+            "clients": first.get("clients", 0), "clients_per_seed": first.get("clients_per_seed", 0), "price": price,
             "seeds": len(first.get("seeds", ())), "left_out": first.get("left_out", 0)}
+
+
+def _tail_cell(answer: dict[str, Any], tail: str) -> dict[str, Any]:
+    """The difference in the statistic `tail`, which is called p10 instead of p90 where higher values are better."""
+    return answer[shown_statistic(tail, answer["better"])]
+
+
+def _short_name(cell: dict[str, Any]) -> str:
+    """The statistic of a difference as the name of its bar: "worst 10%", "p90", "mean"."""
+    name = cell["statistic"]
+    return f"worst {name.removeprefix('worst')}%" if name.startswith("worst") else name
 
 
 def _axis(cells: Iterable[dict[str, Any]]) -> tuple[float, float]:
@@ -169,15 +182,15 @@ def _promised(method: Method, run: RunFolder, metric: str, confidence: float) ->
     values = {key: value for key, value in every.items() if math.isfinite(value)}      # the others were found not defined
     better, percent = metric_direction(run, metric), bool(metric_unit(run, metric))
     entry = promise_entry(values, (), metric_bounds(run.about, metric), better, confidence)
-    bounds = {name: _bound_text(one, percent) for name, one in entry.items() if isinstance(one, dict)}
+    bounds = {name: _bound_text(one, percent, better) for name, one in entry.items() if isinstance(one, dict)}
     return {"seed": run.seed, "clients": entry["clients"], "tested": len(every), "bounds": bounds}
 
 
-def _bound_text(one: dict[str, Any], percent: bool) -> str:
+def _bound_text(one: dict[str, Any], percent: bool, better: str) -> str:
     """A bound as text, "34.2%", or why there is none: how many clients it takes."""
     if one["note"] == NOTHING_EXCLUDED:
         return f"{NO_BOUND}: excludes nothing"
     if one["bound"] is not None:
-        return shown_number(one["bound"], percent)
+        return shown_bound(one["bound"], percent, better)
     why = f"takes {one['clients_needed']} clients" if one["clients_needed"] else "the metric has no bound"
     return f"{NO_BOUND}: {why}"

@@ -6,7 +6,7 @@ const PLOTS = {
 };
 data.families.forEach((family, f) => Object.assign(PLOTS, {
   [`tradeoff-${f}`]: () => tradeoff(family), [`picks-${f}`]: () => picks(family),
-  [`picks-error-${f}`]: () => picksBy(family, "by_error", `${plain(state.metric)} of the client`),
+  [`picks-error-${f}`]: () => picksBy(family, "by_error", `${inWords()} of the client`),
   [`picks-size-${f}`]: () => picksBy(family, "by_size", "examples of the client"),
 }));
 const CONFIG = { displayModeBar: false, responsive: true };

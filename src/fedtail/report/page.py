@@ -21,8 +21,10 @@ from fedtail.report.overview import caveats, default_title, family_slider, heade
 from fedtail.report.settings import method_settings
 from fedtail.report.tail import participation_counts, tail_membership
 from fedtail.runs import RunFolder
+from fedtail.runs.answers import TAIL
 from fedtail.runs.diverged import divergence_sentences
 from fedtail.runs.files import to_json_values, write_atomically
+from fedtail.runs.metric_bounds import metric_name
 from fedtail.runs.rounding import shown_number
 
 STYLE, TEMPLATE = "page.css", "page.html.j2"
@@ -35,17 +37,17 @@ RAMP = ((217, 95, 14), (192, 74, 120), (123, 88, 178), (0, 114, 178))      # fro
 
 
 def write_page(runs: Sequence[RunFolder], out: Path | str, title: str | None = None, baseline: str | None = None,
-               metric: str = "error") -> Path:
+               metric: str = "error", tail: str = TAIL, price: float = 1.0) -> Path:
     """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
     `title` is the page's heading, by default the methods and their data. Returns the path of the page; folders are created.
     Methods are the distinct names among the runs, in their order; `baseline` names the one that the others are compared with, by
-    default the first. The page opens with `metric`; all others can be chosen on it. The file is replaced atomically. Raises
-    ValueError where the runs cannot be on one page, and ImportError
-    where plotly or jinja2 is missing.
+    default the first. The page opens with `metric`; all others can be chosen on it. Verdicts are about the statistic `tail`, with
+    the most that the mean may pay for each unit of it, `price`. The file is replaced atomically. Raises ValueError where the runs
+    cannot be on one page, and ImportError where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
-    text = render_page(page_data(runs, baseline, metric), title or default_title(runs))
+    text = render_page(page_data(runs, baseline, metric, tail, price), title or default_title(runs))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
     return path
@@ -88,15 +90,17 @@ def _read_page_file(name: str) -> str:
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
-def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: str = "error") -> dict[str, Any]:
+def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: str = "error", tail: str = TAIL,
+              price: float = 1.0) -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
     Its keys are the page's sections ("answers", "alarms", "facts", "notes", "methods", "curves", "contributors", "families",
     "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits",
-    "metrics", "thresholds", and "few", whether curves have the worst client in the place of a percentile), those of `metric_view`
-    for the `metric` that the page opens with, and "further", such a view of every other metric by name. `baseline` names the
-    method that the others are compared with, by default the first. Raises ValueError where there are no runs, where they cannot
-    be on one page, or where no method or metric has that name.
+    "metrics" and their "names" in words, "thresholds", and "few", whether curves have the worst client in the place of a
+    percentile), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of every other
+    metric by name. `baseline` names the method that the others are compared with, by default the first; `tail` and `price` are
+    what verdicts go by. Raises ValueError where there are no runs, where they cannot be on one page, or where no method, metric
+    or statistic has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -106,10 +110,12 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
     content = PageContent(runs, methods, first, families, clients)
     return {
         "deployed": any(run.is_deployed for run in runs), "alarms": divergence_sentences(runs), "facts": header_facts(runs),
-        "notes": caveats(runs, clients), "tested": tested, "answers": answers_section(methods, first, metric_names(methods)),
+        "notes": caveats(runs, clients), "tested": tested,
+        "answers": answers_section(methods, first, metric_names(methods), tail, price),
         "methods": _method_entries(methods, families), "baseline": first,
         "focus": _first_compared_method(methods, first, families),
-        "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": curves,
+        "splits": evaluated_splits(methods), "metrics": metric_names(methods),
+        "names": {name: metric_name(runs[0].about, name) for name in ("error", *metric_names(methods))}, "curves": curves,
         "few": content.has_few_clients and has_extremes(curves),
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods) for f in families],

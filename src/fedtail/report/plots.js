@@ -8,7 +8,7 @@ function histogram() {
     fill: "tozeroy", fillcolor: colour(k, k === state.focus ? 0.28 : 0.1), line: { shape: "hvh" },
     hovertemplate: `%{y:.1f}% of clients near %{x:.3g}${unit()}<extra>%{fullData.name}</extra>`,
   }));
-  return { traces, layout: layout(errorAxis(plain(state.metric), { range: [edges[0], edges[edges.length - 1]] }), axis("share of clients, %", { rangemode: "tozero" })) };
+  return { traces, layout: layout(errorAxis(inWords(), { range: [edges[0], edges[edges.length - 1]] }), axis("share of clients, %", { rangemode: "tozero" })) };
 }
 
 function ecdf() {
@@ -18,9 +18,9 @@ function ecdf() {
   const hover = { ...step, hovertemplate: `%{y:.1f}% of clients have at most %{x:.3g}${unit()}<extra>%{fullData.name}</extra>` };
   const traces = [...faint().map(k => background(k, scaled(of[k].x), percent(of[k].y), step)),
     ...shown().map(k => line(k, scaled(of[k].x), percent(of[k].y), hover))];
-  if (data.few) return { traces, layout: layout(errorAxis(plain(state.metric)), axis("share of clients, %", { range: [0, 101] })) };
+  if (data.few) return { traces, layout: layout(errorAxis(inWords()), axis("share of clients, %", { range: [0, 101] })) };
   const dotted = { type: "line", xref: "paper", x0: 0, x1: 1, y0: bad, y1: bad, line: { color: css("--muted"), width: 1, dash: DOT } };
-  return { traces, layout: layout(errorAxis(plain(state.metric)), axis("share of clients, %", { range: [0, 101] }), { shapes: [dotted] }) };
+  return { traces, layout: layout(errorAxis(inWords()), axis("share of clients, %", { range: [0, 101] }), { shapes: [dotted] }) };
 }
 
 function noValues() {
@@ -42,11 +42,11 @@ function size() {
   if (equalSizes(x)) return equalSizes(x);
   const traces = compared().flatMap(k => {
     const y = c.points.map(p => c.errors[k][p]);
-    const text = c.points.map((p, at) => `${plain(c.names[p])}<br>${x[at]} examples, ${plain(state.metric)} ${number(y[at])}`);
+    const text = c.points.map((p, at) => `${plain(c.names[p])}<br>${x[at]} examples, ${inWords()} ${number(y[at])}`);
     const through = trend(x, scaled(y));
     return [cloud(k, x, scaled(y), text), line(k, through.x, through.y, { showlegend: false, hoverinfo: "skip" })];
   });
-  return { traces, layout: layout(sizeAxis(c.log), errorAxis(plain(state.metric), fromZero())) };
+  return { traces, layout: layout(sizeAxis(c.log), errorAxis(inWords(), fromZero())) };
 }
 
 function sizeAxis(log) {
@@ -73,7 +73,7 @@ function rounds(metric) {
     ...strong.filter(k => k === state.focus).map(k => one(k, "p50", { showlegend: false, line: { dash: DASH, width: 1.4 } })),
     ...strong.map(k => one(k, "mean", {})),
   ];
-  return { traces, layout: layout(axis("round"), axis(plain(metric) + (of_metric.percent ? ", %" : ""))) };
+  return { traces, layout: layout(axis("round"), axis(inWords(metric) + (of_metric.percent ? ", %" : ""))) };
 }
 
 // The statistics at both ends of the band: percentiles or, of few clients, the single ones.
@@ -110,7 +110,7 @@ function sorted() {
   if (isBaseline() || !of.x.length) return isBaseline() || "No seed has both this method and the baseline.";
   const bars = { type: "bar", x: percent(of.x), y: scaled(of.y), marker: { color: of.y.map(gainColour), line: { width: 0 } }, showlegend: false,
     width: 100 / of.x.length, hovertemplate: `%{y:+.3g}${unit() ? " points" : ""}, at %{x:.0f}% of the clients<extra></extra>` };
-  const y = axis(`difference in ${plain(state.metric)}` + (unit() ? ", percentage points" : ""), { zeroline: true });
+  const y = axis(`difference in ${inWords()}` + (unit() ? ", percentage points" : ""), { zeroline: true });
   return { traces: [bars], layout: layout(axis("clients, in order, %", { range: [0, 100] }), y, { bargap: 0 }) };
 }
 
@@ -125,8 +125,8 @@ function pairs() {
   const least = view().better === "lower" ? [0] : [];
   const ends = [Math.min(...least, ...before, ...after), Math.max(...before, ...after)].map(v => scale() * v);
   const diagonal = { type: "line", x0: ends[0], y0: ends[0], x1: ends[1], y1: ends[1], line: { color: css("--muted"), width: 1, dash: DOT } };
-  const named = k => `${plain(state.metric)} under ${legendName(k)}`;
-  return { traces: [dots], layout: layout(errorAxis(named(data.baseline)), errorAxis(named(state.focus)), { shapes: [diagonal] }) };
+  const under = k => `${inWords()} under ${legendName(k)}`;
+  return { traces: [dots], layout: layout(errorAxis(under(data.baseline)), errorAxis(under(state.focus)), { shapes: [diagonal] }) };
 }
 
 // The family: what each of its models gives, and who picks which.
@@ -142,7 +142,7 @@ function tradeoff(family) {
     text: titles[name], x: 0, y: scale() * choice.judged[0][name].mean, xanchor: "left", yanchor: "bottom", yshift: 8, xshift: -8, showarrow: false,
     font: { size: 11.5, color: css("--muted") },
   }));
-  return { traces, layout: layout(axis(plain(family.symbol || "model"), { type: "category" }), errorAxis(plain(state.metric), fromZero()), { annotations: labels }) };
+  return { traces, layout: layout(axis(plain(family.symbol || "model"), { type: "category" }), errorAxis(inWords(), fromZero()), { annotations: labels }) };
 }
 
 function tradeoffLines(family, choice, name, title) {

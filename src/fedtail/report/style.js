@@ -6,6 +6,7 @@ const state = {
   sort: { key: "difference", rising: null },          // null: largest change first, either way
   search: "", rows: 15,
 };
+const inWords = (metric = state.metric) => plain(data.names[metric]);      // "squared error" for the error of numbers
 const view = () => state.metric === data.metric ? data : data.further[state.metric];      // of the metric in focus
 const unit = () => view().percent ? "%" : "";
 const scale = () => view().percent ? 100 : 1;

@@ -39,8 +39,8 @@ function tally() {
 function showMetric() {               // tables, names and captions of the metric in focus, and the end that is bad
   document.querySelectorAll(".of-metric").forEach(panel => { panel.hidden = panel.dataset.metric !== state.metric; });
   document.querySelectorAll("[data-better]").forEach(text => { text.hidden = text.dataset.better !== view().better; });
-  document.querySelectorAll(".metric-name").forEach(name => { name.textContent = state.metric; });
-  document.querySelectorAll(".curve-name").forEach(name => { name.textContent = curveMetric(); });
+  document.querySelectorAll(".metric-name").forEach(name => { name.textContent = data.names[state.metric]; });
+  document.querySelectorAll(".curve-name").forEach(name => { name.textContent = data.names[curveMetric()]; });
   dispatchEvent(new Event("resize"));      // a table that was hidden has no width before
 }
 

@@ -33,7 +33,9 @@ def verdict_words(decided: Verdict, percent: bool = False, seeds_differ: bool = 
     most = (100 if percent else 1) * (decided.most or 0.0)
     limit = f"the tail differs by at most {most:.2g}{' points' if percent else ''}, and " if math.isfinite(most) and \
         (decided.most or 0.0) < ALL_POSSIBLE * largest else ""
-    return f"this data cannot tell ({limit}more clients would not tell{': try more training seeds' if seeds_differ else ''})"
+    would = f": it would take about {decided.seeds} training seeds" if decided.seeds else \
+        ": try more training seeds" if seeds_differ else ""
+    return f"this data cannot tell ({limit}more clients would not tell{would})"
 
 
 def confidence_words(confidence: float, compared: int) -> str:

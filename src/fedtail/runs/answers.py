@@ -15,7 +15,7 @@ from fedtail.inference.statistics import statistic_named
 from fedtail.inference.verdicts import DO_NOT
 from fedtail.runs.answer_words import Cell, change_words, shown_statistic, verdict_words
 from fedtail.runs.diverged import diverged_seeds
-from fedtail.runs.metric_bounds import RATES, Bounds, metric_bounds, turned_bounds
+from fedtail.runs.metric_bounds import RATES, Bounds, metric_bounds, metric_name, turned_bounds
 from fedtail.runs.run_folder import RunFolder
 from fedtail.runs.values_by_client import ByClient, Compared, tests_training_clients, values_by_client
 
@@ -47,11 +47,12 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
 
     `own` and `baseline` have (run, model) pairs by seed, at least one seed in common. The entries are `metric`, `better`,
     `unit`, `seeds`, `tail` (a statistic, "worst10" or "p90"), `price`, `answer` ("take it", "do not", "cannot tell" or "none"),
-    `clients_needed`, `sentence` (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the
-    difference, method minus baseline, with `low` and `high`; percentiles are those of clients who do badly, p10 where higher is
-    better. Error rates are in percent. `compared` is how many methods are judged beside each other: each interval has
-    confidence 1 - 0.05 / `compared`, so that all hold at once with 95%. Clients without a value are left out and counted
-    (`left_out`). A method that has diverged for a seed is not to be taken.
+    `clients_needed`, `seeds_needed` (about how many training seeds it would take, where more clients would not tell), `sentence`
+    (of which `verdict` and `changes` are the halves) and `estimand`, and for each statistic the difference, method minus
+    baseline, with `low` and `high`; percentiles are those of clients who do badly, p10 where higher is better. Error
+    rates are in percent. `compared` is how many methods are judged beside each other: each interval has confidence
+    1 - 0.05 / `compared`, so that all hold at once with 95%. Clients without a value are left out and counted (`left_out`). A
+    method that has diverged for a seed is not to be taken.
     """
     seeds = [seed for seed in own if seed in baseline]
     run = own[seeds[0]][0]
@@ -68,8 +69,8 @@ def method_answer(name: str, own: BySeed, baseline: BySeed, metric: str = "error
         return {**about, **_no_answer(name, f"the model has diverged ({len(lost)} of {len(seeds)} seeds).", DO_NOT)}
     if min(_paired_clients(mine, theirs)) < 2:
         return {**about, **_no_answer(name, f"no answer: the {metric} is defined for fewer than two test clients of a seed.")}
-    bounds = metric_bounds(run.about, metric)
-    return {**about, **answer_from_values(name, mine, theirs, metric, better, bounds, rates, tail, price, compared),
+    bounds, words = metric_bounds(run.about, metric), metric_name(run.about, metric)
+    return {**about, **answer_from_values(name, mine, theirs, words, better, bounds, rates, tail, price, compared),
             "estimand": estimand_words(len(seeds), run)}
 
 
@@ -110,7 +111,8 @@ def answer_from_values(name: str, mine: Sequence[ByClient], theirs: Sequence[ByC
     changes = f"each test client has the same {metric} under both" if decided.no_difference else \
         change_words(cells[tail], cells["mean"], metric, better, "%" if percent else "", mean.clients_per_seed)
     changes = f"{changes}.{_wider_tail_hint(found[tail])}"
-    return {"answer": decided.answer, "clients_needed": decided.clients, "verdict": said, "changes": changes,
+    return {"answer": decided.answer, "clients_needed": decided.clients, "seeds_needed": decided.seeds, "verdict": said,
+            "changes": changes,
             "sentence": f"{name}: {said}; {changes}", "confidence": confidence, "compared": compared, "clients": mean.clients,
             "clients_per_seed": mean.clients_per_seed, "left_out": mean.left_out,
             **{cell["statistic"]: cell for cell in cells.values()}}
@@ -144,9 +146,9 @@ def _wider_tail_hint(tail: Interval) -> str:
 def _no_answer(name: str, text: str, answer: str = NO_ANSWER) -> dict[str, Any]:
     """The entries of an answer without intervals about the method called `name`, with the reason `text`."""
     before = "" if answer == NO_ANSWER else f"{answer}; "
-    return {"answer": answer, "clients_needed": None, "verdict": answer, "sentence": f"{name}: {before}{text}", "changes": text,
-            "estimand": "", "confidence": CONFIDENCE, "compared": 1, "clients": 0, "clients_per_seed": 0, "left_out": 0,
-            **dict.fromkeys(SHOWN)}
+    return {"answer": answer, "clients_needed": None, "seeds_needed": None, "verdict": answer,
+            "sentence": f"{name}: {before}{text}", "changes": text, "estimand": "", "confidence": CONFIDENCE, "compared": 1,
+            "clients": 0, "clients_per_seed": 0, "left_out": 0, **dict.fromkeys(SHOWN)}
 
 
 def _worse_is_larger(values: ByClient, better: str) -> ByClient:

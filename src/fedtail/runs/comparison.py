@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtail.directions import FEW_CLIENTS
+from fedtail.reading import read_json
 from fedtail.runs.answers import TAIL, comparison_answers
 from fedtail.runs.diverged import constant_statistics, diverged_seeds, is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, metric_column, model_label
 from fedtail.runs.noise_over_seeds import noise_over_seeds
-from fedtail.runs.run_folder import RunFolder
+from fedtail.runs.run_folder import COMPARISON, RunFolder
 from fedtail.runs.values_by_client import Compared, is_split_redrawn
 
 STATISTICS = ("mean", "std", "p0", "p10", "p50", "p90", "p100", "worst10", "worst5", "best10", "variance", "angle", "kl")
@@ -34,6 +36,18 @@ def comparison_entries(runs: Sequence[RunFolder], tail: str = TAIL, price: float
     every = {name: {"rows": rows_by_method(runs, name), "differences": paired_differences(runs, name)} for name in metrics}
     return {**every["error"], "answers": comparison_answers(models_by_method(runs), metrics, tail, price),
             "split": REDRAWN if is_split_redrawn(runs) else ONE_SPLIT, "metrics": every}
+
+
+def asked_of_comparison(place: Path) -> tuple[str, float]:
+    """What verdicts a comparison in the folder `place` was asked for: the tail statistic, and the price that the mean may pay.
+
+    As `comparison.json` says; ("worst10", 1.0) where there is none, or it does not say.
+    """
+    found = read_json(place / COMPARISON) if (place / COMPARISON).is_file() else None
+    answers = found.get("answers") if isinstance(found, dict) else None
+    first = answers[0] if isinstance(answers, list) and answers and isinstance(answers[0], dict) else {}
+    tail, price = first.get("tail"), first.get("price")
+    return (tail if isinstance(tail, str) else TAIL, float(price) if isinstance(price, (int, float)) else 1.0)
 
 
 def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
@@ -87,12 +101,6 @@ def shown_metrics(runs: Sequence[RunFolder], metric: str | None = None) -> list[
         raise ValueError(f"there is no metric {metric!r} in all runs; there are {', '.join(common)}. Write metrics = "
                          "[\"roc_auc\"] below [task] for more.")
     return [metric] if metric else sorted((name for name in common if name != "loss"), key=lambda name: name != "error")
-
-
-def is_squared_error(run: RunFolder, metric: str) -> bool:
-    """Whether a metric is the default error of numbers, which is in squared units of the targets."""
-    error = run.about.get("experiment", {}).get("task", {}).get("error")
-    return metric == "error" and not run.about.get("rates") and error in ("default_error", "squared_error")
 
 
 def metric_unit(run: RunFolder, metric: str = "error") -> str:

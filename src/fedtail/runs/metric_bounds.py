@@ -1,4 +1,4 @@
-"""The least and the largest value that a metric can have, in run.json and for intervals and promises. No torch."""
+"""The least and the largest value that a metric can have, and its name, in run.json and in words. No torch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def metric_bounds(about: Mapping[str, Any], metric: str) -> Bounds:
         return RATES
     low, high = about.get("bounds", {}).get(metric, (None, None))
     return (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+
+
+def metric_name(about: Mapping[str, Any], metric: str) -> str:
+    """What a metric is called in words, by a run's `run.json`: "squared error" for the error of numbers by default.
+
+    >>> metric_name({"rates": False, "experiment": {"task": {"error": "default_error"}}}, "error")
+    'squared error'
+    """
+    error = about.get("experiment", {}).get("task", {}).get("error")
+    squared = metric == "error" and not about.get("rates") and error in ("default_error", "squared_error")
+    return "squared error" if squared else metric
 
 
 def turned_bounds(bounds: Bounds, better: str) -> Bounds:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.directions import FEW_CLIENTS, bad_percentile_name
-from fedtail.runs.comparison import is_squared_error, metric_direction, number_of_tested_clients
+from fedtail.runs.comparison import metric_direction, number_of_tested_clients
 from fedtail.runs.diverged import divergence_sentences
+from fedtail.runs.metric_bounds import metric_name
 from fedtail.runs.promise_entries import promise_sentences
 from fedtail.runs.run_folder import RunFolder
 
@@ -179,7 +180,7 @@ def _columns(run: RunFolder, metric: str) -> tuple[Column, ...]:
 
 def _directed(run: RunFolder, metric: str) -> str:
     """The name of a metric, with "higher is better" where it is, and the unit of squared errors."""
-    if is_squared_error(run, metric):
+    if metric_name(run.about, metric) == "squared error":
         return "error (squared, in squared units of the targets)"
     return metric if metric_direction(run, metric) == "lower" else f"{metric} (higher is better)"
 
@@ -201,7 +202,7 @@ def _promises(run: RunFolder, index: int, best: bool) -> str:
     entry = found[index].get("error") if index < len(found) else None
     if not entry:
         return ""
-    said = promise_sentences(entry, "error", run.about["better"]["error"], bool(run.about.get("rates")))
+    said = promise_sentences(entry, metric_name(run.about, "error"), run.about["better"]["error"], bool(run.about.get("rates")))
     return "\n".join(f"- {text[0].upper()}{text[1:]}" for text in said)
 
 

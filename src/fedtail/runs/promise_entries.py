@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,23 @@ def _sentence(name: str, one: Mapping[str, Any], entry: Mapping[str, Any], metri
     if one["note"] == NOTHING_EXCLUDED:
         return (f"nothing can be excluded about {about}: {one['note']} ({entry['clients']} held-out clients show "
                 f"{shown_number(one['observed'], percent)}).")
-    side = "most" if better == "lower" else "least"
-    return (f"{about} is at {side} {shown_number(one['bound'], percent)}, with confidence {100 * entry['confidence']:.3g}% "
+    side, bound = "most" if better == "lower" else "least", shown_bound(one["bound"], percent, better)
+    return (f"{about} is at {side} {bound}, with confidence {100 * entry['confidence']:.3g}% "
             f"({entry['clients']} held-out clients show {shown_number(one['observed'], percent)}).")
+
+
+def shown_bound(bound: float, percent: bool, better: str) -> str:
+    """A promised bound as text: in percent with one decimal, or with three significant digits, rounded so that it still holds.
+
+    That is up where lower is better, and down where higher is.
+
+    >>> shown_bound(0.36021, True, "lower"), shown_bound(0.3609, False, "higher"), shown_bound(0.5, False, "lower")
+    ('36.1%', '0.360', '0.500')
+    """
+    exact = Decimal(f"{100 * bound if percent else bound:.12g}")              # 0.1 is a tenth, not what a float makes of it
+    decimals = 1 if percent else max(0, 2 - exact.adjusted()) if exact else 0
+    rounded = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING if better == "lower" else ROUND_FLOOR)
+    return f"{rounded:zf}{'%' if percent else ''}"
 
 
 def shown_number(value: float, percent: bool) -> str:
