@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from fedtail.engine.allocator import keep_freed_memory
+
 
 class _Threads:
     """Sets torch to one thread while any training needs that, and restores the former number after the last.
@@ -69,9 +71,11 @@ def use_one_thread(workers: int) -> Callable[[], None]:
 
     Neither does anything if `workers` is 0. Where several callers overlap, the number is restored when the last of them is done.
     Several threads would add numbers in another order, are slower for little work, and compete where processes share the cores.
+    From the first call on, the process keeps memory that steps free (`keep_freed_memory`).
     """
     if not workers:
         return lambda: None
+    keep_freed_memory()
     return _THREADS.take_lease()
 
 
