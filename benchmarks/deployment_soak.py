@@ -40,8 +40,8 @@ TITLE = """\
 # Deployments over many rounds, and many nodes
 
 What grows is fitted by a line over the samples after the first fifth, and its slope must be below the bound: {pss:g} KiB a round
-of memory that no file backs over NVFlare, {flower:g} over Flower, and {count:g} descriptors or threads a round (fewer than five in
-500). Pages of libraries are left out: each process has a share of them, which changes when another program begins or ends.
+of memory that no file backs over NVFlare, {flower:g} over Flower, and {count:g} descriptors or threads a round (fewer than five
+in 500). Pages of libraries are left out: each process has a share of them, which changes when another program begins or ends.
 """
 BOUNDS = {"nvflare": 20.0, "flower": 250.0}          # KiB a round of one process
 COUNTED = 0.01                                       # descriptors and threads a round of one process, NVFlare

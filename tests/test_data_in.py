@@ -25,6 +25,7 @@ from torch.utils.data import (
 import fedtail
 from fedtail import Population, Task, fedavg, train
 from fedtail.data import as_sets, sparse_rows
+from fedtail.data.describe import describe
 from fedtail.data.opening import open_any_data
 from fedtail.losses import cox_partial_likelihood
 from fedtail.models import SoftmaxRegression, SparseLinear
@@ -184,6 +185,15 @@ def test_columns_without_another_role_are_the_inputs(read):
     assert len(read(FRAME, y="sick", client=None, x=["dose"])) == 1
 
 
+def test_a_list_of_one_column_of_floats_is_a_matrix_of_one_feature(read):
+    """Of a table with one feature `init` suggested no model, since each example was a single number."""
+    one = read(FRAME[["dose", "sick", "site"]], y="sick", client="site")
+    assert (one.inputs.shape, one.columns) == ((4, 1), ("dose",))
+    assert read(FRAME, y="sick", client="site", x=["dose"]).inputs.shape == (4, 1)
+    assert read(FRAME, y="sick", client="site", x="dose").inputs.shape == (4,)
+    assert read(FRAME, y="sick", client="site", x=["age"]).inputs.dtype == torch.int64      # tokens, perhaps
+
+
 def test_columns_are_refused_in_words(read):
     for names, text in [({"y": "sick", "client": "site"}, "column 'region', which is x, holds 'eu', 'us'; numbers are needed"),
                         ({"y": "ill", "client": "site", "x": "age"}, "called 'ill'. Did you mean")]:
@@ -215,6 +225,32 @@ def test_columns_that_pandas_numbers_are_named_by_number_or_text():
         Population.from_pandas(pd.concat([mixed, mixed[["sick"]]], axis=1), y="sick", client="site")
     with pytest.raises(TypeError, match=re.escape("y names one column, got ['sick']")):
         Population.from_pandas(mixed, y=["sick"], client="site")
+
+
+@pytest.mark.parametrize("column", ["sick", "site"])
+def test_empty_text_of_a_csv_file_is_missing_not_a_class_or_a_client(tmp_path, column):
+    """It was a class called "", as a data frame's missing value never was."""
+    frame = pd.DataFrame({"age": [50, 61, 42], "sick": ["yes", "no", "no"], "site": ["n", "s", "n"]})
+    frame.loc[1, column] = None
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    with pytest.raises(ValueError, match=re.escape(f"column {column!r} is empty (null) in 1 of 3 rows. Drop or impute them first. The first is row 2")):
+        Population.from_csv(tmp_path / "d.csv", y="sick", client="site")
+    with pytest.raises(ValueError, match=re.escape(f"column {column!r} is empty (null) in 1 of 3 rows")):
+        Population.from_pandas(frame, y="sick", client="site")
+
+
+def test_row_numbers_that_pandas_wrote_are_no_input_and_ids_are_warned_of(tmp_path):
+    made = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": made.integers(20, 80, 60), "sick": made.integers(0, 2, 60), "site": np.arange(60) % 6})
+    frame.to_csv(tmp_path / "d.csv")                                      # index=False was forgotten
+    assert Population.from_csv(tmp_path / "d.csv", y="sick", client="site").inputs.shape == (60,)
+    assert open_any_data(tmp_path / "d.csv", y="sick", client="site").inputs.shape == (60,)
+    assert Population.from_pandas(pd.read_csv(tmp_path / "d.csv"), y="sick", client="site").inputs.shape == (60,)
+    numbered = Population.from_pandas(frame.assign(id=made.permutation(60) + 7), y="sick", client="site")
+    assert numbered.columns == ("age", "id")
+    assert "column id numbers the examples from 7 to 66, as an id does, and says nothing of new ones. Leave it out of x." in describe(numbered)["warnings"]
+    ties = Population.from_pandas(frame.assign(id=np.r_[0, np.arange(59)], row=frame.age + 0.5), y="sick", client="site")
+    assert not any("numbers the examples" in one for one in describe(ties)["warnings"])
 
 
 def test_frames_of_other_kinds_are_refused():

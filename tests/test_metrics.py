@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 from scipy import optimize
+from sklearn.metrics import mean_absolute_error
 from typer.testing import CliRunner
 
 import fedtail
@@ -124,7 +125,11 @@ def test_several_classes_are_means_over_those_a_client_has():
 
 def test_numbers():
     outputs, targets = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 2.0, 7.0])
-    assert metrics.mean_absolute_error().function(outputs[:, None], targets) == approx(4 / 3)
+    assert metrics.mean_absolute_error().function(outputs[:, None], targets).mean() == approx(4 / 3)
+    several = torch.tensor([[1.0, 2.0], [4.0, math.nan], [math.nan, math.nan]])      # padded sequences of numbers
+    assert metrics.mean_absolute_error().function(torch.zeros(3, 2), several).tolist() == [1.5, 4.0, 0.0]
+    diverged = metrics.mean_absolute_error().function(torch.tensor([[1.0, math.nan], [0.0, 0.0], [0.0, 0.0]]), several)
+    assert diverged.isnan().tolist() == [True, False, False]
     assert metrics.r2().function(outputs, targets) == approx(1 - 10 / ((targets - 3) ** 2).sum().item())
     assert math.isnan(metrics.r2().function(outputs, torch.ones(3)))
     assert math.isnan(metrics.r2().function(outputs[:1], targets[:1]))
@@ -194,6 +199,14 @@ def test_a_client_without_a_metric_is_left_out_of_that_metric_only():
     assert math.isfinite(found.error.mean())
     assert "roc_auc, defined for 11 of 12" in found.table()
     assert found.of_clients(torch.arange(3))["roc_auc"].num_defined == 2
+
+
+def test_the_absolute_error_is_a_mean_over_examples_whose_noise_is_known():
+    population, task = numbers_of(two_classes(one_class=())), Task(LeastSquares(3), metrics=[metrics.mean_absolute_error()])
+    found = fedtail.evaluate(task.module, population, task)["mean_absolute_error"]
+    by_hand = [mean_absolute_error(y, task.module(x).detach().reshape(-1)) for x, y in map(population.client, range(len(population)))]
+    assert found.values.tolist() == approx(by_hand)
+    assert metrics.mean_absolute_error().per == "example"
 
 
 def test_a_metric_that_no_client_has_is_not_a_number():

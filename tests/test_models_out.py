@@ -169,7 +169,7 @@ def test_wrong_examples_are_refused_in_words(finished, examples, tmp_path):
     done = call("predict", finished.path, "--data", examples, "--x", "narrow")
     assert done.exit_code == 2
     assert "does not take the examples" in done.output
-    assert "'shape': [60]" in done.output
+    assert "An example that it was trained on has x of 60 float32. --x names the arrays or columns." in done.output
     for words, text in ((("--data", tmp_path / "none.npz"), "there is no file"), (("--data", examples, "--out", "p.txt"), "must end in .csv, .parquet, .npz"),
                         (("--data", examples, "--x", "z"), "called 'z'")):
         done = call("predict", finished.path, *words)

@@ -193,6 +193,16 @@ def test_what_a_starter_file_suggests_has_ten_clients_in_every_tail(tmp_path, cl
     assert len(read_experiment(tmp_path / "e.toml").algorithm.members) == len(family)
 
 
+def test_a_starter_reports_what_says_more_than_the_error(tmp_path):
+    """The absolute error of numbers, in their unit; what a constant prediction cannot win, where one class has most examples."""
+    x, y, client = vectors(24, 20, classes=2)
+    for name, targets, metrics in (("prices", 1e5 + 1e4 * x[:, 0], ["mean_absolute_error"]), ("balanced", y, []),
+                                   ("rare", (np.arange(len(y)) % 9 == 0).astype(int), ["balanced_accuracy", "roc_auc"])):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=targets, client=client)
+        (tmp_path / f"{name}.toml").write_text(starter_text(tmp_path / f"{name}.toml", tmp_path / f"{name}.npz"))
+        assert read_experiment(tmp_path / f"{name}.toml").as_table()["task"].get("metrics", []) == metrics
+
+
 @pytest.mark.parametrize(("each", "work"), [(30, "epochs = 1 "), (300, "epochs = 1 "), (301, "local_steps = 30 ")])
 def test_large_clients_take_some_steps_a_round_not_a_pass(tmp_path, each, work):
     """Models that each went hundreds of steps their own way have a mean that may be worse than a constant prediction."""

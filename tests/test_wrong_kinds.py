@@ -18,9 +18,12 @@ import fedtail
 import fedtail.loggers
 from fedtail import Engine, Metric, Population, Task
 from fedtail.data.opening import open_any_data
+from fedtail.data.scaling import Scaling
 from fedtail.loggers import TensorBoard
-from fedtail.losses import cross_entropy, logistic, misclassification, squared_error
+from fedtail.losses import cox_partial_likelihood, cross_entropy, logistic, misclassification, squared_error
 from fedtail.models import LogisticRegression, SoftmaxRegression
+from fedtail.runs.files import RunError
+from fedtail.runs.keep_best import KeepBest
 
 random = np.random.default_rng(0)
 X = random.normal(size=(60, 4)).astype("float32")
@@ -364,13 +367,33 @@ def test_binary_cross_entropy_of_whole_numbers_says_what_to_write_and_of_floats_
 
 
 def test_metrics_of_scikit_learn_are_told_by_our_name_or_how_they_are_called():
-    from sklearn.metrics import f1_score, precision_score
+    from sklearn.metrics import accuracy_score, f1_score
     with pytest.raises(TypeError, match=re.escape("Write fedtail.metrics.f1(), which is it for each client.")):
         Task(nn.Linear(4, 2), metrics=[f1_score])
-    with pytest.raises(TypeError, match=re.escape("lambda outputs, targets: precision_score(targets, outputs.argmax(1))")):
-        Task(nn.Linear(4, 2), metrics=[precision_score])
-    told = Metric("precision_score", lambda outputs, targets: precision_score(targets, outputs.argmax(1)), better="higher", per="client")
-    assert fedtail.evaluate(nn.Linear(4, 2), BINARY, Task(nn.Linear(4, 2), metrics=[told]))["precision_score"].num_defined == 6
+    with pytest.raises(TypeError, match=re.escape("lambda outputs, targets: accuracy_score(targets, outputs.argmax(1))")):
+        Task(nn.Linear(4, 2), metrics=[accuracy_score])
+    told = Metric("accuracy_score", lambda outputs, targets: accuracy_score(targets, outputs.argmax(1)), better="higher", per="client")
+    assert fedtail.evaluate(nn.Linear(4, 2), BINARY, Task(nn.Linear(4, 2), metrics=[told]))["accuracy_score"].num_defined == 6
+
+
+@pytest.mark.parametrize("statistic", ["auc.p90", "error.p10", "loss.p25"])
+def test_percentiles_of_clients_who_do_well_choose_no_model(statistic, tmp_path):
+    """As in a search: the best percentile at the good end was kept as the best of the run."""
+    task = Task(SoftmaxRegression(4, 3), metrics=[Metric("auc", auc, better="higher", per="client")])
+    stop = fedtail.Validation(LABELLED, every=1, statistic=statistic)
+    with pytest.raises(ValueError, match=r"is about clients who do well. For those who do worst write p\d0|p75"):
+        fedtail.train(fedtail.fedavg(3), task, LABELLED, rounds=1, validation=stop, progress=False)
+    keeper = KeepBest(tmp_path, statistic, ["a"])
+    trained = fedtail.train(fedtail.fedavg(3), task, LABELLED, rounds=1, progress=False)
+    with pytest.raises(RunError, match=r"keep_best: .* is about clients who do well"):
+        keeper.keep_better_models(trained, [{"test": fedtail.evaluate(trained, LABELLED)}], "test")
+
+
+def test_coxs_likelihood_of_single_patients_says_how_to_make_sets():
+    patients = replace(LABELLED, targets=torch.rand(60, 2))
+    assert "Make each client's examples one set, fedtail.data.as_sets(population)" in refusal(Task(nn.Linear(4, 1), loss=cox_partial_likelihood), patients)
+    with pytest.raises(TypeError, match=re.escape("population must be a Population, got ndarray. Write Population.from_arrays(x, y, client).")):
+        Scaling.fit(X)
 
 
 def test_a_position_that_no_client_has_is_told_with_names_that_are_numbers():

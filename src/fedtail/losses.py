@@ -76,6 +76,12 @@ def cox_partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> cox_partial_likelihood(torch.zeros(1, 3), torch.tensor([[[1.0, 1.0], [2.0, 1.0], [3.0, 0.0]]]))      # (log 3 + log 2) / 2
     tensor([0.8959])
     """
+    if targets.ndim != 3 or targets.shape[2] != 2 or outputs.ndim < 2 or outputs.shape[:2] != targets.shape[:2]:
+        raise ValueError("Cox's partial likelihood compares the patients of a set, and needs log hazards (sets, members) and "
+                         f"targets (sets, members, 2) of times and events, got {tuple(outputs.shape)} and "
+                         f"{tuple(targets.shape)}. Make each client's examples one set, fedtail.data.as_sets(population), for a "
+                         "module of (sequence, lengths); for a loss of each patient alone write a discrete hazard, as in the "
+                         "docs on common tasks.")
     scores, padding = outputs.reshape(outputs.shape[:2]), targets[..., 0].isnan()
     time = targets[..., 0].masked_fill(padding, -torch.inf)
     event = (targets[..., 1] == 1) & ~padding

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.losses import is_padding
 from fedtail.task import Metric
 
 __all__ = ["average_precision", "balanced_accuracy", "concordance", "f1", "mean_absolute_error", "r2", "ready_made",
@@ -55,7 +56,7 @@ def balanced_accuracy() -> Metric:
 
 def mean_absolute_error() -> Metric:
     """The mean absolute error of each client, for numbers as targets; over several numbers per example, their mean."""
-    return Metric("mean_absolute_error", _client_mean_absolute_error, better="lower", per="client", bounds=(0.0, math.inf))
+    return Metric("mean_absolute_error", _absolute_errors, better="lower", bounds=(0.0, math.inf))
 
 
 def r2() -> Metric:
@@ -143,11 +144,18 @@ def precision_over_recall(positive: np.ndarray, scores: np.ndarray) -> float:
     return float(np.diff(right, prepend=0) @ (right / found) / right[-1])
 
 
-def _client_mean_absolute_error(outputs: Tensor, targets: Tensor) -> float:
-    """The mean absolute error of one client."""
-    from sklearn.metrics import mean_absolute_error as by_sklearn
+def _absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The absolute error of each example, (examples,) float64, a mean over its numbers that are no padding.
 
-    return float(by_sklearn(*_numbers(outputs, targets)))
+    Raises ValueError where outputs and targets do not have the same number of entries per example.
+    """
+    found, wanted = (one.reshape(len(one), -1).double() for one in (outputs, targets))
+    _refuse_other_widths(found.shape, wanted.shape)
+    gap = (found - wanted).abs()
+    if targets.ndim == 1:
+        return gap[:, 0]
+    real = ~is_padding(targets).reshape(gap.shape)
+    return gap.where(real, 0.0).sum(1) / real.sum(1).clamp(min=1)
 
 
 def _client_r2(outputs: Tensor, targets: Tensor) -> float:
@@ -228,10 +236,15 @@ def _class_scores(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndar
 def _numbers(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Targets and outputs as arrays (examples, numbers) float64; raises ValueError where their shapes do not fit."""
     found, wanted = (one.detach().cpu().double().reshape(len(one), -1).numpy() for one in (outputs, targets))
-    if found.shape != wanted.shape:
-        raise ValueError(f"the module gives {found.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. This "
-                         "metric is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
+    _refuse_other_widths(found.shape, wanted.shape)
     return wanted, found
+
+
+def _refuse_other_widths(found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raise a ValueError where outputs of the shape `found`, (examples, numbers), are not of that of the targets, `wanted`."""
+    if tuple(found) != tuple(wanted):
+        raise ValueError(f"the module gives {found[1]} numbers per example, the targets hold {wanted[1]}. This "
+                         "metric is for numbers; for classes use balanced_accuracy(), f1() or roc_auc().")
 
 
 def _times_and_events(targets: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -25,13 +25,20 @@ def read_csv_table(path: str | Path, names: Sequence[str], labels: Sequence[str]
     """The columns `names` of a CSV file with a header as a `pyarrow.Table`; types follow from the entries.
 
     Columns in `labels`, which name clients or groups, stay text, so that "007" is not 7, unless all their entries are whole
-    numbers as one writes them. Empty entries of other columns are null. Raises Unreadable where the file is damaged or larger
-    than 256 MiB.
+    numbers as one writes them. Empty entries are null, of text too. Raises Unreadable where the file is damaged or larger than
+    256 MiB.
     """
+    import pyarrow
+    from pyarrow import compute
+
     table = _parsed(path, read_bytes(Path(path), CSV_BYTES, "a CSV file"), names, labels)
     for name in labels:
         place = table.column_names.index(name)
         table = table.set_column(place, name, _whole_numbers_or_text(table[name]))
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_string(field.type):
+            column = table[field.name]
+            table = table.set_column(place, field.name, compute.if_else(compute.equal(column, ""), None, column))
     return table
 
 

@@ -74,7 +74,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
     warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads, alone, population.columns),
-                *_target_warnings(targets), *warned, *_imbalance_warnings(targets)]
+                *_counter_warnings(population, rows), *_target_warnings(targets), *warned, *_imbalance_warnings(targets)]
     return {**about, "warnings": warnings,
             "suggested": _suggest_model(inputs["x"], targets) if alone else None}
 
@@ -287,6 +287,19 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread], alone: b
             found.append(f"{name} is not scaled: feature {called[large]} has standard deviation {spread.deviation[large]:.3g}, "
                          f"feature {called[small]} has {spread.deviation[small]:.3g}. Standardise the features: "
                          "Scaling.fit(train), in a file scale = \"columns\" below [data].")
+    return found
+
+
+def _counter_warnings(population: Population, rows: Tensor) -> list[str]:
+    """Warnings as sentences: that a named column numbers the examples, as an id does; `rows` are those of all examples."""
+    if population.columns is None or isinstance(population.inputs, dict) or len(rows) < FEW_EXAMPLES:
+        return []
+    values, found = population.inputs[rows], []
+    low, high = values.aminmax(dim=0)
+    for k in (high - low == len(rows) - 1).nonzero().flatten().tolist():
+        if torch.equal(values[:, k].sort().values.double(), low[k].double() + torch.arange(len(rows), dtype=torch.float64)):
+            found.append(f"column {population.columns[k]} numbers the examples from {low[k]:g} to {high[k]:g}, as an id does, "
+                         "and says nothing of new ones. Leave it out of x.")
     return found
 
 

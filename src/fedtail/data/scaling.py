@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
+from fedtail.data.population_kind import check_is_population
 from fedtail.errors import FieldError
 from fedtail.types import Examples
 
@@ -45,6 +46,7 @@ class Scaling:
         What never changes is only shifted. Of a dict of inputs, integers stay as they are. Raises FieldError for another `by`,
         ValueError where the inputs do not have such a shape, where none are scaled, or where they are scaled already.
         """
+        check_is_population(population)
         if by not in ("columns", "pixels", "channels"):
             raise FieldError("scale", '"columns", "pixels" or "channels"', by)
         if population.scaling is not None:

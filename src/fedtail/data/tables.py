@@ -16,6 +16,7 @@ from fedtail.errors import FieldError
 from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_damaged, refuse_decompression_bomb, short_text
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+ROW_NUMBERS = ("", "Unnamed: 0", "__index_level_0__")     # what pandas calls the index that it wrote to a file
 _BLOCK = 1 << 20                                        # bytes unpacked at once
 _DEFLATE = 1032                                         # no deflated byte stands for more
 
@@ -74,8 +75,9 @@ def read_table(path: str | Path, x: str | Sequence[str] | None, y: str, client: 
     """Read the named columns of the parquet or CSV file at `path`; returns the arguments of `Population.from_arrays` as a dict.
 
     One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several `x`
-    columns of numbers are stacked to a feature matrix, integers in the floats' precision; None is every column that has no other
-    role. `y` names the column of targets. `client` names a column, or holds ids, one per example, or is None for a single client.
+    columns of numbers are stacked to a feature matrix, integers in the floats' precision, and so is a list of one column of
+    floats; None is every column that has no other role. `y` names the column of targets. `client` names a column, or holds ids,
+    one per example, or is None for a single client.
     `group` and `mass` name columns with one value per example. Raises FieldError for a name that is not there, TypeError for
     text in `x`.
     """
@@ -130,10 +132,11 @@ def _label_text(name: Any, labels: Any) -> Any:
 def other_columns(there: Iterable[str], y: str, client: Any, group: str | None, mass: str | None) -> list[str]:
     """The names in `there` that are not used as `y`, `client`, `group` or `mass`: the inputs where none are named.
 
-    Raises ValueError where there are none.
+    The row numbers that pandas writes beside a table, in a column without a name, are no input either. Raises ValueError where
+    there are none.
     """
     names = list(there)
-    found = [name for name in names if name not in distinct_names([], y, client, group, mass)]
+    found = [name for name in names if name not in (*distinct_names([], y, client, group, mass), *ROW_NUMBERS)]
     if not found:
         raise ValueError(f"there is no column left to be x: {', '.join(names) or 'none at all'}. Name the inputs.")
     return found
@@ -148,10 +151,19 @@ def table_arguments(arrays: dict[str, Any], x: str | Sequence[str], y: str, clie
     wanted = [x] if isinstance(x, str) else list(x)
     for name in wanted:
         _refuse_text(arrays[name], name)
-    inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stack_columns({name: arrays[name] for name in wanted})
+    one = len(wanted) == 1 and not is_feature_list(x, arrays[wanted[0]])
+    inputs = as_inputs(arrays[wanted[0]]) if one else stack_columns({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
-    columns = wanted if len(wanted) > 1 else None
+    columns = None if one else wanted
     return {"x": inputs, "y": arrays[y], "columns": columns, **client_arguments(arrays, client, group, mass, count)}
+
+
+def is_feature_list(x: str | Sequence[str], column: Any) -> bool:
+    """Whether `x` lists one column of floats: one feature for each example, a matrix of one column, as of several.
+
+    A column that is named by itself, whole numbers (tokens) and lists stay as they are.
+    """
+    return not isinstance(x, str) and not isinstance(column, Sequences) and column.ndim == 1 and column.dtype.kind == "f"
 
 
 def _refuse_text(column: Any, name: str) -> None:
@@ -184,7 +196,8 @@ def read_inputs(path: str | Path, x: str | Sequence[str]) -> Any:
     """
     if checked_suffix(path) != ".npz":
         arrays = _read_table_columns(path, distinct_names(x))
-        return as_inputs(next(iter(arrays.values()))) if len(arrays) == 1 else stack_columns(arrays)
+        column = next(iter(arrays.values()))
+        return as_inputs(column) if len(arrays) == 1 and not is_feature_list(x, column) else stack_columns(arrays)
     arrays = _read_npz_arrays(path, distinct_names(x))
     return arrays[x] if isinstance(x, str) else arrays
 

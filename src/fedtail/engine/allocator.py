@@ -27,6 +27,7 @@ def keep_freed_memory() -> bool:
         return False
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version         # of glibc alone: others may give these numbers another meaning
+        if not hasattr(library, "gnu_get_libc_version"):     # another C library may give these numbers another meaning
+            return False
         return bool(library.mallopt(MMAP_THRESHOLD, FROM_HEAP)) and bool(library.mallopt(TRIM_THRESHOLD, KEPT_FREE))
     return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtail.data.population import Population
 from fedtail.data.population_kind import check_is_population
-from fedtail.directions import bad_percentile_name
+from fedtail.directions import bad_percentile_name, wrong_percentile_text
 from fedtail.divergence import DivergedWarning
 from fedtail.engine.engine import Engine
 from fedtail.evaluation.best_by import BestBy, check_whole_number
@@ -66,11 +66,17 @@ class Validation:
         return found
 
     def better(self, trained: Trained) -> str:
-        """Which values of the chosen metric are better, "lower" or "higher"; raises ValueError where it is not a metric."""
+        """Which values of the chosen metric are better, "lower" or "higher"; raises ValueError where it is not a metric.
+
+        Also where the statistic is a percentile of the clients who do well.
+        """
         kinds = {metric.name: metric.better for metric in trained.task.all_metrics}
         if self.best_by.metric not in kinds:
             raise ValueError(f"statistic is about {self.best_by.metric}, which is not evaluated. There are {', '.join(kinds)}.")
-        return kinds[self.best_by.metric]
+        better = kinds[self.best_by.metric]
+        if refusal := wrong_percentile_text(self.best_by.metric, self.best_by.statistic, better):
+            raise ValueError(f"statistic: {refusal}")
+        return better
 
     @property
     def column(self) -> str:

@@ -187,7 +187,7 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     section = _data_section(data, file.parent, population, names, scale, kept)
     plan = plan_steps(population, about["suggested"], scale)
     train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
-    return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_module_section(about["suggested"]),
+    return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_task_section(about),
                        sample=_sample_fields(train), rate=plan.learning_rate, work=_work(plan.local_steps),
                        low=plan.learning_rate / 10, high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
                        **_method(train, about["targets"]["kind"] == "numbers"))
@@ -303,6 +303,21 @@ def _folder_kind(data: Path) -> str:
     if (data / "population.json").is_file():
         return "saved"
     return "huggingface" if is_dataset_folder(data) else "leaf"
+
+
+def _task_section(about: dict[str, Any]) -> str:
+    """The text of [task] and [task.module] for data of which `about` is the description: metrics that say more than the error.
+
+    That is the absolute error of numbers, which is in their unit, and for classes of which one has most of the examples what a
+    constant prediction cannot win.
+    """
+    from fedtail.data.describe import MOSTLY
+
+    targets = about["targets"]
+    metrics = ["mean_absolute_error"] if targets["kind"] == "numbers" and targets["outputs"] == 1 else \
+        ["balanced_accuracy", "roc_auc"] if targets["kind"] == "classes" and targets["commonest"]["share"] > MOSTLY else []
+    line = f"[task]\nmetrics = {_toml_literal(metrics)}\n\n" if metrics else ""
+    return line + _module_section(about["suggested"])
 
 
 def _module_section(suggested: dict[str, Any] | None) -> str:

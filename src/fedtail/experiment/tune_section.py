@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fedtail.directions import Better, bad_percentile_name, better_statistic_values
+from fedtail.directions import Better, bad_percentile_name, better_statistic_values, wrong_percentile_text
 from fedtail.errors import FieldError, nearest_hint
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, build_experiment, method_names, pick_method
@@ -214,11 +214,8 @@ def _check_percentile_side(search: Search) -> None:
     The median and other statistics pass.
     """
     metric, statistic, better = search.settings.metric, search.statistic, search.better
-    percent = float(statistic[1:]) if statistic[0] == "p" else 50.0
-    if (percent < 50 and better == "lower") or (percent > 50 and better == "higher"):
-        raise search.source.error_at(
-            ("tune", "statistic"), f"{better} values of the {metric} are better, so {statistic} is about clients who do well. "
-            f"For those who do worst write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
+    if refusal := wrong_percentile_text(metric, statistic, better):
+        raise search.source.error_at(("tune", "statistic"), refusal)
 
 
 def _check_judged_models(search: Search) -> None:

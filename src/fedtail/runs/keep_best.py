@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedtail.directions import wrong_percentile_text
 from fedtail.evaluation.best_by import BestBy
 from fedtail.model_file import model_bytes, training_record
 from fedtail.runs.files import RunError, write_atomically, write_json
@@ -37,7 +38,7 @@ class KeepBest:
         """Write the file of each model whose statistic is finite and better than at any earlier evaluation, and `best.json`.
 
         `found` has the evaluations by split for each model of `trained`. The statistic is over the split `selection_split` names.
-        Raises RunError where the metric is not evaluated.
+        Raises RunError where the metric is not evaluated, or the statistic is a percentile of the clients who do well.
         """
         modules, values = None, []
         for k, evaluations in enumerate(found):
@@ -46,6 +47,8 @@ class KeepBest:
                 raise RunError(f"keep_best is about {self.best_by.metric}, which is not evaluated. There are "
                                f"{', '.join(split.distributions)}.")
             value, before, better = self.best_by.value(split), self.found[k], split[self.best_by.metric].better
+            if refusal := wrong_percentile_text(self.best_by.metric, self.best_by.statistic, better):
+                raise RunError(f"keep_best: {refusal}")
             values.append(value)
             if self.best_by.is_better(value, None if before is None else before["value"], better):
                 modules = modules or trained.modules
