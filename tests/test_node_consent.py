@@ -237,8 +237,11 @@ def test_after_rounds_without_an_epsilon_none_can_be_kept(tmp_path):
     budget.begin_round(b"t", 0, b"o")
     budget.charge(b"t", 0, b"o", {b"q": BARE_CHARGE})
     private = DataBudget(tmp_path, replace(POLICY, rounds_without_noise=None, epsilon=100.0, delta=1e-6))
-    with pytest.raises(Refused, match="under a policy without an epsilon, and no epsilon can be kept"):
+    with pytest.raises(Refused, match="policy of this node changed since round 0 began"):
         private.charge(b"t", 0, b"o", {b"p": NOISY_CHARGE})
+    private.begin_round(b"t", 1, b"o")
+    with pytest.raises(Refused, match="under a policy without an epsilon, and no epsilon can be kept"):
+        private.charge(b"t", 1, b"o", {b"p": NOISY_CHARGE})
 
 
 def test_a_round_that_was_over_is_another_one_when_it_is_held_again(tmp_path):
