@@ -159,5 +159,5 @@ def test_a_node_whose_data_have_a_key_twice_says_which(hospitals, keys):
     north = replace(hospitals.settings[0], keys=keys)
     people = fedtail.Population.open(north.folder / "people")
     people.with_columns(key=torch.tensor([0, 1, 2, 3, 4, 5, 2, 7])).save(north.folder / "people")
-    with pytest.raises(ValueError, match=r"2 clients in people have the key 2: 3, 7\. .* Save it with a key for each"):
+    with pytest.raises(ValueError, match=r"2 clients in people have the key 2: 3, 7\. .* Save them with a key for each"):
         north.read_population()

@@ -35,9 +35,9 @@ def check_distinct_keys(population: Population, file: str) -> None:
         return
     key = int(found[counts > 1][0])
     same = [population.name_of(k) for k in (population.key == key).nonzero().flatten().tolist()]
-    raise ValueError(f"{len(same)} clients in {short_text(file)} have the key {key}: {short_text(', '.join(same))}. Draws and what "
-                     "clients remember are by key. Save it with a key for each: population.with_columns(key=torch.arange("
-                     "len(population))).save(...)")
+    raise ValueError(f"{len(same)} clients in {short_text(file)} have the key {key}: {short_text(', '.join(same))}. Draws and "
+                     "what clients remember are by key. Save them with a key for each: population.with_columns(key=torch.arange("
+                     f"{len(population)})).save(...)")
 
 
 def _seed_from_name(name: str) -> int:

@@ -56,8 +56,8 @@ class DataBudget:
         """Store where and by which policy; files are read when a round begins.
 
         `read_policy` returns the policy as it is now, or raises ValueError; it is called for every round and every question.
-        None: it stays as it is. `witness` is a file in the node's own folder with the head of the record: where that is not in the record any more,
-        because the folder was lost, changed or is another one, nothing is answered.
+        None: it stays as it is. `witness` is a file in the node's own folder with the head of the record: where that is not in
+        the record any more, because the folder was lost, changed or is another one, nothing is answered.
         """
         self.folder, self.policy = folder, policy
         self._read_policy = read_policy or (lambda: policy)
@@ -109,8 +109,8 @@ class DataBudget:
         with self._locked():
             contents = training.hex(), round, opening.hex()
             if now != self._policies.get(contents, self.policy.digest):
-                raise Refused(f"the policy of this node changed since round {round} began: it answers nothing more in that round, "
-                              "and holds the next one under the new policy.")
+                raise Refused(f"the policy of this node changed since round {round} began: it answers nothing more in that "
+                              "round, and holds the next one under the new policy.")
             held: Held = (*contents, self._over.get(contents, 0))
             asked = self._asked.get(held, set())
             new = {name: one for name, one in questions.items() if one.noisy or name.hex() not in asked}

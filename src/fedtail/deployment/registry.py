@@ -191,11 +191,11 @@ class ClientRegistry:
         if len(self) and node <= int(self.node[-1]):
             raise ValueError(f"node {node} is registered, or before others that are. A node that joins gets the next number.")
         if len(key.unique()) < len(key):
-            raise ValueError(f"node {node} has several clients of one key, and clients are told apart by keys. Give each in its data "
-                             "a key of its own.")
+            raise ValueError(f"node {node} has several clients of one key, and clients are told apart by keys. Give each in "
+                             "its data a key of its own.")
         if bool(torch.isin(key, self.key).any()):
-            raise ValueError(f"node {node} has clients whose keys others have already. Write keys = \"name\" in its node.toml: its "
-                             "clients' keys are then hashed with its name, which no other node may have.")
+            raise ValueError(f"node {node} has clients whose keys others have already. Write keys = \"name\" in its node.toml: "
+                             "its clients' keys are then hashed with its name, which no other node may have.")
         if (self.group is None) != (group is None) and len(self):
             raise ValueError(f"node {node} and the others do not agree on whether clients have groups.")
         groups = group if self.group is None or group is None else torch.cat([self.group, group])
