@@ -30,6 +30,7 @@ from fedtail.deployment.node_process import only_process, run_node
 from fedtail.deployment.node_status import compare_logs, node_log, run_log
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.registry import signed_node_info
+from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.signed_info import encode_request
 from fedtail.deployment.told import rounds_left
 from fedtail.privacy.accounting import epsilon_at
@@ -186,6 +187,99 @@ def test_consent_is_checked_for_every_round(hospitals):
     assert "what this node would be asked is not what its operator accepted" in asked(hospitals, 4)[1]
 
 
+def change(settings, old, new, file="policy.toml"):
+    """Edit a file of a node while its process runs."""
+    path = settings.folder / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(("old", "new", "text"), [
+    ("smallest_cohort = 2 ", "smallest_cohort = 31 ", "the round has 30 clients, and this node's policy takes part in those of 31 or more"),
+    ("smallest_tail = 1 ", "smallest_tail = 11 ", "10 clients of this node are in the round, and its policy has 11 or more"),
+    ("rounds_without_noise = 3", "rounds_without_noise = 1", "this data set has answered 1 rounds, all that its policy allows"),
+    ("rounds_without_noise = 3", "epsilon = 1.0\ndelta = 1e-6", "under a policy without an epsilon, and no epsilon can be kept")])
+def test_a_policy_that_is_tightened_holds_in_the_next_round_of_a_node_that_stays(hospitals, old, new, text):
+    assert asked(hospitals)[1] == ""
+    change(hospitals.settings[1], old, new)
+    found, said = asked(hospitals, 1)
+    assert found[0] == 20                                # clients of the two others
+    assert text in said
+    change(hospitals.settings[1], new, old)
+    assert asked(hospitals, 2)[1] == ""
+
+
+def test_a_policy_that_is_removed_or_broken_holds_too(tmp_path, caplog):
+    hospitals = Nodes(tmp_path, trainings=5)
+    path = hospitals.settings[1].folder / "policy.toml"
+    whole = path.read_text()
+    assert asked(hospitals)[1] == ""
+    for k, wrong in enumerate((None, "", "smallest_cohort = \"\"", whole.replace("repeats", "repeat"), whole + "epsilon = 1.0\ndelta = 0.1\n")):
+        path.unlink() if wrong is None else path.write_text(wrong)
+        found, said = asked(hospitals, 1 + k)
+        assert found[0] == 20
+        assert "the policy of this node is missing or not valid" in said
+        assert str(path) not in said                     # which only its own log says
+    assert f"there is no policy {path}" in caplog.text
+    path.write_text("# its operator's\n" + whole)        # what is allowed is the same: nothing has changed
+    server = DepartingServer(hospitals)
+    server.begin(9)
+    path.write_text(whole)
+    assert server.read(train_question(hospitals.method))[0] == 30
+    server.begin(10)
+    path.unlink()                                        # within a round
+    assert server.read(train_question(hospitals.method))[0] == 20
+    assert "the policy of this node is missing or not valid" in server.said
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["stays", "started again"])
+def test_a_policy_that_is_loosened_allows_nothing_more_in_an_open_round(tmp_path, restarted):
+    """A node of Flower is another process for every message: there, too, a round is held under the policy of its beginning."""
+    hospitals = Nodes(tmp_path)
+    for one in hospitals.settings.values():
+        change(one, "questions = 16", "questions = 1")
+    server, question = DepartingServer(hospitals), train_question(hospitals.method)
+    server.begin(0)
+    assert server.read(question)[0] == 30
+    assert server.read(question.count_question()) is None
+    assert server.said.count("more than 1 questions are asked in round 0") == 3
+    for one in hospitals.settings.values():
+        change(one, "questions = 1", "questions = 2")
+    if restarted:
+        hospitals.sites = {k: one.make_site().restore(hospitals.sites[k].save()) for k, one in hospitals.settings.items()}
+    for _ in range(2):
+        assert server.read(question.count_question()) is None
+        assert server.said.count("the policy of this node changed since round 0 began: it answers nothing more in that round") == 3
+    server.begin(1)
+    assert server.read(question)[0] == 30
+    assert server.read(question.count_question()) is not None
+    assert DataBudget(hospitals.settings[0].budget_folder, POLICY).rounds_answered == 2
+
+
+def test_changed_settings_of_a_node_that_stays_are_refused_until_it_is_started_again(hospitals):
+    south = hospitals.settings[1]
+    file, whole = south.folder / "node.toml", (south.folder / "node.toml").read_text()
+    file.write_text("# its operator's\n" + whole)
+    assert asked(hospitals)[1] == ""
+    change(south, "minimum = 2", "minimum = 3", "node.toml")
+    found, said = asked(hospitals, 1)
+    assert found[0] == 20
+    assert "the settings of this node changed since its process read them (minimum): its operator must start the node again" in said
+    with pytest.raises(Refused, match=r"\(minimum\): its operator must start the node again"):
+        signed_node_info(south, encode_request(bytes(32)))
+    for wrong in (None, "minimum = ", 'secret = "s3cret"\n' + whole):
+        file.unlink() if wrong is None else file.write_text(wrong)
+        _, said = asked(hospitals, 1)
+        assert "the file of this node's settings is missing or not valid" in said
+        assert "s3cret" not in said
+    file.write_text(whole)
+    assert asked(hospitals, 1)[1] == ""
+    change(south, "minimum = 2", "minimum = 3", "node.toml")
+    hospitals.settings[1] = NodeSettings.read(file)
+    hospitals.restart()
+    assert asked(hospitals, 2)[1] == "the session's threshold is 2, and this client requires 3 or more."
+
+
 def test_other_data_or_another_place_of_the_budget_need_consent(hospitals):
     south = hospitals.settings[1]
     shutil.copytree(south.folder / "people", south.folder / "renamed")
@@ -237,8 +331,11 @@ def test_after_rounds_without_an_epsilon_none_can_be_kept(tmp_path):
     budget.begin_round(b"t", 0, b"o")
     budget.charge(b"t", 0, b"o", {b"q": BARE_CHARGE})
     private = DataBudget(tmp_path, replace(POLICY, rounds_without_noise=None, epsilon=100.0, delta=1e-6))
-    with pytest.raises(Refused, match="under a policy without an epsilon, and no epsilon can be kept"):
+    with pytest.raises(Refused, match="policy of this node changed since round 0 began"):
         private.charge(b"t", 0, b"o", {b"p": NOISY_CHARGE})
+    private.begin_round(b"t", 1, b"o")
+    with pytest.raises(Refused, match="under a policy without an epsilon, and no epsilon can be kept"):
+        private.charge(b"t", 1, b"o", {b"p": NOISY_CHARGE})
 
 
 def test_a_round_that_was_over_is_another_one_when_it_is_held_again(tmp_path):

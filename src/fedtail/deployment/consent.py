@@ -19,7 +19,7 @@ from fedtail.deployment.audit_log import Head, holds
 from fedtail.deployment.settings import WITNESS, NodeSettings
 from fedtail.experiment.experiment import Experiment, own_code_files
 from fedtail.experiment.source_only import importable_files
-from fedtail.reading import read_json
+from fedtail.reading import read_json, short_text
 from fedtail.runs.files import to_json_values, write_json
 from fedtail.secure.encoding import Refused
 
@@ -58,7 +58,7 @@ class Consent:
         """Raise Refused, with a text that holds no data, unless the operator has accepted what this process has read.
 
         Read anew at every call are accepted.json and the files themselves, so that withdrawn consent and changed files are
-        noticed without a restart.
+        noticed without a restart. Changed settings are refused too: a process that stays has read them once.
         """
         given = read_accepted(self.settings)
         if not given:
@@ -73,6 +73,19 @@ class Consent:
         if not holds(self.settings.audit_file, Head(*given["log"])):
             raise Refused("this node's audit log does not hold its operator's consent: it was removed or changed. `fedtail node "
                           "log --verify` says more, and `fedtail node accept` begins a new one where it was removed.")
+        check_settings_file(self.settings)
+
+
+def check_settings_file(settings: NodeSettings) -> None:
+    """Raise Refused where the file says other settings than were read from it; the text names them, and none of their values."""
+    try:
+        changed = settings.changed_settings()
+    except ValueError as why:
+        raise Refused("the file of this node's settings is missing or not valid. `fedtail node check` says more; after that its "
+                      "operator must start the node again.") from why
+    if changed:
+        raise Refused(f"the settings of this node changed since its process read them ({short_text(', '.join(changed))}): its "
+                      "operator must start the node again.")
 
 
 def code_files(experiment: Experiment) -> list[Path]:

@@ -8,8 +8,9 @@ Each line of rounds.jsonl has the digest of the one before; the head is in a fil
 from __future__ import annotations
 
 import fcntl
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Any
 from fedtail.channel.base import clients_add_noise
 from fedtail.deployment.audit_log import ChainedFile, LogDamaged, damaged_text
 from fedtail.deployment.policy import NodePolicy
+from fedtail.escaping import one_line
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Unit
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
 from fedtail.secure.encoding import Refused
 
 ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
+log = logging.getLogger("fedtail.node")
 Held = tuple[str, int, str, int]      # a round: its training, its number, the digest of its contents, and how often it was over
 
 
@@ -42,17 +45,25 @@ class Charge:
 
 
 class DataBudget:
-    """The budget of one data set by a node's `policy`, stored in `folder`, which nodes of several servers may share."""
+    """The budget of one data set by a node's `policy`, stored in `folder`, which nodes of several servers may share.
 
-    def __init__(self, folder: Path, policy: NodePolicy, witness: Path | None = None):
+    A round is held under one policy, that of its beginning. Where the operator has changed the policy since, nothing more is
+    answered in that round, and the next one is held under the new policy: a process that stays needs no restart.
+    """
+
+    def __init__(self, folder: Path, policy: NodePolicy, witness: Path | None = None,
+                 read_policy: Callable[[], NodePolicy] | None = None):
         """Store where and by which policy; files are read when a round begins.
 
-        `witness` is a file in the node's own folder with the head of the record: where that is not in the record any more,
-        because the folder was lost, changed or is another one, nothing is answered.
+        `read_policy` returns the policy as it is now, or raises ValueError; it is called for every round and every question.
+        None: it stays as it is. `witness` is a file in the node's own folder with the head of the record: where that is not in
+        the record any more, because the folder was lost, changed or is another one, nothing is answered.
         """
         self.folder, self.policy = folder, policy
+        self._read_policy = read_policy or (lambda: policy)
         self._file = ChainedFile(folder / ROUNDS, witness)
         self._begun: dict[tuple[str, int], list[str]] = {}      # the openings of each round of a training
+        self._policies: dict[tuple[str, int, str], str] = {}    # the digest of the policy that each of them began under
         self._over: dict[tuple[str, int, str], int] = {}        # how often each of them was held to its end
         self._asked: dict[Held, set[str]] = {}                  # the questions of each round that was held
         self._uncovered: set[Held] = set()                      # the rounds with answers that are not on the ledger
@@ -61,9 +72,11 @@ class DataBudget:
     def begin_round(self, training: bytes, round: int, opening: bytes) -> None:
         """Note that a round of a training begins, whose contents (cohort, model, seed) have the digest `opening`.
 
-        The same contents once more change nothing until the round is over. Raises Refused where the round was begun before, with
-        other contents or to its end, more often in this training than the policy's `repeats`.
+        From now on the policy is the one that the operator's file has. The same contents once more change nothing until the round
+        is over. Raises Refused where there is no valid policy, and where the round was begun before, with other contents or to
+        its end, more often in this training than the policy's `repeats`.
         """
+        self.policy = self._policy_now()
         with self._locked():
             name, digest = training.hex(), opening.hex()
             before = self._begun.get((name, round), [])
@@ -73,7 +86,7 @@ class DataBudget:
             if before and again > self.policy.repeats:
                 raise Refused(f"round {round} of this training was held here before, and its policy allows {self.policy.repeats} "
                               "rounds that are begun again.")
-            self._append({"training": name, "round": round, "opening": digest})
+            self._append({"training": name, "round": round, "opening": digest, "policy": self.policy.digest})
 
     def end_round(self, training: bytes, round: int, opening: bytes) -> None:
         """Note that a round that was begun with these contents was held to its end: from now on it would be another one."""
@@ -89,10 +102,15 @@ class DataBudget:
         charged again: whoever still has the answer does not compute it, and who lost it draws new noise.
 
         Raises Refused, and charges nothing, where the policy does not allow so many questions, where the budget does not cover
-        them, or where a sum has no noise that clients add and the policy has an epsilon.
+        them, where a sum has no noise that clients add and the policy has an epsilon, and where the policy is not valid any more,
+        or another one than the round began under.
         """
+        now = self._policy_now().digest
         with self._locked():
             contents = training.hex(), round, opening.hex()
+            if now != self._policies.get(contents, self.policy.digest):
+                raise Refused(f"the policy of this node changed since round {round} began: it answers nothing more in that "
+                              "round, and holds the next one under the new policy.")
             held: Held = (*contents, self._over.get(contents, 0))
             asked = self._asked.get(held, set())
             new = {name: one for name, one in questions.items() if one.noisy or name.hex() not in asked}
@@ -129,6 +147,15 @@ class DataBudget:
             if not (self.folder / LEDGER).is_file():
                 return f"{text}; nothing of epsilon {self.policy.epsilon:g} is spent"
             return f"{text}; {self._ledger().guarantee()}, of epsilon {self.policy.epsilon:g}"
+
+    def _policy_now(self) -> NodePolicy:
+        """The policy as the operator's file has it; raises Refused, with the reason logged here, where that is none."""
+        try:
+            return self._read_policy()
+        except ValueError as why:
+            log.error("nothing is answered: %s", one_line(str(why)))
+            raise Refused("the policy of this node is missing or not valid, and without one it answers nothing. Its own log says "
+                          "more.") from why
 
     def _charge_releases(self, charges: list[Charge], held: Held) -> list[Any] | None:
         """Charge releases of the round `held`, and return size and digest of the ledger; Refused where that is too much.
@@ -190,6 +217,8 @@ class DataBudget:
             self._over[contents] = self._over.get(contents, 0) + 1
         elif "question" not in entry:
             self._begun.setdefault(contents[:2], []).append(contents[2])
+            if "policy" in entry:                             # earlier versions did not note it
+                self._policies[contents] = sys.intern(entry["policy"])
         else:
             held: Held = (*contents, self._over.get(contents, 0))
             self._asked.setdefault(held, set()).add(entry["question"])

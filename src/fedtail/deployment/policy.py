@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,11 @@ class NodePolicy:
             if name not in given:
                 raise ValueError(f"{path.name} does not say {name}, and what is not said is not allowed. Write {name} = ...")
         return cls(**given)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the numbers in it, as 64 hexadecimal digits: how the file is written does not change it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def budget_text(self) -> str:

@@ -6,7 +6,6 @@ allows it, the budget; nothing of the data is in it. It is signed with the key o
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from fedtail.deployment.asked_rounds import MOST, Asked, read_asked
 from fedtail.deployment.signed_info import check_signature, read_request, sign_info, unsigned_info
 from fedtail.deployment.wire_version import BEFORE_HEADERS, READABLE, other_version_text, wire_version_of, with_version
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hash_bits
 from fedtail.reading import short_text
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Blob, encode
@@ -94,15 +92,11 @@ def packed_node_info(settings: NodeSettings, training: bytes = b"") -> bytes:
 
     It lists what was asked in `training`, and has the budget where the settings say so (tell_budget).
 
-    With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
-    with keys = "data" the keys in the data are sent as they are.
+    Clients' keys are those with which the node computes, hashed with its name unless keys = "data": draws follow from them.
     """
     population = settings.read_population()
-    key = population.key
-    if settings.keys == "name":
-        key = hash_bits(seed_from_name(settings.name), "client of a node", population.key)
     budget = settings.data_budget().spent_text()[:TEXT_LENGTH] if settings.tell_budget else ""
-    return pack(NodeInfo(settings.name, key, population.mass.double(), population.group, settings.minimum, __version__,
+    return pack(NodeInfo(settings.name, population.key, population.mass.double(), population.group, settings.minimum, __version__,
                          read_asked(settings.folder, training), budget))
 
 
@@ -153,11 +147,6 @@ def read_node_info(data: bytes) -> NodeInfo:
     return info
 
 
-def seed_from_name(name: str) -> int:
-    """A seed in [0, 2 ** 63) from the first 8 bytes of SHA-256 of a node's name, with which its clients' keys are hashed."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
-
-
 @with_old_names
 @dataclass(frozen=True)
 class ClientRegistry:
@@ -201,8 +190,12 @@ class ClientRegistry:
         """
         if len(self) and node <= int(self.node[-1]):
             raise ValueError(f"node {node} is registered, or before others that are. A node that joins gets the next number.")
-        if len(torch.cat([self.key, key]).unique()) < len(self) + len(key):
-            raise ValueError(f"node {node} has clients whose keys others have already. Give each node a name of its own.")
+        if len(key.unique()) < len(key):
+            raise ValueError(f"node {node} has several clients of one key, and clients are told apart by keys. Give each in "
+                             "its data a key of its own.")
+        if bool(torch.isin(key, self.key).any()):
+            raise ValueError(f"node {node} has clients whose keys others have already. Write keys = \"name\" in its node.toml: "
+                             "its clients' keys are then hashed with its name, which no other node may have.")
         if (self.group is None) != (group is None) and len(self):
             raise ValueError(f"node {node} and the others do not agree on whether clients have groups.")
         groups = group if self.group is None or group is None else torch.cat([self.group, group])

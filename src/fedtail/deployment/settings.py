@@ -32,16 +32,31 @@ WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experime
 
 
 @dataclass(frozen=True)
+class SettingsFile:
+    """The file that a node's settings were read from, and what it said: a node that stays reads it once."""
+
+    path: Path
+    tables: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> SettingsFile:
+        """The file at `path` as it is now; raises ValueError where there is none, and where it is not valid TOML."""
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}. `fedtail deploy init` writes one to start from.")
+        return cls(path, toml_tables(read_text(path, TOML_BYTES, "the settings of a node"), path.name))
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """The settings of a node, which its operator writes; paths are relative to the file's folder.
 
     `experiment` is this node's own copy of the experiment file: its model, and the parts it is willing to run. `data` is an
     `.npz` or `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. With `keys` "name" the
     clients' keys are hashed with the node's name, so that nodes need not agree on them; with "data" they are those of a saved
-    population. Models are evaluated on examples that are never trained on: a `test_share` of each client's, or those of a file
-    `test`, whose clients are matched by name. What clients remember between rounds is stored for the last `trainings` trainings.
-    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file; "." is its
-    own) and packages in `trust`.
+    population, and must differ over all nodes. Models are evaluated on examples that are never trained on: a `test_share` of each
+    client's, or those of a file `test`, whose clients are matched by name. What clients remember between rounds is stored for the
+    last `trainings` trainings. Code that the experiment names and that is not fedtail's is imported only from the folders
+    (relative to the file; "." is its own) and packages in `trust`.
 
     A row is revealed only in a sum over `minimum` nodes or more, and with `masked_only` nothing is answered without masks. Where
     each node shares masks with few others, this node refuses unless rows stay secret with a share of `corrupted` nodes on the
@@ -79,6 +94,7 @@ class NodeSettings:
     budget: str = ""
     tell_budget: bool = False
     allow_code: bool = False
+    source: SettingsFile | None = None      # what they were read from
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, for both of `test` and `test_share`, and for an incomplete identity.
@@ -113,10 +129,8 @@ class NodeSettings:
         setting is unknown, of the wrong type or out of range; the text names the setting.
         """
         place = Path(path)
-        if not place.is_file():
-            raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
-        given = toml_tables(read_text(place, TOML_BYTES, "the settings of a node"), place.name)
-        known = {one.name for one in fields(cls)} - {"folder", "allow_code"}
+        source = SettingsFile.read(place.absolute())
+        given, known = source.tables, {one.name for one in fields(cls)} - {"folder", "allow_code", "source"}
         for name in given:
             if name not in known:
                 raise ValueError(f"{place.name} has no setting {name!r}. There are {', '.join(sorted(known))}.")
@@ -128,7 +142,18 @@ class NodeSettings:
             problem, _ = convert_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {short_text(repr(value))}.")
-        return cls(folder=place.resolve().parent, **given)
+        return cls(folder=place.resolve().parent, source=source, **given)
+
+    def changed_settings(self) -> list[str]:
+        """The names of the settings that are others in the file now than when these were read; [] where they are from no file.
+
+        Raises ValueError where the file is missing or not valid now.
+        """
+        if self.source is None:
+            return []
+        was, now = self.source, NodeSettings.read(self.source.path).source
+        assert now is not None
+        return sorted(name for name in now.tables.keys() | was.tables.keys() if now.tables.get(name) != was.tables.get(name))
 
     @property
     def budget_folder(self) -> Path:
@@ -143,10 +168,13 @@ class NodeSettings:
         return NodePolicy.read(self.folder / self.policy)
 
     def data_budget(self) -> DataBudget:
-        """The budget of this node's data by its policy; raises ValueError where the policy is missing or not valid."""
+        """The budget of this node's data by its policy, which is read anew for every round.
+
+        Raises ValueError where the policy is missing or not valid.
+        """
         from fedtail.deployment.data_budget import DataBudget
 
-        return DataBudget(self.budget_folder, self.read_policy(), self.folder / WITNESS)
+        return DataBudget(self.budget_folder, self.read_policy(), self.folder / WITNESS, self.read_policy)
 
     @property
     def audit_file(self) -> Path:
@@ -185,11 +213,18 @@ class NodeSettings:
         """The pair (train, test): this node's clients with the examples they train on, and with those models are evaluated on.
 
         Test examples come from the file `test`, or are a random `test_share` of each client's examples in `data`. Where neither
-        is set, test is None and clients train on all their examples. The files are read at each call.
+        is set, test is None and clients train on all their examples. The files are read at each call. Clients have the keys here
+        that the server is told, in both: by `keys` "name" hashed with the node's name, and only here.
+
+        Raises ValueError where two clients have the same key, and where labels are text.
         """
         from fedtail.data.opening import open_any_data
+        from fedtail.deployment.client_keys import check_distinct_keys, with_own_keys
 
         whole = _without_text_labels(open_any_data(self.folder / self.data, **self.columns), self.data)
+        check_distinct_keys(whole, self.data)
+        if self.keys == "name":                               # before anything is drawn by them
+            whole = with_own_keys(whole, self.name)
         if self.test:
             test = _without_text_labels(open_any_data(self.folder / self.test, **self.columns), self.test)
             return whole, _match_clients_by_name(test, whole)
