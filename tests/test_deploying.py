@@ -95,6 +95,19 @@ def handshake(server, client, name):
     return True
 
 
+def test_a_run_that_lost_every_round_says_that_its_model_is_of_no_use(file, tmp_path):
+    lost = DeployedRun(deployed_experiment(file), 0, tmp_path / "lost")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")                      # the log has them
+        lost.run(Sites(vanish={node: range(1000) for node in range(5)}).fleet())
+    assert lost.models_of_no_use() == ["nothing was learned: no round changed the model"]
+    assert "warning: deployed, seed 0: nothing was learned: no round changed the model. log.txt has the reason of each lost round" in (
+        tmp_path / "lost" / "log.txt").read_text()
+    sound = DeployedRun(deployed_experiment(file), 0, tmp_path / "sound")
+    sound.run(Sites().fleet())
+    assert sound.models_of_no_use() == []
+
+
 def test_keys_of_nodes_are_what_flower_takes_and_stay_secret(tmp_path):
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key

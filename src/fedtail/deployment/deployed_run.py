@@ -34,12 +34,13 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.reading import read_json
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
+from fedtail.runs.diverged import divergence_sentences, useless_models
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 from fedtail.runs.execution import checkpoint_to_resume
 from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder, write_atomically
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.runs.recording import Recorder, append_to_log, redirect_warnings
-from fedtail.runs.run_folder import DEPLOYED, LEDGER
+from fedtail.runs.run_folder import DEPLOYED, LEDGER, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained, resume
 
@@ -84,6 +85,16 @@ class DeployedRun:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, secrets.token_hex(16) + "\n")
         return bytes.fromhex(path.read_text(encoding="utf-8").strip())
+
+    def models_of_no_use(self) -> list[str]:
+        """Why models of this run, which is finished, are of no use, as where every round was lost; [] for none.
+
+        The log is told what is wrong with them and what to do.
+        """
+        found = RunFolder.open(self.folder, also_deployed=True)
+        for text in divergence_sentences([found]):
+            self.log(f"warning: {text}")
+        return useless_models(found)
 
     def channel(self, population: Any) -> Channel:
         """The channel of the experiment file or the default, whose threshold a run keeps when it is resumed with other nodes."""

@@ -23,13 +23,13 @@ PRESENCE, SECONDS = "nodes.json", "seconds.json"      # in the run's folder: who
 POLL = 1.0                                            # seconds between two looks at who is there, while a run pauses
 
 
-def run_on_transport(transport: Transport, settings: Mapping[str, Any], out: Path) -> None:
+def run_on_transport(transport: Transport, settings: Mapping[str, Any], out: Path) -> list[str]:
     """Wait for nodes, register their clients, and run the experiment in the folder `out`; they may join and leave between rounds.
 
     `transport` reaches the nodes. Of `settings`, `experiment`, the path of its file, and `node_keys`, the folder with a public
     key NAME.pub for each node, are needed; `method`, `trust` (names with commas), `seed`, `resume`, `schedule`, `nodes` (how many
-    to wait for) and `wait` (seconds) have defaults.
-    Raises RuntimeError where too few nodes join.
+    to wait for) and `wait` (seconds) have defaults. Returns why models are of no use, as where every round was lost; the run's
+    log has what to do. Raises RuntimeError where too few nodes join.
     """
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
@@ -41,6 +41,7 @@ def run_on_transport(transport: Transport, settings: Mapping[str, Any], out: Pat
     attendance = Attendance(run, nodes, fleet)
     run.run(fleet, attendance.follow, lambda: nodes.asked().values())
     attendance.write()                                    # with the exchanges of the last round
+    return run.models_of_no_use()
 
 
 class Attendance:

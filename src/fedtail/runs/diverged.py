@@ -104,6 +104,12 @@ def _lost_rounds_advice(run: RunFolder) -> str:
             "look at the cohort size, the weights of the risk, and the learning rate.")
 
 
+def useless_models(run: RunFolder) -> list[str]:
+    """Why models of a finished run are of no use, a sentence without an end each: diverged, or changed by no round."""
+    reasons = [*(divergence_reason(run, model) for model in evaluated_models(run)), unchanged_reason(run)]
+    return [reason for reason in reasons if reason]
+
+
 def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[int]:
     """The seeds of those of the (run, model) pairs whose model is not finite."""
     return [run.seed for run, model in found if is_diverged(run, model)]
@@ -166,7 +172,8 @@ def _left_out(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, s
 
 def constant_statistics(run: RunFolder) -> dict[str, Any]:
     """The statistics of the constant prediction over the tested clients, by metric and name; empty where they are not known."""
-    return (run.result.get("constant") or {}).get(run.tested_split, {}) if run.has_result else {}
+    known = run.result.get("constant") if run.has_result else None
+    return known.get(run.tested_split, {}) if known else {}
 
 
 def _tested(run: RunFolder, model: EvaluatedModel) -> dict[str, Any]:

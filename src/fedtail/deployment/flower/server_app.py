@@ -22,14 +22,18 @@ def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
     """Run an experiment on the nodes of a Flower grid, in the folder `out`, and return when the run is finished.
 
     `settings` are those of `flwr run`: `experiment` and `out` are needed; `timeout` (seconds to wait for an answer, by default
-    60) and others have defaults. An exception is written to the run's log with its traceback, and raised.
+    60) and others have defaults. An exception is written to the run's log with its traceback, and raised. Raises RuntimeError
+    at the end where a model is of no use, such as after rounds that were all lost; all files are written then.
     """
     out = Path(str(settings["out"]))
     try:
-        run_on_transport(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(append_to_log, out)), settings, out)
+        transport = FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(append_to_log, out))
+        wrong = run_on_transport(transport, settings, out)
     except BaseException:
         append_to_log(out, traceback.format_exc())
         raise
+    if wrong:
+        raise RuntimeError(f"{'; '.join(wrong)}. {out / 'log.txt'} has the reasons.")
 
 
 @app.main()

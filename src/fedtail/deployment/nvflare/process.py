@@ -39,11 +39,15 @@ def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
 
 
 def serve(folder: Path, **settings: object) -> None:
-    """Run the experiment of the server's `folder`; the settings replace those of run.toml. SIGTERM interrupts it."""
+    """Run the experiment of the server's `folder`; the settings replace those of run.toml. SIGTERM interrupts it.
+
+    The process exits with code 1 where a model is of no use, such as after rounds that were all lost.
+    """
     from fedtail.deployment.nvflare.server import run_server
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    run_server(folder, **settings)
+    if run_server(folder, **settings):
+        sys.exit(1)
 
 
 def leave(code: int) -> None:

@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Any] = {"listen": "0.0.0.0", "port": 8000, "method": "", "ou
                             "wait": 300.0, "timeout": 60.0, "schedule": "ahead", "resume": False, "trust": ""}
 
 
-def run_server(folder: Path, **given: Any) -> None:
-    """Run the experiment of the deployment whose server's folder is `folder`, on the nodes that connect, and return at its end.
+def run_server(folder: Path, **given: Any) -> list[str]:
+    """Run the experiment of the deployment whose server's folder is `folder`; returns why its models are of no use, [] for none.
 
     The settings are those of run.toml in it; `given` replaces some. An exception is written to the run's log, and raised. Raises
     ValueError for a setting that does not exist or is of another type.
@@ -30,7 +30,7 @@ def run_server(folder: Path, **given: Any) -> None:
     timeout, log = float(settings["timeout"]), partial(append_to_log, out)
     try:
         with followed(run_follower(out)), CellTransport(folder, address, timeout, log) as transport:
-            run_on_transport(transport, settings, out)
+            return run_on_transport(transport, settings, out)
     except BaseException:
         append_to_log(out, traceback.format_exc())
         raise
