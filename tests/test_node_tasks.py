@@ -174,7 +174,7 @@ def forwarder(status):
 
 @pytest.mark.parametrize(("secret", "tls", "fleet", "result", "texts"), [
     (b"secret", True, 401, CLOSED, ("refused (401), and so is a call in its name (401)",)),
-    (b"secret", True, 503, CLOSED, ("(503, or reaches no server)",)),
+    (b"secret", True, 503, CLOSED, ("(503, as no server is reached)",)),
     (None, True, 401, OPEN, ("acquire-task without the node's secret is answered with 200",)),
     (None, False, 401, OPEN, ("acquire-task without the node's secret is answered with 200",)),      # as Flower starts it by itself
     (b"secret", True, 200, OPEN, ("without its signature is answered with 200",)),
@@ -228,7 +228,7 @@ def test_a_node_as_it_is_started_gives_its_tasks_to_nobody(tmp_path):
             time.sleep(0.2)
         assert process.poll() is None, (tmp_path / "log").read_text()
         assert found[0].result == CLOSED
-        assert "refused (401), and so is a call in its name (503, or reaches no server)" in found[0].text
+        assert "refused (401), and so is a call in its name (503, as no server is reached)" in found[0].text
         secrets = [path for path in (node / "flower").rglob("*") if path.name in ("key", "secret", "server.key")]
         assert sorted(path.name for path in secrets) == ["key", "secret", "server.key"]
         assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)

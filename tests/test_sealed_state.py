@@ -179,5 +179,5 @@ def test_a_node_of_many_runs_forgets_the_first_ones(tmp_path):
 
 
 def test_a_supernode_that_was_started_by_hand_is_told_so(tmp_path):
-    with pytest.raises(ValueError, match="Start it by `fedtail node run node.toml`"):
+    with pytest.raises(ValueError, match=r"Start it by `fedtail node run node\.toml`"):
         SealedState(tmp_path, "north", RUN)

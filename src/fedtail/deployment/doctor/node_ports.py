@@ -13,8 +13,9 @@ from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
 CHECK, HERE = "node's tasks", "127.0.0.1"
 PORTS = Path("flower", "ports.toml")         # which the node writes at its start
-CLAIM, PULL = "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"      # a task of no kind, and messages of no node: nothing changes
-REFUSED = (401, 403)
+CLAIM = "/v1/runtime/acquire-task"           # of no kind of task, so that none is taken
+PULL = "/v1/fleet/pull-messages"             # of no node, so that none is pulled
+REFUSED, AWAY = (401, 403), 503
 NOT_RUNNING = "The node does not run now, so nothing of it listens on this machine. Examine it again while it runs."
 UNKNOWN = "The node runs, and does not say where it listens on this machine. Start it anew by `fedtail node run`, and try again."
 
@@ -35,11 +36,13 @@ def attacks_on_node_ports(node: Path) -> Iterator[Finding]:
         return
     claimed = _answered(ports["tasks"], CLAIM)
     in_its_name = _answered(ports["forwarder"], PULL)
-    problems = [f"acquire-task without the node's secret is answered with {claimed}: whoever has an account here claims this node's "
-                "tasks, reads their messages and answers them. Start the node by `fedtail node run`."] if claimed not in REFUSED else []
-    problems += [f"A call of a node without its signature is answered with {in_its_name}: whoever has an account here speaks for "
-                 "this node. Start the server by `fedtail deploy serve`."] if in_its_name not in (*REFUSED, 503) else []
-    away = ", or reaches no server" if in_its_name == 503 else ""
+    problems = [] if claimed in REFUSED else [
+        f"acquire-task without the node's secret is answered with {claimed}: whoever has an account here claims this node's "
+        "tasks, reads their messages and answers them. Start the node by `fedtail node run`."]
+    problems += [] if in_its_name in (*REFUSED, AWAY) else [
+        f"A call of a node without its signature is answered with {in_its_name}: whoever has an account here speaks for this "
+        "node. Start the server by `fedtail deploy serve`."]
+    away = ", as no server is reached" if in_its_name == AWAY else ""
     yield found(CHECK, problems, f"acquire-task without the node's secret is refused ({claimed}), and so is a call in its name "
                                  f"({in_its_name}{away}).")
 

@@ -1,4 +1,4 @@
-"""The ClientApp of a node. Every message starts a process: the state is in `context.state`, sealed, and torch is imported late."""
+"""The ClientApp of a node. Every message starts a process: its state is sealed in `context.state`, and torch imported late."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ app = ClientApp()
 def answer_message(message: Message, context: Context) -> Message:
     """The reply to one message of a run by this node's `Site`, which is restored from `context.state` and saved there again.
 
-    The state is sealed, for Flower hands it on; what is not the last one that was sealed is refused, in the audit log, and the node
-    goes on as after a restart. The node's settings are read from the file that its configuration names, at every message.
+    The state is sealed, because Flower hands it on. A state that is not the last one is refused, as the audit log says, and the
+    node goes on as after a restart. The settings are read from the file that the node's configuration names, at every message.
     """
     began = time.monotonic()
     settings = NodeSettings.read(str(context.node_config["settings"]))

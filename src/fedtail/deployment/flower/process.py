@@ -1,8 +1,8 @@
 """`python -m fedtail.deployment.flower.process join|serve FOLDER`: the processes of a node or of the server, which SIGTERM ends.
 
 The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder, a SuperNode that knows
-nothing but the forwarder, and a process for each message, which is started here. `fedtail node run` and `fedtail deploy serve` are
-these, with sentences for errors.
+nothing but the forwarder, and a process for each message. `fedtail node run` and `fedtail deploy serve` are these, with sentences
+for errors.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]
     others = [asyncio.create_task(beside())] if beside is not None else []
     await asyncio.wait([ended, told, *others], return_when=asyncio.FIRST_COMPLETED)
     by_itself = process.returncode
-    for one in (told, *others):
-        one.cancel()
+    told.cancel()
+    for running in others:
+        running.cancel()
     found = await asyncio.gather(*others, return_exceptions=True)
     if process.returncode is None:
         process.terminate()

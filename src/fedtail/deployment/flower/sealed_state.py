@@ -1,9 +1,9 @@
 """The state of a node between two messages, which Flower holds: sealed for this node's own processes, and the newest one only.
 
-A process ends with each message, and the SuperNode hands the state to the next one over a port of 127.0.0.1. It holds the secrets of
-secure sums and results of single clients. So Flower is given a box: encrypted and authenticated (ChaCha20-Poly1305) under a key that
-is made anew whenever the node starts, in the node's folder, for its owner only. Which box is the last one is written there too:
-with an older one, two answers could be had of which one alone is to leave.
+A process ends with each message, and the SuperNode hands the state to the next one over a port of 127.0.0.1. In it are the secrets
+of secure sums, and results of single clients. So Flower is given a box, encrypted and authenticated by ChaCha20-Poly1305 under a
+key that is made anew whenever the node starts, in the node's folder, for its owner only. Which box is the last one is written
+there too: from an older state the node would answer again what it has answered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTS = "This node goes on as after a restart, without the secrets of the round
 
 
 def make_state_key(home: Path) -> None:
-    """Make a new key in the folder `home` of a node's files for Flower; what was sealed under an older one does not open again."""
+    """Make a new key in the folder `home` of Flower's files of a node; what was sealed under an older key does not open again."""
     place = home / FOLDER
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o700)
@@ -62,13 +62,13 @@ class SealedState:
         if not box and not last:
             return b""
         if hashlib.sha256(box).digest() != last:
-            raise Refused("the state of this node that Flower gave back is not the last one that this node sealed: it is an older "
-                          f"one, was replaced, or was lost with the process that had it. {STARTS}")
+            raise Refused("the state that Flower gave back is not the last one that this node sealed: it is an older one, was "
+                          f"replaced, or was lost with the process that had it. {STARTS}")
         try:
             return unseal(self._box_key(box[:KEY]), 0, box[KEY:], self._about)
         except Refused:
-            raise Refused("the state of this node that Flower gave back does not open: it was sealed for another node, run or start "
-                          f"of the node. {STARTS}") from None
+            raise Refused("the state that Flower gave back does not open: it was sealed for another node, run or start of the "
+                          f"node. {STARTS}") from None
 
     def _box_key(self, salt: bytes) -> bytes:
         """The key of the box with this salt, by HKDF from the node's."""

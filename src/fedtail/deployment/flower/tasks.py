@@ -1,10 +1,10 @@
-"""A node's tasks, which Flower calls the processing of a message: claimed with a secret, and each given to a process of its own.
+"""The tasks of a node over Flower, one for each message: claimed with a secret, and each given to a process of its own.
 
-A SuperNode has an API on a port of 127.0.0.1, over which the process of a message is given the message and the node's state, and gives
-back the reply. Where the SuperNode starts these processes itself (`--isolation subprocess`), whoever has an account on the machine
-may claim a task, and reads its token on a command line. So the node starts them here: a task is claimed with a secret that is
-made anew whenever the node starts, its token is in a file for its owner only, and the API has TLS, so that nobody can take its
-port's place.
+A SuperNode has an API on a port of 127.0.0.1, over which the process of a message gets the message and the node's state, and
+gives back the reply. Where the SuperNode starts these processes itself (`--isolation subprocess`), whoever has an account on the
+machine may claim a task, and reads the tokens of others on command lines. So the node starts them here: a task is claimed with a
+secret that is made anew whenever the node starts, its token is in a file for its owner only, and the API has TLS, so that whoever
+listens at the port in the SuperNode's place gets no process.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class NodeTasks:
             while not (status := (await asyncio.to_thread(self._call, False))[0]):
                 await asyncio.sleep(POLL)
             if status not in REFUSED:
-                raise RuntimeError(f"Flower's SuperNode answers {status} where a task of this node is claimed without its secret, and "
-                                   f"must refuse with 401: every account of this machine could claim tasks. {VERSIONS}")
+                raise RuntimeError(f"Flower's SuperNode answers {status} where a task of this node is claimed without its secret. "
+                                   f"It must refuse (401), or every account of this machine could claim tasks. {VERSIONS}")
             while True:
                 if token := await asyncio.to_thread(self.claim):
                     await self._start(token)
