@@ -1,7 +1,7 @@
 """The state of a node between two messages, which Flower holds: sealed for this node's own processes, and the newest one only.
 
-A process ends with each message, and the SuperNode hands the state to the next one over a port of 127.0.0.1. In it are the secrets
-of secure sums, and results of single clients. So Flower is given a box, encrypted and authenticated by ChaCha20-Poly1305 under a
+A process ends with each message, and the SuperNode hands the state to the next one over a port of 127.0.0.1. In it are secrets
+of secure sums and results of single clients. So Flower is given a box, encrypted and authenticated by ChaCha20-Poly1305 under a
 key that is made anew whenever the node starts, in the node's folder, for its owner only. Which box is the last one is written
 there too: from an older state the node would answer again what it has answered.
 """
