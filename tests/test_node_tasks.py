@@ -127,7 +127,7 @@ def test_processes_end_with_the_node(home):
     assert not Path(f"/proc/{json.loads(said.read_text())['pid']}").exists()
 
 
-@pytest.mark.parametrize(("given", "text"), [(None, "answers 200 where a task of this node is claimed without the secret"),
+@pytest.mark.parametrize(("given", "text"), [(None, "answers 200 where a task of this node is claimed without secret"),
                                              (b"another", "refuses the secret of this node")])
 def test_a_node_does_not_run_where_its_tasks_are_for_everybody_or_not_for_itself(home, given, text):
     tasks, _ = tasks_of(home)

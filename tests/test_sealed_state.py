@@ -6,8 +6,10 @@ Messages go through the node's ClientApp, with a context for each node as a Supe
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,7 @@ from fedtail.deployment import RemoteFleet
 from fedtail.deployment.flower import node_app
 from fedtail.deployment.flower.sealed_state import HOME, MANY, SealedState, make_state_key
 from fedtail.deployment.node_messages import NodeMessage, encode_message, read_reply
+from fedtail.deployment.node_process import only_process
 from fedtail.deployment.site import Site
 from fedtail.secure.encoding import Refused
 from fedtail.secure.frames import decode_bundle
@@ -75,7 +78,21 @@ class OverFlower(Nodes):
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     monkeypatch.setattr(node_app, "Message", lambda content, reply_to: SimpleNamespace(content=content))      # outside of Flower's processes
-    return OverFlower(tmp_path)
+    made = OverFlower(tmp_path)
+    with ExitStack() as running:
+        for settings in made.settings.values():
+            running.enter_context(only_process(settings.folder))
+        yield made
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Of a node that runs."""
+    made = tmp_path / HOME
+    made.mkdir()
+    make_state_key(made)
+    with only_process(tmp_path):
+        yield made
 
 
 def train(nodes, rounds=2):
@@ -159,25 +176,32 @@ def test_a_box_is_of_one_node_and_run_also_where_its_digest_was_put_in_place(nod
     assert sealed(nodes, 0).seal(b"state") != sealed(nodes, 0).seal(b"state")
 
 
-def test_the_key_is_for_the_owner_only_and_new_at_every_start(tmp_path):
+def test_the_key_is_for_the_owner_only_and_new_at_every_start(home):
     keys = set()
     for _ in range(2):
-        make_state_key(tmp_path)
-        assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
-        assert stat.S_IMODE((tmp_path / "state" / "key").stat().st_mode) == 0o600
-        keys.add((tmp_path / "state" / "key").read_bytes())
+        make_state_key(home)
+        assert stat.S_IMODE((home / "state").stat().st_mode) == 0o700
+        assert stat.S_IMODE((home / "state" / "key").stat().st_mode) == 0o600
+        keys.add((home / "state" / "key").read_bytes())
     assert [len(key) for key in keys] == [32, 32]
 
 
-def test_a_node_of_many_runs_forgets_the_first_ones(tmp_path):
-    make_state_key(tmp_path)
-    boxes = [SealedState(tmp_path, "north", run).seal(b"state") for run in range(MANY + 3)]
-    assert len(list((tmp_path / "state").glob("*.last"))) == MANY
-    assert SealedState(tmp_path, "north", MANY + 2).open(boxes[-1]) == b"state"
+def test_a_node_of_many_runs_forgets_the_first_ones(home):
+    boxes = [SealedState(home, "north", run).seal(b"state") for run in range(MANY + 3)]
+    assert len(list((home / "state").glob("*.last"))) == MANY
+    assert SealedState(home, "north", MANY + 2).open(boxes[-1]) == b"state"
     with pytest.raises(Refused, match="not the last one"):
-        SealedState(tmp_path, "north", 0).open(boxes[0])
+        SealedState(home, "north", 0).open(boxes[0])
 
 
-def test_a_supernode_that_was_started_by_hand_is_told_so(tmp_path):
-    with pytest.raises(ValueError, match=r"Start it by `fedtail node run node\.toml`"):
-        SealedState(tmp_path, "north", RUN)
+def test_a_supernode_that_was_started_by_hand_answers_nothing(tmp_path, home):
+    text = r"where `fedtail node run node\.toml` started it"
+    with pytest.raises(ValueError, match=text):
+        SealedState(tmp_path / "other" / HOME, "north", RUN)
+    stopped = shutil.copytree(tmp_path, tmp_path.with_name("stopped"))        # its key is still there
+    with pytest.raises(ValueError, match=text):
+        SealedState(stopped / HOME, "north", RUN)
+    SealedState(home, "north", RUN)
+    (home / "state" / "key").unlink()
+    with pytest.raises(ValueError, match=text):
+        SealedState(home, "north", RUN)

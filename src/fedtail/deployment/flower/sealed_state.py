@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 from fedtail.deployment.keys import write_secret
+from fedtail.deployment.node_process import is_running
 from fedtail.secure.encoding import Refused
 from fedtail.secure.primitives import KEY, derive_key, digest, seal, system, unseal
 
@@ -36,13 +37,12 @@ class SealedState:
     """Seals and opens the state of the node `name` in the run `run`; the key is in `home`, where `make_state_key` made it."""
 
     def __init__(self, home: Path, name: str, run: int):
-        """Read the key. Raises ValueError where there is none: the node was not started by `fedtail node run`."""
+        """Read the key. Raises ValueError where there is none, or the node does not run by `fedtail node run`."""
         self._folder = home / FOLDER
-        try:
-            self._secret = (self._folder / KEY_FILE).read_bytes()
-        except FileNotFoundError:
-            raise ValueError("this node has no key for its state between two messages. Start it by `fedtail node run node.toml`, "
-                             "which makes one; a flower-supernode that is started by hand has none.") from None
+        if not is_running(home.parent) or not (self._folder / KEY_FILE).is_file():
+            raise ValueError("a node over Flower answers only where `fedtail node run node.toml` started it, which keeps its "
+                             "state and its tasks from other accounts of its machine. Do not start flower-supernode by hand.")
+        self._secret = (self._folder / KEY_FILE).read_bytes()
         self._about = digest(LABEL, name.encode(), str(run).encode())
         self._last = self._folder / f"{run}{LAST}"
 

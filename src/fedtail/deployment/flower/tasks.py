@@ -67,8 +67,8 @@ class NodeTasks:
             while not (status := (await asyncio.to_thread(self._call, False))[0]):
                 await asyncio.sleep(POLL)
             if status not in REFUSED:
-                raise RuntimeError(f"Flower's SuperNode answers {status} where a task of this node is claimed without the secret. It "
-                                   f"must refuse (401), or every account of this machine could claim tasks. {VERSIONS}")
+                raise RuntimeError(f"Flower's SuperNode answers {status} where a task of this node is claimed without secret, "
+                                   f"and must refuse: every account of this machine could claim tasks. {VERSIONS}")
             while True:
                 if token := await asyncio.to_thread(self.claim):
                     await self._start(token)
