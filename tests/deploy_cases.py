@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedtail.deployment.flower.example import compare_with_simulator, node_names, write_example
-from fedtail.deployment.flower.folder import write_deployment_folder
+from fedtail.deployment.flower.folder import write_deployment_folder, write_gate_address
 from fedtail.deployment.flower.loopback import Loopback, read_text_or_empty
 
 from deploy_oracle import read_json_lines
@@ -99,19 +99,16 @@ class Deployment:
 
 
 class OverFlower(Loopback):
-    """A loopback whose SuperLink may listen at another address, and whose nodes may reach it at another."""
+    """A loopback whose gate may listen at another address, and whose nodes may reach it at another."""
 
     def __init__(self, folder, listen):
         super().__init__(folder)
-        self.listen, self.servers = listen, {}
+        self.servers = {}
+        write_gate_address(folder.server_folder, listen, self.port)
 
-    def _start_process(self, name, command, more=None):
-        if name == "superlink":
-            command = [self.listen if word == "127.0.0.1" else word for word in command]
-        else:
-            command = [word.replace("127.0.0.1", self.servers.get(name, "127.0.0.1")) if word == f"127.0.0.1:{self.port}" else word
-                       for word in command]
-        super()._start_process(name, command, more)
+    def start_node(self, name, **environment):
+        """Start the node, which reaches the gate at its address in `servers`."""
+        super().start_node(name, server=self.servers.get(name, "127.0.0.1"), **environment)
 
 
 def cells(folder, names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +215,17 @@ def test_a_deployed_run_has_both_in_its_files_and_on_its_page(deployed, tmp_path
     assert "deployed, personal" in write_page([run], tmp_path).read_text()
     told = "\n".join((place / "run" / "ledger.jsonl").read_text().splitlines())
     assert told.count("an evaluation, by PersonalMetrics") >= 1
+
+
+def test_what_clients_remember_is_in_folders_of_the_owner(deployed):
+    """The files are written by a node over either transport, whatever mode its process gives to new files."""
+    place, nodes, _ = deployed
+    for settings in nodes.settings.values():
+        written = [path for path in (settings.folder / "memory").rglob("*") if path.is_file()]
+        assert {"node.msgpack", "received.msgpack"} <= {path.name for path in written}
+        for path in (*written, *settings.budget_folder.iterdir(), settings.audit_file):
+            ways = [path, *(one for one in path.parents if one.is_relative_to(place) and one != place)]
+            assert any(not stat.S_IMODE(one.stat().st_mode) & 0o077 for one in ways), path
 
 
 def test_nodes_that_evaluate_on_training_examples_do_not_judge_personal_models(tmp_path):

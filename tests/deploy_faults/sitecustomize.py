@@ -12,7 +12,8 @@ import sys
 WORDS = " ".join(sys.orig_argv)
 NODES = ("flwr-clientapp", "fedtail.deployment.nvflare.process join")
 SERVERS = ("flwr-serverapp", "fedtail.deployment.nvflare.process serve")
-ALL_OF_A_NODE = (*NODES, "flower-supernode", "flower-superexec")
+FLOWER_NODE = "fedtail.deployment.flower.process join"
+ALL_OF_A_NODE = (*NODES, FLOWER_NODE, "flower-supernode")
 
 
 def enter_namespace(name):
@@ -25,8 +26,9 @@ def enter_namespace(name):
 
 
 def die():
-    """Kill this process by SIGKILL, as a crash would, after those of Flower's that started it."""
+    """Kill this process by SIGKILL, as a crash would, after those that started it; of a node over Flower its SuperNode too."""
     import signal
+    from glob import glob
 
     def parent(pid):
         with open(f"/proc/{pid}/stat") as stat:
@@ -34,13 +36,22 @@ def die():
 
     def words(pid):
         with open(f"/proc/{pid}/cmdline", "rb") as line:
-            return line.read()
+            return line.read().replace(b"\0", b" ")
+
+    def children(pid):
+        for place in glob("/proc/[0-9]*"):
+            try:
+                if parent(one := int(os.path.basename(place))) == pid and one != os.getpid():
+                    yield one
+            except OSError:
+                continue
 
     chain, pid = [], parent(os.getpid())
-    while pid > 1 and any(name in words(pid) for name in (b"flwr-", b"flower-")):
+    while pid > 1 and any(name in words(pid) for name in (b"flwr-", b"flower-", FLOWER_NODE.encode())):
         chain.append(pid)
         pid = parent(pid)
-    for one in [*reversed(chain), os.getpid()]:
+    beside = list(children(chain[-1])) if chain and FLOWER_NODE.encode() in words(chain[-1]) else []
+    for one in [*beside, *reversed(chain), os.getpid()]:
         os.kill(one, signal.SIGKILL)
 
 

@@ -52,6 +52,18 @@ def only_process(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a process runs the node of `folder` now."""
+    if not (folder / LOCK).is_file():
+        return False
+    with open(folder / LOCK) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def read_server(path: Path) -> str:
     """The address "host:port" in a file with these two settings; raises ValueError where it has others, or is not there."""
     if not path.is_file():

@@ -23,6 +23,8 @@ NO_GATE = ("There is no gate.toml: a SuperLink of Flower is on the network itsel
            "`fedtail deploy init`.")
 ACCOUNTS = ("Whoever has an account on the server's machine reaches Flower's Control API on 127.0.0.1, and runs code as the "
             "server. Nodes run their own app only, by their own policy.")
+NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account reads neither; "
+                 "it can use up the machine, and so stop the node.")
 IN_THE_CLEAR = "masked_only is off: this node answers in the clear to whoever speaks for the server. Remove it from node.toml."
 
 
@@ -72,7 +74,7 @@ def checks_of_node(folder: Path) -> Iterator[Finding]:
                 if readable_by_all(data) else [], "Not readable by other accounts." if data.exists() else "There are none yet.")
     if settings.trust:
         yield Finding("trusted code", TRUST, f"Code of {', '.join(settings.trust)} is run here where the experiment names it.")
-    yield Finding("accounts here", TRUST, "Whoever is root on this machine, or its operator, reads the data and the keys.")
+    yield Finding("accounts here", TRUST, NODE_ACCOUNTS)
 
 
 def private_keys(folder: Path) -> Iterator[tuple[Path, bytes]]:

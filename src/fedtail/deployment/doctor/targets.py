@@ -7,6 +7,7 @@ from pathlib import Path
 from fedtail.deployment.doctor.attacks import attacks_by_node, attacks_from_outside
 from fedtail.deployment.doctor.files import checks_of_node, checks_of_server
 from fedtail.deployment.doctor.findings import Finding
+from fedtail.deployment.doctor.node_ports import attacks_on_node_ports
 from fedtail.reading import TOML_BYTES, read_text, toml_tables
 
 HERE = "127.0.0.1"
@@ -37,7 +38,8 @@ def examine_folder(folder: Path, address: tuple[str, int] | None = None) -> list
     folder = folder.resolve()
     if (folder / "node.toml").is_file():
         host, port = address or _written_address(folder, "gate.toml", "server.toml")
-        return [*checks_of_node(folder), *attacks_from_outside(host, port, folder / "ca.crt"), *_by_node(folder, host, port)]
+        return [*checks_of_node(folder), *attacks_on_node_ports(folder), *attacks_from_outside(host, port, folder / "ca.crt"),
+                *_by_node(folder, host, port)]
     server = folder / "server" if (folder / "server" / "server.key").is_file() else folder
     if not (server / "server.key").is_file():
         raise ValueError(f"{folder} is no folder of a deployment, a server or a node: it has no node.toml and no server.key.")

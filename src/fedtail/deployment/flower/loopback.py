@@ -86,16 +86,16 @@ class Loopback:
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
-    def start_node(self, name: str, **environment: str) -> None:
+    def start_node(self, name: str, server: str = "127.0.0.1", **environment: str) -> None:
         """Start the process of the node `name`, without waiting for it; `environment` is added to its environment variables.
 
-        A node without a policy gets one that allows many trainings.
+        It reaches the gate at the address `server`. A node without a policy gets one that allows many trainings.
         """
         from fedtail.deployment.policy_example import write_loopback_policy
 
         place = self.folder.node_folder(name)
         write_loopback_policy(place)
-        write_gate_address(place, "127.0.0.1", self.port)
+        write_gate_address(place, server, self.port)
         self._start_process(name, [*PROCESS, "join", str(place)], environment)
 
     def submit_run(self, app: Path | None = None, **settings: Any) -> None:
@@ -213,11 +213,14 @@ class StockFlower(Loopback):
                                           "--disable-runtime-dependency-installation", *secrets])
         self._wait_for_superlink(patience)
 
-    def start_node(self, name: str, **environment: str) -> None:
-        """Start Flower's SuperNode for the node `name`, which is told where its folder's node.toml is, without waiting for it."""
+    def start_node(self, name: str, server: str = "127.0.0.1", **environment: str) -> None:
+        """Start Flower's SuperNode for the node `name`, which is told where its folder's node.toml is, without waiting for it.
+
+        It reaches the SuperLink at the address `server`.
+        """
         place = self.folder.node_folder(name)
         settings = f"settings={json.dumps(str(place / 'node.toml'))}"
-        self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
+        self._start_process(name, ["flower-supernode", "--superlink", f"{server}:{self.port}", "--root-certificates",
                                    str(place / "ca.crt"), "--host", "127.0.0.1", "--port", str(free_port()),
                                    "--isolation", "subprocess", "--node-config", settings], environment)
 

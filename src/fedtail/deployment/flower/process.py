@@ -1,7 +1,8 @@
 """`python -m fedtail.deployment.flower.process join|serve FOLDER`: the processes of a node or of the server, which SIGTERM ends.
 
-The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder and a SuperNode that knows
-nothing but the forwarder. `fedtail deploy join` and `fedtail deploy serve` are these, with sentences for errors.
+The server is a gate on the network and a SuperLink behind it, on 127.0.0.1; a node is a forwarder, a SuperNode that knows
+nothing but the forwarder, and a process for each message. `fedtail node run` and `fedtail deploy serve` are these, with sentences
+for errors.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.flower.folder import DeploymentFolder
 from fedtail.deployment.flower.forwarder import Forwarder
 from fedtail.deployment.flower.gate import Gate
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
+from fedtail.deployment.flower.sealed_state import HOME, make_state_key
+from fedtail.deployment.flower.tasks import PORTS, NodeTasks
 from fedtail.deployment.keys import make_certificates
 from fedtail.deployment.node_process import FLOWER as GATE
 from fedtail.deployment.node_process import only_process, read_server
@@ -78,39 +81,56 @@ async def _join(folder: Path, host: str, port: int, settings: NodeSettings, file
 
     `settings` are the node's, which the file `file` of the folder says.
     """
-    home = folder / "flower"
+    home = folder / HOME
     for old in ("apps", "tls"):
         shutil.rmtree(home / old, ignore_errors=True)     # only what this process writes may be there
     home.mkdir(mode=0o700, exist_ok=True)
-    make_certificates(home / "tls", ["127.0.0.1"])        # for the way between two processes: Flower wants TLS there too
+    home.chmod(0o700)
+    make_certificates(home / "tls", ["127.0.0.1"])        # for the ways between processes of this machine
+    make_state_key(home)
     forwarder = await Forwarder(folder, host, port, log.warning).start(home / "tls")
-    command = ["flower-supernode", "--superlink", f"127.0.0.1:{forwarder.sockets[0].getsockname()[1]}",
-               "--root-certificates", str(home / "tls" / "ca.crt"), "--auth-supernode-private-key", str(folder / "key"),
-               "--host", "127.0.0.1", "--port", str(free_port()), "--isolation", "subprocess",
+    tasks = NodeTasks(home, free_port(), process_environment(home), log.warning)
+    fleet = forwarder.sockets[0].getsockname()[1]
+    (home / PORTS).write_text(f"forwarder = {fleet}\ntasks = {tasks.port}\n", encoding="utf-8")
+    command = ["flower-supernode", "--superlink", f"127.0.0.1:{fleet}", "--root-certificates", str(home / "tls" / "ca.crt"),
+               "--auth-supernode-private-key", str(folder / "key"), *tasks.options,
                "--node-config", f"settings={json.dumps(str(folder / file))}"]
     say_now(f"{settings.name} looks for the server at {host}:{port}, with the clients in {settings.data}")
     async with forwarder:
         with followed(node_follower(settings.audit_file)):
-            await _run_until_told(command, process_environment(home))
+            await _run_until_told(command, process_environment(home), tasks.run)
 
 
-async def _run_until_told(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run `command` until SIGTERM or SIGINT, and end it then; RuntimeError where it ends by itself."""
+async def _run_until_told(command: Sequence[str], environment: Mapping[str, str],
+                          beside: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+    """Run `command`, and `beside` while it runs, until SIGTERM or SIGINT, and end both then.
+
+    Raises RuntimeError where the command ends by itself, and what `beside` raises.
+    """
     until, loop = asyncio.Event(), asyncio.get_running_loop()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, until.set)
     process = await asyncio.create_subprocess_exec(*command, env=dict(environment), stdin=asyncio.subprocess.DEVNULL,
                                                    preexec_fn=die_with_parent, start_new_session=True)
     ended, told = asyncio.create_task(process.wait()), asyncio.create_task(until.wait())
-    await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
+    others = [asyncio.create_task(beside())] if beside is not None else []
+    await asyncio.wait([ended, told, *others], return_when=asyncio.FIRST_COMPLETED)
+    by_itself = process.returncode
     told.cancel()
-    if process.returncode is not None:
-        raise RuntimeError(f"{command[0]} ended by itself, with code {process.returncode}.")
-    process.terminate()
-    try:
-        await asyncio.wait_for(ended, ENDS)
-    except TimeoutError:
-        process.kill()
+    for running in others:
+        running.cancel()
+    found = await asyncio.gather(*others, return_exceptions=True)
+    if process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(ended, ENDS)
+        except TimeoutError:
+            process.kill()
+    for why in found:
+        if isinstance(why, Exception):
+            raise why
+    if by_itself is not None:
+        raise RuntimeError(f"{command[0]} ended by itself, with code {by_itself}.")
 
 
 if __name__ == "__main__":
