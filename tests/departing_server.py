@@ -57,6 +57,11 @@ clip_norm = 10.0
 total = 30.0
 noise = { part = "DiscreteNoise", noise_multiplier = 2.0, planned_clients = 12 }
 """
+TAIL = BARE + """\
+[risk]
+part = "Superquantile"
+tail_fraction = 0.5
+"""
 WEIGHT = -1                     # the last entry of a mean's row
 
 
@@ -134,11 +139,11 @@ def train_question(method) -> object:
     return next(conversation)
 
 
-def truth(question, ids: list[int], round: int = 0, seed: int = 0) -> Tensor:
-    """The sum of these clients' rows, computed from their data by nobody's node."""
+def truth(question, ids: list[int], round: int = 0, seed: int = 0, params: Tensor | None = None) -> Tensor:
+    """The sum of these clients' rows, computed from their data by nobody's node; by default at the model of zeros."""
     chosen = torch.tensor(ids)
     with LocalFleet(PEOPLE, TASK, workers=1) as fleet:
-        fleet.open_round(everybody(chosen), Broadcast(round, seed, TASK.params()[None]))
+        fleet.open_round(everybody(chosen), Broadcast(round, seed, TASK.params()[None] if params is None else params[None]))
         found, = fleet.collect((question,), PlainChannel().encoding(len(ids), 1.0))
         fleet.close_round(False)
     return found.double()

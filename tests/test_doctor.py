@@ -17,10 +17,12 @@ import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography import x509
 from typer.testing import CliRunner
 
@@ -28,18 +30,27 @@ pytest.importorskip("flwr")
 pytest.importorskip("nvflare")
 
 from fedtail.cli import app
+from fedtail.deployment.consent import accept, experiment_digest
 from fedtail.deployment.doctor import CLOSED, NOT_TESTED, OPEN, TRUST, attacks, doors, examine_address, examine_folder, files
+from fedtail.deployment.doctor.departing_server import SCHEDULES, joins_unsigned
 from fedtail.deployment.doctor.doors import Door, stranger_context
+from fedtail.deployment.doctor.node_attacks import attacks_on_node
 from fedtail.deployment.flower.folder import write_deployment_folder, write_gate_address
 from fedtail.deployment.flower.gate import Gate
 from fedtail.deployment.flower.loopback import free_port, process_environment
-from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
+from fedtail.deployment.keys import make_certificates, make_identity, make_node_certificate, make_node_key
 from fedtail.deployment.nvflare import pinned_tls
 from fedtail.deployment.nvflare.folder import write_cell_folder
 from fedtail.deployment.nvflare.transport import CellTransport
+from fedtail.deployment.policy_example import write_policy
+from fedtail.deployment.settings import NodeSettings
 
-FILE = 'rounds = 1\n[task.module]\npart = "SoftmaxRegression"\nfeatures = 5\nclasses = 3\n[sample]\ncohort_size = 4\n[local]\nlearning_rate = 0.1\n'
-POLICY = "smallest_cohort = 2\nsmallest_tail = 1\nquestions = 16\nrepeats = 3\nrounds_without_noise = 5\n"
+from departing_server import BARE, PRIVATE, TAIL, nodes, without
+from remote_cases import PEOPLE
+
+FILE = ('rounds = 2\n[task.module]\npart = "SoftmaxRegression"\nfeatures = 5\nclasses = 3\n[sample]\ncohort_size = 22\n[local]\nlearning_rate = 0.1\n'
+        '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n')
+NAMES = ["a", "b", "c"]
 ALONE = {"plain text", "server's certificate", "old TLS", "strangers"}
 CALLS = set(attacks.CONTROL) | {"join with an unknown key"}
 
@@ -49,12 +60,23 @@ def written(tmp_path_factory):
     place = tmp_path_factory.mktemp("doctor")
     place.chmod(0o755)
     (place / "e.toml").write_text(FILE)
-    write_deployment_folder(place / "flower", place / "e.toml", ["a", "b"], "127.0.0.1", 8000)
-    write_cell_folder(place / "nvflare", place / "e.toml", ["a", "b"], "127.0.0.1", 8000)
+    write_deployment_folder(place / "flower", place / "e.toml", NAMES, "127.0.0.1", 8000, data="people", keys="data")
+    write_cell_folder(place / "nvflare", place / "e.toml", NAMES, "127.0.0.1", 8000, data="people", keys="data")
     for transport in ("flower", "nvflare"):
-        for name in ("a", "b"):
-            (place / transport / "nodes" / name / "policy.toml").write_text(POLICY)
+        operated(place / transport / "nodes")
     return place
+
+
+def operated(folder):
+    """What the operators of the nodes do: data, identities that all nodes pin, the policy that `node init` writes, and consent."""
+    pinned = [make_identity(folder / name) for name in NAMES]
+    for k, name in enumerate(NAMES):
+        PEOPLE.select(torch.arange(30) % 3 == k).save(folder / name / "people")
+        settings = folder / name / "node.toml"
+        settings.write_text(f'{settings.read_text()}identity = "identity"\npinned = {json.dumps(pinned)}\n')
+        read = NodeSettings.read(settings)
+        write_policy(read)
+        accept(read, experiment_digest(read.read_experiments()))
 
 
 def results(findings):
@@ -318,16 +340,97 @@ def test_a_certificate_of_tomorrow_is_a_clock_that_is_wrong(written, monkeypatch
     (lambda node: make_node_key(node / "other"), "others' secrets"),
     (lambda node: make_certificates(node / "server", ["a"]), "others' secrets"),
     (lambda node: authority_key(node), ("others' secrets", "authority's key")),
-    (lambda node: (node / "policy.toml").unlink(), "policy"),
-    (lambda node: (node / "policy.toml").write_text("smallest_cohort = 2\n"), "policy"),
-    (lambda node: (node / "node.toml").write_text((node / "node.toml").read_text().replace("masked_only = true", "masked_only = false")), "masks"),
+    (lambda node: (node / "policy.toml").unlink(), ("policy", "node's answers")),
+    (lambda node: (node / "policy.toml").write_text("smallest_cohort = 2\n"), ("policy", "node's answers")),
+    (lambda node: unsigned(node, "masked_only = true", "masked_only = false"), ("masks", "signed sums")),
     (lambda node: (node / "node.toml").write_text("nonsense = 1\n"), "settings"),
     (lambda node: (node / "node.crt").write_text("rubbish"), "certificates"),
+    (lambda node: unsigned(node), "signed sums"),
+    (lambda node: (node / "identity").unlink(), ("signed sums")),
+    (lambda node: (node / "accepted.json").unlink(), "consent"),
+    (lambda node: (node / "accepted.json").write_text("{}"), "consent"),
+    (lambda node: changed(node / "experiment.toml", "learning_rate = 0.1", "learning_rate = 0.2"), "consent"),
+    (lambda node: (node / "people").rename(node / "others") and changed(node / "node.toml", '"people"', '"others"'), "consent"),
+    (lambda node: (node / "audit.jsonl").unlink(), "consent"),
+    (lambda node: shutil.rmtree(node / "people"), "node's answers"),
+    (lambda node: changed(node / "node.toml", "minimum = 3", "minimum = 2"), "sum of two nodes"),
+    (lambda node: changed(node / "policy.toml", "smallest_tail = 2", "smallest_tail = 1"), "threshold"),
+    (lambda node: changed(node / "policy.toml", "smallest_cohort = 22", "smallest_cohort = 2"), "small cohort"),
+    (lambda node: changed(node / "policy.toml", "smallest_cohort = 22", "smallest_cohort = 21"), "small cohort"),
+    (lambda node: changed(node / "policy.toml", "repeats = 0", "repeats = 1"), "round held again"),
+    (lambda node: [changed(node / "policy.toml", *one) for one in (("smallest_tail = 2", "smallest_tail = 1"),
+                                                                  ("smallest_cohort = 22", "smallest_cohort = 2"))], ("threshold", "small cohort")),
 ])
 def test_a_node_whose_files_are_weakened_is_found_out(written, tmp_path, weaken, check):
     _, node = copied(written, tmp_path)
     weaken(node)
     assert open_ones(files.checks_of_node(node)) == ({check} if isinstance(check, str) else set(check or ()))
+
+
+def changed(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def unsigned(node, old="", new=""):
+    """The settings of a node without an identity, and with `new` in place of `old`."""
+    settings = node / "node.toml"
+    lines = [line for line in settings.read_text().splitlines() if not line.startswith(("identity", "pinned"))]
+    settings.write_text("\n".join(lines).replace(old, new) if old else "\n".join(lines))
+
+
+AGREEMENT, BUDGET = "fedtail.deployment.agreement:Agreement.", "fedtail.deployment.data_budget:DataBudget."
+
+
+@pytest.mark.parametrize(("file", "defences", "expected"), [
+    (TAIL, (), set()), (BARE, (), set()), (PRIVATE, (), set()),
+    (TAIL, (AGREEMENT + "check_question",), {"another bound"}),
+    (TAIL, (AGREEMENT + "check_cohort",), {"one client twice", "importance zero"}),
+    (TAIL, ("fedtail.deployment.node:Node._count_left_out",), {"threshold"}),
+    (TAIL, (BUDGET + "_refuse_other_weights",), {"two thresholds"}), (TAIL, (BUDGET + "begin_round",), {"round held again"}),
+    (PRIVATE, (AGREEMENT + "check_question", BUDGET + "_charge_releases"), {"question without noise", "another bound"}),
+    (PRIVATE, (AGREEMENT + "check_cohort",), {"one client twice", "importance zero"})])
+def test_a_node_whose_own_defences_are_off_is_found_out_and_nothing_is_charged(file, defences, expected):
+    with nodes(file, "") as hospitals:
+        settings = hospitals.settings[1]
+        before = files_below(settings.folder)
+        with without(*defences):
+            found = results(attacks_on_node(settings))
+        after = files_below(settings.folder)
+    weak = {"signed sums"} | (set() if file is PRIVATE else {"small cohort", "sum of two nodes"})      # of these folders, made for attacks
+    assert {check for check, result in found.items() if result not in (CLOSED, TRUST)} == weak | expected
+    assert after == before
+
+
+def files_below(folder):
+    return {path: (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def test_a_node_with_an_identity_that_joins_what_is_not_signed_is_found_out(written, tmp_path):
+    """In the kinds of session that a server may invite to."""
+    _, node = copied(written, tmp_path)
+    settings = NodeSettings.read(node / "node.toml")
+    assert results(attacks_on_node(settings))["signed sums"] == CLOSED
+    for schedule in SCHEDULES:
+        assert not joins_unsigned(settings.make_site(), 3, schedule)
+        assert joins_unsigned(replace(settings, identity="", pinned=()).make_site(), 3, schedule)
+
+
+def test_what_the_doctor_says_of_a_policy_is_what_it_looked_at(written):
+    found = {one.check: one for one in files.checks_of_node(written / "flower" / "nodes" / "a")}
+    assert found["policy"].text == ("policy.toml can be read, and says: rounds of 22 clients or more, 2 of this node's or more in a sum without noise, 16 "
+                                    "questions in a round, 0 held again; 2 rounds whose sums may have no noise. What it allows is tried below.")
+    assert found["consent"].text.startswith("accepted.json names what lies here: experiment file, code, places of data and budget")
+
+
+def test_a_node_of_one_client_is_told_what_could_not_be_tried(written, tmp_path):
+    _, node = copied(written, tmp_path)
+    shutil.rmtree(node / "people")
+    PEOPLE.select([0]).save(node / "people")
+    found = {one.check: one for one in attacks_on_node(NodeSettings.read(node / "node.toml"))}["node's answers"]
+    assert found.result == NOT_TESTED
+    assert "1 clients of this node are in the round, and its policy has 2 or more of them" in found.text
 
 
 def test_data_that_every_account_can_read_are_found(tmp_path):
@@ -346,9 +449,8 @@ def test_a_node_whose_data_every_account_can_read_is_found_out(written):
         Path(place).chmod(0o755)
         _, node = copied(written, Path(place))
         node.chmod(0o755)
-        data = node / "data.parquet"
-        data.touch()
-        for mode, expected in ((0o644, {"data"}), (0o640, set())):
+        data = node / "people"
+        for mode, expected in ((0o755, {"data"}), (0o750, set())):
             data.chmod(mode)
             assert open_ones(files.checks_of_node(node)) == expected
 
@@ -359,9 +461,11 @@ def test_every_check_of_files_is_switched_off_by_one_of_these_tests(written, tmp
         return {one for _, check in test.pytestmark[0].args[1] for one in ([check] if isinstance(check, str) else check or ())}
 
     server, node = copied(written, tmp_path)
+    whole = list(files.checks_of_node(node))
     (node / "node.toml").write_text((node / "node.toml").read_text().replace("trust = []", 'trust = ["."]'))
+    by_code = {"data"}.union(*(one[2] for one in test_a_node_whose_own_defences_are_off_is_found_out_and_nothing_is_charged.pytestmark[0].args[1]))
     for found, test, elsewhere in ((files.checks_of_server(server), test_a_server_whose_files_are_weakened_is_found_out, set()),
-                                   (files.checks_of_node(node), test_a_node_whose_files_are_weakened_is_found_out, {"data"})):
+                                   ([*whole, *files.checks_of_node(node)], test_a_node_whose_files_are_weakened_is_found_out, by_code)):
         checks = {one.check for one in found if one.result != TRUST}
         assert checks <= switched_off(test) | elsewhere
 

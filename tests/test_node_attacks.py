@@ -9,7 +9,8 @@ import importlib
 
 import pytest
 
-ATTACKS = ("asked_again", "bound", "importance", "numbering", "one_client_often", "replayed_round", "restarted_server", "unnoised", "unsigned")
+ATTACKS = ("asked_again", "bound", "importance", "numbering", "one_client_often", "replayed_round", "restarted_server", "threshold",
+           "unnoised", "unsigned")
 
 
 @pytest.mark.parametrize("name", ATTACKS)

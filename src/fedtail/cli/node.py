@@ -34,11 +34,15 @@ def init(settings: Path = SETTINGS, trust: bool = TRUST) -> None:
     """
     from dataclasses import replace
 
-    from fedtail.deployment.policy_example import write_policy
+    from fedtail.deployment.policy_example import own_masses, write_policy
     from fedtail.deployment.settings import NodeSettings
+    from fedtail.deployment.told import tail_sentences
 
-    path = write_policy(replace(NodeSettings.read(settings), allow_code=trust))
+    read = replace(NodeSettings.read(settings), allow_code=trust)
+    path = write_policy(read)
     typer.echo(path.read_text(encoding="utf-8"))
+    for line in tail_sentences(read.read_experiments(), read.read_policy(), own_masses(read)):
+        typer.echo(line.strip(), err=True)
     typer.echo(f"Written to {path}. Then: fedtail node accept {settings}{' --trust' if trust else ''}", err=True)
 
 

@@ -8,11 +8,12 @@ Each line of rounds.jsonl has the digest of the one before; the head is in a fil
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from fedtail.escaping import one_line
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Unit
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
+from fedtail.questions import Train
 from fedtail.secure.encoding import Refused
+from fedtail.wire import pack
 
 ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
 log = logging.getLogger("fedtail.node")
@@ -32,16 +35,26 @@ Held = tuple[str, int, str, int]      # a round: its training, its number, the d
 
 @dataclass(frozen=True)
 class Charge:
-    """What one question is charged: the `release` of its answer, the unit that its noise protects, and whether clients add it."""
+    """What one question is charged: the `release` of its answer, the unit that its noise protects, and whether clients add it.
+
+    For training without noise, `sum` names the sum of the round that it is about (which model, and whether its step), and
+    `weights` is a digest of all that decides who is in it by which weight.
+    """
 
     release: Release
     unit: Unit
     noisy: bool
+    sum: str = ""
+    weights: str = ""
 
     @classmethod
     def of(cls, question: Any, dim: int, unit: Unit) -> Charge:
         """The charge of `question` about a model of `dim` parameters, by a method with this unit of privacy."""
-        return cls(question.release(dim), unit, clients_add_noise(question.mechanism))
+        charge = cls(question.release(dim), unit, clients_add_noise(question.mechanism))
+        if charge.noisy or not isinstance(question, Train):
+            return charge
+        weights = hashlib.sha256(pack((question.risk, question.dual, question.local))).hexdigest()
+        return replace(charge, sum=f"{question.model} {'step' if question.marks_contributors else 'other'}", weights=weights)
 
 
 class DataBudget:
@@ -66,6 +79,7 @@ class DataBudget:
         self._policies: dict[tuple[str, int, str], str] = {}    # the digest of the policy that each of them began under
         self._over: dict[tuple[str, int, str], int] = {}        # how often each of them was held to its end
         self._asked: dict[Held, set[str]] = {}                  # the questions of each round that was held
+        self._weights: dict[Held, dict[str, str]] = {}          # by which weights each sum of updates without noise was asked for
         self._uncovered: set[Held] = set()                      # the rounds with answers that are not on the ledger
         self._mark: list[Any] = []                              # size and digest of the ledger after the last charge
 
@@ -102,8 +116,8 @@ class DataBudget:
         charged again: whoever still has the answer does not compute it, and who lost it draws new noise.
 
         Raises Refused, and charges nothing, where the policy does not allow so many questions, where the budget does not cover
-        them, where a sum has no noise that clients add and the policy has an epsilon, and where the policy is not valid any more,
-        or another one than the round began under.
+        them, where a sum has no noise that clients add and the policy has an epsilon, or has none and is asked for by weights
+        other than before in this round, and where the policy is not valid any more, or another one than the round began under.
         """
         now = self._policy_now().digest
         with self._locked():
@@ -117,13 +131,15 @@ class DataBudget:
             if len(asked | {name.hex() for name in new}) > self.policy.questions:
                 raise Refused(f"more than {self.policy.questions} questions are asked in round {round}, which the policy of this "
                               "node does not allow.")
+            self._refuse_other_weights(held, new.values())
             if self.policy.epsilon is None and any(name.hex() in asked for name in new):
                 raise Refused("an answer with noise was lost when this node was started again, and is drawn again in another "
                               "round only: its policy has no epsilon that the noise could be charged to.")
             mark = self._charge_releases(list(new.values()), held)
             for name, one in new.items():
                 self._append({"training": held[0], "round": round, "opening": held[2], "question": name.hex(),
-                              "what": one.release.what, "noise": one.noisy, "ledger": mark})
+                              "what": one.release.what, "noise": one.noisy, "ledger": mark,
+                              **({"sum": one.sum, "weights": one.weights} if one.sum else {})})
 
     @property
     def rounds_answered(self) -> int:
@@ -156,6 +172,16 @@ class DataBudget:
             log.error("nothing is answered: %s", one_line(str(why)))
             raise Refused("the policy of this node is missing or not valid, and without one it answers nothing. Its own log says "
                           "more.") from why
+
+    def _refuse_other_weights(self, held: Held, charges: Iterable[Charge]) -> None:
+        """Raise Refused where a sum of updates without noise was asked for in the round `held` by other weights.
+
+        A server has one dual in a round. The difference of two sums, whose thresholds have one client between them, is its row.
+        """
+        known = dict(self._weights.get(held, {}))
+        if any(known.setdefault(one.sum, one.weights) != one.weights for one in charges if one.sum):
+            raise Refused("updates are asked for by two rules of who contributes in one round, without noise: the difference of "
+                          "the two sums could be one client's.")
 
     def _charge_releases(self, charges: list[Charge], held: Held) -> list[Any] | None:
         """Charge releases of the round `held`, and return size and digest of the ledger; Refused where that is too much.
@@ -222,6 +248,8 @@ class DataBudget:
         else:
             held: Held = (*contents, self._over.get(contents, 0))
             self._asked.setdefault(held, set()).add(entry["question"])
+            if "sum" in entry:
+                self._weights.setdefault(held, {})[sys.intern(entry["sum"])] = entry["weights"]
             if entry["ledger"] is None:
                 self._uncovered.add(held)
             else:

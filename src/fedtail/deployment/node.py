@@ -22,6 +22,7 @@ from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
 from fedtail.deployment.agreement import Agreement, check_members, check_shares_of_noise, first_agreeing
 from fedtail.deployment.audit_log import AuditLog
+from fedtail.deployment.contributions import count_left_out, small_groups
 from fedtail.deployment.data_budget import Charge, DataBudget
 from fedtail.deployment.old_trainings import remove_old_trainings
 from fedtail.deprecated import with_old_names
@@ -152,6 +153,7 @@ class Node:
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
         self._summed: set[bytes] = set()                       # what has left under masks: noise is in one sum only
+        self._left_out: dict[bytes, int] = {}                  # clients that are left out of an answer, because they are too few
 
     @property
     def round(self) -> int:
@@ -252,13 +254,13 @@ class Node:
                     summed: tuple[Iterable[int], int] | None = None) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a serialised `Ask`, joined into one NumPy vector.
 
-        They are integers modulo 2 ** modulus_bits, the last of them how many clients sent only zeros, and the context digest is a
-        hash of the broadcast and the question. `attempt` is the number of the secure sum, 0 for a first one and 1 for a retry.
-        `summed` has the nodes that are asked and the fewest of them that the sum may be over; None: it is not known, and no
-        question may rely on other nodes' noise. Raises Refused where the question is of another attempt (asked again as it was it
-        would get the same noise, and the two sums would differ by the row that is missing), is encoded for another modulus,
-        gathers rows, is about another round, is a retry of sums without noise, may be summed with too few shares of noise, or has
-        noise and left in another sum already.
+        They are integers modulo 2 ** modulus_bits, the last of them how many clients are not in the sums though they were to be,
+        because they failed or are too few, and the context digest is a hash of the broadcast and the question. `attempt` is the
+        number of the secure sum, 0 for a first one and 1 for a retry. `summed` has the nodes that are asked and how few of them
+        the sum may be over; None: it is not known, and no question may rely on other nodes' noise. Raises Refused where the
+        question is of another attempt (asked again as it was it would get the same noise, and the two sums would differ by the
+        row that is missing), is encoded for another modulus, gathers rows, is about another round, is a retry of sums without
+        noise, may be summed with too few shares of noise, or has noise and left in another sum already.
         """
         asked = self._read_ask(ask)
         if asked.attempt != attempt:
@@ -276,7 +278,8 @@ class Node:
         assert self._broadcast is not None
         context = context_digest(self._broadcast, self._members, ask)
         self._note("answered", training=self._training.hex(), round=self.round, context=context.hex(), masked=True)
-        silent = self._count_silent_clients(asked.questions)
+        left_out = sum(self._left_out.get(question_digest(one, asked), 0) for one in asked.questions)
+        silent = self._count_silent_clients(asked.questions) + left_out      # fewer than minimum_contributors may be left
         return np.concatenate([*(one.numpy() for one in sums), np.array([silent], np.int64)]), context
 
     def _refuse_second_sum(self, noisy: set[bytes]) -> None:
@@ -309,8 +312,10 @@ class Node:
         new = {name: one for name, one in zip(names, asked.questions, strict=True) if name not in self._given}
         self._charge_budget(new, asked.encoding.clients)
         encoding = clipping(asked.encoding) if self.agreements else asked.encoding      # an error would tell of a row beyond it
-        for name, sums in zip(new, self.fleet.collect(tuple(new.values()), encoding), strict=True):
-            self._given[name] = (sums if self._may_be_in_sum(new[name]) else torch.zeros_like(sums),)
+        asking = tuple(map(self._without_small_groups, new.values()))
+        for name, sums in zip(new, self.fleet.collect(asking, encoding), strict=True):
+            self._left_out[name] = self._count_left_out(new[name]) or 0
+            self._given[name] = (torch.zeros_like(sums) if self._left_out[name] and not new[name].by_group else sums,)
             self._private |= {name} if new[name].mechanism.private else set()
         return tuple(self._given[name][0] for name in names)
 
@@ -341,25 +346,18 @@ class Node:
         """How many clients of this node are in the cohort of the open round; 0 where none is open."""
         return 0 if self._cohort is None else len(self._cohort.ids)
 
-    def _may_be_in_sum(self, question: Any) -> bool:
-        """Whether as many of this node's clients are in the sum of `question` as its policy demands of updates without noise.
-
-        Where fewer are, though some, the node's answer is zeros, as if none were, and the log here says so: a refusal would tell
-        the server, who chooses the threshold of the tail, on which side of it these clients are. They are counted for this
-        question alone, whoever contributed to others of the round.
-        """
-        if self.budget is None or not question.trains or clients_add_noise(question.mechanism):
-            return True
-        least = self.budget.policy.smallest_tail
-        if least == 1:
-            return True
+    def _count_left_out(self, question: Any) -> int:
+        """How many of this node's clients are to be in the sum of `question`, and are too few for its policy: 0 for none."""
         assert self._cohort is not None
-        there, = self.fleet.collect((question.count_question(),), Plain(self._clients_here, self._cohort.mass_bound))
-        if not 0 < int(there[0]) < least:
-            return True
-        log.warning("round %d: %d of this node's clients would be in a sum without noise, fewer than smallest_tail = %d in its "
-                       "policy: its answer is zeros.", self.round, int(there[0]), least)
-        return False
+        least = 1 if self.budget is None else self.budget.policy.smallest_tail
+        return count_left_out(question, self.fleet, self._cohort, least, self.round)
+
+    def _without_small_groups(self, question: Any) -> Any:
+        """A copy of `question` to which clients answer zeros whose group is too small here for the policy; mostly itself."""
+        assert self._cohort is not None
+        least = 1 if self.budget is None else self.budget.policy.smallest_tail
+        small = small_groups(question, self.fleet, self._cohort, least)
+        return replace(question, left_out_groups=(*question.left_out_groups, *small)) if small else question
 
     def _read_ask(self, ask: bytes) -> Ask:
         """The `Ask` that the bytes `ask` hold.

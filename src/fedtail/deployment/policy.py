@@ -13,7 +13,8 @@ from fedtail.reading import TOML_BYTES, read_text, short_text, toml_tables
 EXAMPLE = """\
 # What this node does, whatever a server says. Its operator decides; nothing in here has a default.
 smallest_cohort = {smallest_cohort}      # clients of all nodes in a round, at least
-smallest_tail = 1        # of this node's own clients in a sum without noise, at least, unless none of them is in it
+{why}
+smallest_tail = {smallest_tail}        # of this node's own clients in a sum without noise, at least, unless none of them is in it
 questions = {questions}           # in a round, at most
 repeats = {repeats}              # rounds of a training that may be held once more, as after a crash of a server
 {budget}
@@ -33,10 +34,10 @@ class NodePolicy:
     """The limits that a node keeps; a message beyond one of them is refused.
 
     A round must have `smallest_cohort` clients or more over all nodes, and to a sum without noise `smallest_tail` or more of the
-    node's own clients contribute, or none. `questions` is how many a round may ask, and `repeats` how many rounds of one
-    training may be begun again. The data set has one budget for all runs and servers: either `epsilon` and `delta`, with which
-    every sum must have noise, or `rounds_without_noise`, how many rounds are answered, with noise or without. Nothing of it has
-    a default: what is not said is not allowed.
+    node's own clients contribute, by their effective number (`effective_clients`), or none. `questions` is how many a round may
+    ask, and `repeats` how many rounds of one training may be begun again. The data set has one budget for all runs and servers:
+    either `epsilon` and `delta`, with which every sum must have noise, or `rounds_without_noise`, how many rounds are answered,
+    with noise or without. Nothing of it has a default: what is not said is not allowed.
     """
 
     smallest_cohort: int

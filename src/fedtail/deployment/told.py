@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from fedtail.deployment.agreement import Agreement
 from fedtail.deployment.consent import allowed_files, changes, experiment_digest, read_accepted
+from fedtail.deployment.contributions import effective_clients
 from fedtail.deployment.data_budget import DataBudget
 from fedtail.deployment.deployed_experiment import deployment_channel
-from fedtail.deployment.policy_example import has_client_noise, planned_round, rounds_asked
+from fedtail.deployment.policy import NodePolicy
+from fedtail.deployment.policy_example import has_chosen_contributors, has_client_noise, own_tail, planned_round, rounds_asked
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import Experiment
 from fedtail.privacy.accounting import epsilon_at
@@ -24,6 +28,7 @@ def node_sentences(settings: NodeSettings) -> Iterator[str]:
     for one in settings.read_experiments():
         yield f"  answers {experiment_sentence(one)}"
     yield f"  in rounds of {budget.policy.smallest_cohort} clients or more, at most {budget.policy.questions} questions in each"
+    yield from tail_sentences(settings.read_experiments(), budget.policy, node.fleet.population.mass)
     hidden = f"only in masked sums over {settings.minimum} nodes or more" if settings.masked_only else "also in the clear"
     yield f"  {hidden}{'; signed' if settings.identity else '; sessions need not be signed (identity)'}"
     yield f"budget: {budget.policy.budget_text}"
@@ -43,6 +48,7 @@ def asked_sentences(settings: NodeSettings) -> Iterator[str]:
     if settings.trust:
         files = ", ".join(allowed_files(settings)["files"]) or "no file beside it"
         yield f"  CODE RUNS ON THIS MACHINE: trust = {list(settings.trust)} in the node's settings; {files}"
+    yield from tail_sentences(experiments, budget.policy)
     yield from cost_sentences(experiments, budget)
     different = changes(settings, experiments)
     accepted = read_accepted(settings)
@@ -50,6 +56,34 @@ def asked_sentences(settings: NodeSettings) -> Iterator[str]:
         same = accepted["digest"] == experiment_digest(experiments) and not different
         yield f"You accepted {accepted['digest']}{': the same.' if same else '. Since then:'}"
     yield from (f"  {line}" for line in different)
+
+
+def tail_sentences(experiments: Sequence[Experiment], policy: NodePolicy, mass: Tensor | None = None) -> Iterator[str]:
+    """Yields lines on whether one client of the node may be alone in a sum, and whether it has enough clients for a tail.
+
+    `mass`, (clients,), are the masses of the node's clients, None where they are not known. Nothing is said where clients add
+    noise to every sum.
+    """
+    if all(map(has_client_noise, experiments)):
+        return
+    chosen, least = [one for one in experiments if has_chosen_contributors(one)], policy.smallest_tail
+    if least == 1:
+        yield "  ONE CLIENT OF YOURS MAY BE ALONE IN A SUM (smallest_tail = 1)" + (
+            ": the server's numbers say who contributes, and it could read that client's row" if chosen else
+            ", beside clients of other nodes")
+        return
+    yield f"  in a sum without noise {least} clients of yours or more, by weight, or none"
+    there, effective = (None, None) if mass is None else (len(mass), effective_clients(mass))
+    if there is None or effective is None:
+        return
+    if effective < least:
+        yield (f"  TOO FEW CLIENTS: by weight the {there} here are as many as {effective}, and without noise nothing of them is "
+               f"released (smallest_tail = {least}). Ask for noise that clients add; with 1 the server could read a row.")
+        return
+    tails = [tail for one in chosen if (tail := own_tail(one, there)) is not None]
+    if tails and min(tails) < least:
+        yield (f"  FEW CLIENTS: about {min(tails):.2g} of the {there} here are in a tail, and where fewer than {least} are, this "
+               "node's part is zeros: its clients in the tail are mostly left out")
 
 
 def cost_sentences(experiments: Sequence[Experiment], budget: DataBudget) -> Iterator[str]:

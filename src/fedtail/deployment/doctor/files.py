@@ -25,6 +25,9 @@ ACCOUNTS = ("Whoever has an account on the server's machine reaches Flower's Con
             "server. Nodes run their own app only, by their own policy.")
 NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account reads neither; "
                  "it can use up the machine, and so stop the node.")
+POLICY = ("policy.toml can be read, and says: rounds of {policy.smallest_cohort} clients or more, {policy.smallest_tail} of this "
+          "node's or more in a sum without noise, {policy.questions} questions in a round, {policy.repeats} held again; "
+          "{policy.budget_text}. What it allows is tried below.")
 IN_THE_CLEAR = "masked_only is off: this node answers in the clear to whoever speaks for the server. Remove it from node.toml."
 
 
@@ -47,7 +50,8 @@ def checks_of_server(folder: Path) -> Iterator[Finding]:
 
 
 def checks_of_node(folder: Path) -> Iterator[Finding]:
-    """Look at the folder of a node; yields what was found."""
+    """Look at the folder of a node, and try what a server could ask of it; yields what was found."""
+    from fedtail.deployment.doctor.node_attacks import attacks_on_node
     from fedtail.deployment.policy import NodePolicy
     from fedtail.deployment.settings import NodeSettings
 
@@ -65,13 +69,15 @@ def checks_of_node(folder: Path) -> Iterator[Finding]:
         return
     yield found("masks", [] if settings.masked_only else [IN_THE_CLEAR], "Nothing is answered without masks.")
     try:
-        allowed = NodePolicy.read(settings.folder / settings.policy).budget_text
-        yield found("policy", [], f"The data may answer: {allowed}.")
+        policy = NodePolicy.read(settings.folder / settings.policy)
     except ValueError as why:
         yield found("policy", [str(why)], "")
+    else:
+        yield found("policy", [], POLICY.format(policy=policy))
     data = settings.folder / settings.data
     yield found("data", [f"{settings.data} is readable by every account on this machine. Run: chmod -R o-rwx {settings.data}"]
                 if readable_by_all(data) else [], "Not readable by other accounts." if data.exists() else "There are none yet.")
+    yield from attacks_on_node(settings)
     if settings.trust:
         yield Finding("trusted code", TRUST, f"Code of {', '.join(settings.trust)} is run here where the experiment names it.")
     yield Finding("accounts here", TRUST, NODE_ACCOUNTS)
