@@ -394,6 +394,7 @@ def test_wandb_gets_the_history_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     with warnings.catch_warnings(action="ignore"):
         history = logged_history(fedtail.loggers.WandB("mine", mode="offline", folder=str(tmp_path)))
+        wandb.teardown()                # its service writes the file after finish() has returned; this waits for its end
     [kept] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = kept.read_bytes()
     for tag in tags(history):

@@ -1,6 +1,6 @@
 """Ready-made metrics of clients, as scikit-learn defines them, from the outputs and targets of one client at a time.
 
-`Task(module, metrics=[roc_auc(), f1()])`, or `metrics = ["roc_auc", "f1"]` below `[task]` in a file. A metric that is not defined
+`Task(module, metrics=["roc_auc", "f1"])`, and `metrics = ["roc_auc", "f1"]` below `[task]` in a file. A metric that is not defined
 for a client, such as the AUC of one with a single class, is NaN for this client, who is then left out of it and counted.
 
 One output per example is a logit of class 1, positive where the class is predicted; several are scores of the classes. With two
