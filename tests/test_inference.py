@@ -393,6 +393,16 @@ def test_what_the_guide_says_of_coverage_is_what_the_study_found():
             f"{told('two methods', coverage.MAIN, (100,))}, with 20 clients {told('one method', coverage.MAIN, (20,))}") in page
     assert (f"on which nothing was chosen: one method {told('one method', coverage.FRESH, (100, 1000))}, differences "
             f"{told('two methods', coverage.FRESH, (100,))}.") in page
+    assert f"Differences with 1000 clients: {told('large', coverage.MAIN, (1000,))}; the two above 97% are the worst 10% of a heavy-tailed" in page
+    cases = list(coverage._found(found, "large", coverage.MAIN))
+    assert [(n, s, "heavy-tailed, 10 examples" in label) for label, n, s, f in cases if f["coverage"] > 0.97] == [(1000, "worst10", True)] * 2
+    fine, coarse = ([f for label, _, _, f in coverage._found(found, "percentile", coverage.MAIN) if f" {n} examples" in label] for n in (200, 10))
+    spans = [f"{min(values):.1%} to {max(values):.1%}" for values in ([f["coverage"] for f in fine], [f["coverage"] for f in coarse],
+                                                                     [f["within a step"] for f in coarse])]
+    assert f"intervals hold in {spans[0]} of cases with 200 examples a client and in {spans[1]} with ten" in page
+    assert f"With one such step more on either side it is {spans[2]}." in page
+    assert len(fine) == len(coarse) == 6
+    assert len(cases) == 24
     tied = [f["coverage"] for _, f in coverage._tied(found)]
     assert f"of clients with 3 or 5 examples, whole tails being one value, {min(tied):.1%} to {max(tied):.1%}" in page
     few = [f["coverage"] for _, _, f in coverage._few_seeds(found)]
