@@ -169,7 +169,7 @@ def read(request, tmp_path):
             return Population.from_pandas(frame, **names)
         path = tmp_path / f"data.{request.param}"
         frame.to_csv(path, index=False) if request.param == "csv" else frame.to_parquet(path)
-        return Population.from_csv(path, **names) if request.param == "csv" else Population.from_parquet(path, **{"x": None, **names})
+        return Population.from_csv(path, **names) if request.param == "csv" else Population.from_parquet(path, **names)
     return reader
 
 
@@ -192,6 +192,16 @@ def test_a_list_of_one_column_of_floats_is_a_matrix_of_one_feature(read):
     assert read(FRAME, y="sick", client="site", x=["dose"]).inputs.shape == (4, 1)
     assert read(FRAME, y="sick", client="site", x="dose").inputs.shape == (4,)
     assert read(FRAME, y="sick", client="site", x=["age"]).inputs.dtype == torch.int64      # tokens, perhaps
+
+
+def test_a_parquet_file_has_by_default_the_columns_of_an_npz_file(tmp_path):
+    FRAME.rename(columns={"sick": "y", "site": "client"}).to_parquet(tmp_path / "data.parquet")
+    people = Population.from_parquet(tmp_path / "data.parquet", x=["age", "dose"])
+    assert examples(people, "s") == ([[61.0, 1.0]], [1])
+    FRAME.drop(columns="region").to_parquet(tmp_path / "own.parquet")
+    with pytest.raises(ValueError, match=re.escape("called 'y'")):
+        Population.from_parquet(tmp_path / "own.parquet", client="site")
+    assert Population.from_parquet(tmp_path / "own.parquet", None, "sick", "site").columns == ("age", "dose")      # in this order
 
 
 def test_columns_are_refused_in_words(read):

@@ -114,6 +114,29 @@ def test_validation_stops_keeps_the_best_and_says_by_whom(statistic, every):
     assert train(MEAN, task(), own, rounds=2, **QUIET).selected_on is None
 
 
+def test_the_clients_that_chose_are_given_by_name_in_the_order_of_their_keys():
+    crowd = people(18)
+    named = fedtail.Population.from_clients({f"site {k}": crowd.client(k) for k in range(18)})
+    own, first, later = named.split((0.5, 0.3, 0.2))
+
+    def names(result) -> list[str]:
+        return [f"site {named.key.tolist().index(key)}" for key in result.selected_on.tolist()]
+
+    result = train(MEAN, task(), own, rounds=4, validation=Validation(first, 2), **QUIET)
+    assert list(result.selected_names) == names(result)
+    assert set(result.selected_names) == set(first.names.tolist())
+    assert f"selected on {', '.join(result.selected_names)}" in repr(result)
+    longer = resume(result, own, rounds=2, validation=Validation(later, 2), **QUIET)
+    assert list(longer.selected_names) == names(longer)
+    assert set(longer.selected_names) == {*first.names.tolist(), *later.names.tolist()}
+    assert f"selected on 9 clients ({', '.join(longer.selected_names[:5])}, ...)" in repr(longer)
+    assert resume(longer, own, rounds=2, validation=Validation(first, 2), **QUIET).selected_names == longer.selected_names
+    assert train(MEAN, task(), own, rounds=2, **QUIET).selected_names is None
+    nameless = fedtail.Population.from_clients([crowd.client(k) for k in range(18)])
+    unnamed = train(MEAN, task(), nameless, rounds=2, validation=Validation(nameless.select([1, 2]), 2), **QUIET)
+    assert (unnamed.selected_names, "selected on" in repr(unnamed)) == (None, False)
+
+
 def test_a_metric_where_higher_is_better_stops_at_its_highest():
     accuracy = fedtail.Metric("accuracy", lambda o, t: (o.argmax(1) == t).double(), better="higher")
     judged = fedtail.Task(task().module, metrics=(accuracy,))
@@ -371,6 +394,7 @@ def test_wandb_gets_the_history_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     with warnings.catch_warnings(action="ignore"):
         history = logged_history(fedtail.loggers.WandB("mine", mode="offline", folder=str(tmp_path)))
+        wandb.teardown()                # its service writes the file after finish() has returned; this waits for its end
     [kept] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = kept.read_bytes()
     for tag in tags(history):

@@ -349,24 +349,36 @@ def test_the_study_runs_small(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage, "FRESH", ("beta",))
     monkeypatch.setattr(coverage, "NO_EFFECT", (("normal", 10, "redrawn clients"),))
     monkeypatch.setattr(coverage, "FEW_SEEDS", (("normal", 10, "redrawn clients", 2),))
-    monkeypatch.setattr(coverage, "LARGE", (("normal", 10, "same clients"),))
     study = coverage.INTERVAL_COVERAGE
     results = reproduce(study, replace(study.quick, repetitions=8), tmp_path, None, quick=True)
     text = (tmp_path / "README.md").read_text()
     assert results.seeds == (0,)
-    assert "Difference of two methods, five seeds: worst10" in text
+    for title in ("five seeds: worst10", "five seeds: p90", "five seeds, 1000 clients: worst10"):
+        assert f"## Difference of two methods, {title}\n" in text
     assert "Promises about new clients" in text
     assert "| normal, 10 examples, redrawn clients, 2 seeds, no effect |" in text
 
 
-@pytest.mark.parametrize(("share", "verdict", "named"), [(0.9698, "agrees", False), (0.9765, "agrees", True), (0.9785, "disagrees", True),
-                                                         (0.9295, "agrees", True), (0.9200, "disagrees", True)])
+@pytest.mark.parametrize(("share", "verdict", "named"), [
+    (0.9698, "agrees", ""), (0.97, "agrees", ""), (0.93, "agrees", ""), (0.9765, "agrees, up to Monte Carlo error", "above 97% for one: 97.65%"),
+    (0.9785, "disagrees", "above 97% for one: 97.85%"), (0.9295, "agrees, up to Monte Carlo error", "below 93% for one: 92.95%"),
+    (0.9200, "disagrees", "below 93% for one: 92.00%")])
 def test_a_coverage_is_judged_up_to_its_monte_carlo_error_and_no_further(share, verdict, named):
     """Two standard errors of a coverage of 97% over 2,000 repetitions are 0.76 points."""
     found = coverage._judged([("one", share), ("two", 0.95)], 0.93, 0.97, 2000)
     assert found.verdict.value == verdict
     assert "up to 0.76 points of Monte Carlo error (two standard errors over 2000 repetitions)" in found.reason
-    assert (f"one: {share:.2%}" in found.reason) == named
+    assert ("the estimate is" in found.reason) == bool(named)
+    assert found.reason.endswith(f"; the estimate is {named}" if named else "over 2000 repetitions)")
+
+
+@pytest.mark.parametrize(("spread", "broken", "verdicts"), [
+    (0.921, 0.05, ["agrees", "agrees"]), (0.915, 0.06, ["agrees, up to Monte Carlo error"] * 2), (0.91, 0.07, ["disagrees"] * 2)])
+def test_the_other_claims_of_the_study_say_too_where_only_monte_carlo_error_saves_them(spread, broken, verdicts):
+    numbers = {"spread": {"normal_10_20": {"coverage": 0.1}, "normal_10_100": {"coverage": spread}},
+               "promises": {"normal_200_60": {"p90": {"broken": broken}, "worst10": {"broken": 0.0}}}}
+    results = Results("interval_coverage", False, {"repetitions": 2000}, cells={0: {name: {"seconds": 1.0, "numbers": one} for name, one in numbers.items()}})
+    assert [coverage._spread_holds(results).verdict.value, coverage._never_broken(results).verdict.value] == verdicts
 
 
 def test_what_the_guide_says_of_coverage_is_what_the_study_found():
@@ -381,6 +393,16 @@ def test_what_the_guide_says_of_coverage_is_what_the_study_found():
             f"{told('two methods', coverage.MAIN, (100,))}, with 20 clients {told('one method', coverage.MAIN, (20,))}") in page
     assert (f"on which nothing was chosen: one method {told('one method', coverage.FRESH, (100, 1000))}, differences "
             f"{told('two methods', coverage.FRESH, (100,))}.") in page
+    assert f"Differences with 1000 clients: {told('large', coverage.MAIN, (1000,))}; the two above 97% are the worst 10% of a heavy-tailed" in page
+    cases = list(coverage._found(found, "large", coverage.MAIN))
+    assert [(n, s, "heavy-tailed, 10 examples" in label) for label, n, s, f in cases if f["coverage"] > 0.97] == [(1000, "worst10", True)] * 2
+    fine, coarse = ([f for label, _, _, f in coverage._found(found, "percentile", coverage.MAIN) if f" {n} examples" in label] for n in (200, 10))
+    spans = [f"{min(values):.1%} to {max(values):.1%}" for values in ([f["coverage"] for f in fine], [f["coverage"] for f in coarse],
+                                                                     [f["within a step"] for f in coarse])]
+    assert f"intervals hold in {spans[0]} of cases with 200 examples a client and in {spans[1]} with ten" in page
+    assert f"With one such step more on either side it is {spans[2]}." in page
+    assert len(fine) == len(coarse) == 6
+    assert len(cases) == 24
     tied = [f["coverage"] for _, f in coverage._tied(found)]
     assert f"of clients with 3 or 5 examples, whole tails being one value, {min(tied):.1%} to {max(tied):.1%}" in page
     few = [f["coverage"] for _, _, f in coverage._few_seeds(found)]

@@ -263,6 +263,9 @@ def test_bounds_nearness_and_several_findings():
     weak = all_of(Finding(Verdict.AGREES, "a"), Finding(Verdict.NOT_TESTABLE, "b"), Finding(Verdict.DIRECTION, "c"))
     assert weak == (Verdict.NOT_TESTABLE, "a; b; c")
     assert all_of(weak, Finding(Verdict.DISAGREES, "d")).verdict == Verdict.DISAGREES
+    nearly = Finding(Verdict.WITHIN_ERROR, "e")
+    assert all_of(Finding(Verdict.AGREES, "a"), nearly).verdict == "agrees, up to Monte Carlo error"
+    assert all_of(nearly, Finding(Verdict.DIRECTION, "c")).verdict == Verdict.DIRECTION
 
 
 def test_files_are_small_and_read_back():
@@ -270,6 +273,17 @@ def test_files_are_small_and_read_back():
     assert json.loads(compact(value)) == value
     assert len(compact(value).splitlines()) == 19
     assert rounded({"x": 1.23456789, "y": (float("nan"), 2)}) == {"x": 1.23457, "y": [None, 2]}
+
+
+@pytest.mark.parametrize(("data", "verdict"), [(None, "agrees, up to Monte Carlo error"), (Data("toys, 3", None, papers=False), "agrees in direction")])
+def test_what_only_monte_carlo_error_saves_has_a_verdict_and_a_column_of_its_own(tmp_path, data, verdict):
+    nearly = replace(TOY, claims=(Claim("It nearly holds.", "[X]", lambda r: Finding(Verdict.WITHIN_ERROR, "92.9%")), *TOY.claims))
+    results = reproduce(nearly, Plan(), tmp_path / "toy", data)
+    assert judged(nearly, results)[0]["verdict"] == verdict
+    assert f"| It nearly holds. [X] | **{verdict}** | 92.9% |" in (tmp_path / "toy" / PAGE).read_text()
+    text = overview((nearly,), tmp_path)
+    assert "| seeds | agrees | agrees, up to Monte Carlo error | agrees in direction | disagrees | not testable here |" in text
+    assert text.count("| 1 | 1 |  |  |  |" if data is None else "| 3 |  |  | 2 |  |  |") == 1
 
 
 # the command

@@ -244,6 +244,10 @@ def refusal(task, population) -> str:
 def test_a_loss_that_is_one_number_is_refused():
     task = Task(mlp(), loss=nn.CrossEntropyLoss())
     assert refusal(task, clients_of()) == (
+        'loss must return one number per example, shape (4,), got (). Write CrossEntropyLoss(reduction="none"). '
+        "Or leave loss out: the default, cross_entropy, is the same. " + SETS)
+    task = Task(mlp(), loss=nn.functional.cross_entropy)
+    assert refusal(task, clients_of()) == (
         "loss must return one number per example, shape (4,), got (). PyTorch's losses do that with reduction='none'; "
         "a number per client is Metric(..., per='client'). " + SETS)
     task = Task(mlp(), metrics=[Metric("first", lambda o, t: o)])
@@ -267,7 +271,23 @@ def test_labels_the_module_does_not_have_are_refused(module, labels, low, high):
     name = type(module).__name__
     assert refusal(Task(module), clients_of(targets=labels)) == (
         f"targets hold labels {low} to {high}, but {name} has 3 outputs (labels 0 to 2). "
-        "Relabel the classes from 0 (fedtail.data.with_classes), or give the module more outputs.")
+        "Relabel the classes from 0 (fedtail.data.with_classes), or give the module more outputs. The first with another label is client 0.")
+
+
+@pytest.mark.parametrize("piece", [2, 2**20])
+def test_the_first_client_with_a_label_the_module_lacks_is_named(piece, monkeypatch):
+    monkeypatch.setattr("fedtail.task.PIECE", piece)
+    x = np.zeros((2, 3), np.float32)
+    y = {"north": [0, 1], "south": [2, 2], "west": [1, 5], "east": [7, 0]}
+    sites = Population.from_clients({name: (x, labels) for name, labels in y.items()})
+    assert ("(labels 0 to 2). Relabel the classes from 0 (fedtail.data.with_classes), or give the module more outputs. "
+            "The first with another label is client 'west'.") in refusal(Task(mlp()), sites)
+    unnamed = Population.from_clients([(x, labels) for labels in y.values()])
+    assert "The first with another label is client 2." in refusal(Task(mlp()), unnamed.select([1, 0, 3, 2]).select([0, 1, 3, 2]))
+    assert "The first with another label is client 'east'." in refusal(Task(mlp()), sites.select(["south", "east", "west"]))
+    words = Population.from_clients({"a": ([[1, 2, 3]], [[1, 2, 1]]), "b": ([[4, 5]], [[5, 9]]), "c": ([[4, 5]], [[8, 6]])})      # padded with -100
+    tagger = Task(CharacterGRU(7, hidden=3, every_position=True))
+    assert "The first with another label is client 'b'." in refusal(tagger, words)
 
 
 def test_labels_are_looked_at_everywhere_not_only_with_the_first_client():

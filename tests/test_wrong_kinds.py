@@ -61,7 +61,11 @@ def refusal(task: Task, population: Population) -> str:
     (lambda: Task(nn.Linear(4, 3), metrics={"auc": auc}), "metrics is a dict; a list of Metric is needed"),
     (lambda: Task(nn.Linear(4, 3), metrics=auc), 'metrics must be a list of Metric, got auc. Write metrics=[Metric("auc", auc, better="higher")].'),
     (lambda: Task(nn.Linear(4, 3), metrics=Metric("auc", auc)), "metrics must be a list of Metric, got a Metric. Write metrics=[Metric('auc', ...)]."),
-    (lambda: Task(nn.Linear(4, 3), metrics=["roc_auc"]), "got a str in it. Write fedtail.metrics.roc_auc(), or one of your own."),
+    (lambda: Task(nn.Linear(4, 3), metrics="roc_auc"), "metrics must be a list of Metric, got 'roc_auc'. Write metrics=[\"roc_auc\"]."),
+    (lambda: Task(nn.Linear(4, 3), metrics="rocauc"), "metrics must be a list of Metric, got 'rocauc'. Write metrics=[\"roc_auc\"]."),
+    (lambda: Task(nn.Linear(4, 3), metrics="zzz"), "got 'zzz'. Write a list of names (roc_auc, average_precision, f1,"),
+    (lambda: Task(nn.Linear(4, 3), metrics=["error"]), "metrics names 'error', which is always evaluated. Leave it out."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["f1", fedtail.metrics.f1()]), "metric names must differ from each other"),
     (lambda: Task(nn.Linear(4, 3), metrics=[fedtail.metrics.roc_auc]), "got roc_auc in it. Write roc_auc(): ready-made metrics are called."),
     (lambda: Engine("gpu"), "device must be cpu, cuda or cuda:1, got 'gpu'. For a GPU write \"cuda\"."),
     (lambda: Engine("cuda:99"), "device is cuda:99, but PyTorch sees"),
@@ -196,8 +200,8 @@ def test_settings_that_are_texts_are_refused_as_no_numbers(make):
 
 
 @pytest.mark.parametrize(("make", "text"), [
-    (lambda: Task(nn.Linear(4, 3), metrics=["rocauc"]), "Write fedtail.metrics.roc_auc(), or one of your own."),
-    (lambda: Task(nn.Linear(4, 3), metrics=["zzz"]), "Write one of fedtail.metrics, roc_auc(), average_precision(), f1(),"),
+    (lambda: Task(nn.Linear(4, 3), metrics=["rocauc"]), "fedtail.metrics has no 'rocauc'. Did you mean roc_auc? Your own is Metric('rocauc', function)."),
+    (lambda: Task(nn.Linear(4, 3), metrics=["zzz"]), "fedtail.metrics has no 'zzz'. There are roc_auc, average_precision, f1,"),
     (lambda: fedtail.train(replace(fedtail.fedavg(3), risk=fedtail.Proximal(0.1)), Task(nn.Linear(4, 3)), LABELLED, rounds=1),
      "risk is Proximal(strength=0.1), which declares a LocalDeclaration; a RiskDeclaration is needed. Penalties go to local training"),
     (lambda: fedtail.evaluate(nn.Linear(4, 3), (X, Y)), "population must be a Population, got tuple. Write Population.from_arrays(x, y, client)"),
@@ -364,6 +368,63 @@ def test_binary_cross_entropy_of_whole_numbers_says_what_to_write_and_of_floats_
     found = fedtail.evaluate(module, floats, Task(module, loss=loss) if shape == (60,) else replace(flat, error=Task(module, loss=loss).error))
     plain = fedtail.evaluate(module, BINARY, Task(module))                # before, it was the squared error of logits
     assert torch.equal(found.error.values, plain.error.values)
+
+
+NUMBERS = {"01": (Y > 0).astype(int), "012": Y, "0.0 1.0": (Y > 0).astype("float32"), "numbers": X[:, 0], "pairs": X[:, :2],
+           "labels": (X[:, :3] > 0).astype("float32"), "whole labels": (X[:, :3] > 0).astype(int)}
+ONE, FLAT, THREE = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), nn.Linear(4, 3)
+LOG = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1))
+LOGISTIC = "For labels 0 and 1 and one output leave loss out: the default is the logistic loss of logits"
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("loss", "module", "y", "told"), [
+    (nn.BCEWithLogitsLoss(), FLAT, "01", f"Write BCEWithLogitsLoss(reduction=\"none\") and y.astype('float32'). {LOGISTIC}."),
+    (nn.BCEWithLogitsLoss(), FLAT, "0.0 1.0", f"Write BCEWithLogitsLoss(reduction=\"none\"). {LOGISTIC}, for y of whole numbers."),
+    (nn.BCEWithLogitsLoss(), ONE, "01", "Write def loss(outputs, targets): return BCEWithLogitsLoss(reduction=\"none\")(outputs[:, 0], targets) with "
+     f"error=fedtail.losses.wrong_labels and y.astype('float32'). {LOGISTIC}."),
+    (nn.BCEWithLogitsLoss(), THREE, "labels", "(reduction=\"none\")(outputs, targets).flatten(1).mean(1) with error=fedtail.losses.wrong_labels."),
+    (nn.BCEWithLogitsLoss(), THREE, "whole labels", "with error=fedtail.losses.wrong_labels and y.astype('float32')."),
+    (nn.BCEWithLogitsLoss(), THREE, "012", "Leave loss out: the default for such targets and outputs is cross_entropy."),
+    (nn.BCELoss(), nn.Sequential(FLAT, nn.Sigmoid()), "01", f"{LOGISTIC}, for a module without a sigmoid at its end."),
+    (nn.CrossEntropyLoss(), THREE, "012", 'Write CrossEntropyLoss(reduction="none"). Or leave loss out: the default, cross_entropy, is the same.'),
+    (nn.CrossEntropyLoss(label_smoothing=0.2), THREE, "012", 'got (). Write CrossEntropyLoss(reduction="none"). Where'),
+    (nn.CrossEntropyLoss(), ONE, "01", f": Target 1 is out of bounds. {LOGISTIC}."),
+    (nn.MSELoss(), FLAT, "numbers", 'Write MSELoss(reduction="none"). Or leave loss out: the default, squared_error, is the same.'),
+    (nn.MSELoss(), ONE, "numbers", 'Write def loss(outputs, targets): return MSELoss(reduction="none")(outputs[:, 0], targets). Or leave loss out: the '
+     "default, squared_error, is the same."),
+    (nn.MSELoss(reduction="none"), ONE, "numbers", "got (60, 60). Write def loss(outputs, targets): return MSELoss(reduction=\"none\")(outputs[:, 0], targets)."),
+    (nn.MSELoss(), nn.Linear(4, 2), "pairs", 'return MSELoss(reduction="none")(outputs, targets).flatten(1).mean(1).'),
+    (nn.MSELoss(), THREE, "012", "Leave loss out: the default for such targets and outputs is cross_entropy."),
+    (nn.L1Loss(), FLAT, "numbers", 'got (). Write L1Loss(reduction="none"). Where'),
+    (nn.HuberLoss(), ONE, "numbers", 'Write def loss(outputs, targets): return HuberLoss(reduction="none")(outputs[:, 0], targets). Where'),
+    (nn.NLLLoss(), LOG, "012", 'Write NLLLoss(reduction="none"). Or leave loss out: the default, cross_entropy, is the same.'),
+    (nn.NLLLoss(), THREE, "012", "It takes log-probabilities, which these outputs are not: leave loss out instead, the default is cross_entropy."),
+], ids=str)
+def test_losses_of_pytorch_that_are_about_a_batch_say_what_to_write(loss, module, y, told):
+    with pytest.raises(ValueError) as refused:
+        Task(module, loss=loss).check_examples(torch.from_numpy(X), torch.from_numpy(NUMBERS[y]))
+    assert told in str(refused.value)
+    if "Write def loss" in told or "Write BCE" in told:      # what is advised works
+        name = type(loss).__name__
+        written = re.search(r"Write (?:def loss\(outputs, targets\): return )?(.*?)(?: with error| and y\.astype|\. |\.$)", str(refused.value) + " ")
+        own = eval(f"lambda outputs, targets: {written[1]}" if "def loss" in told else written[1], {name: getattr(nn, name)})
+        targets = NUMBERS[y].astype("float32") if "y.astype" in told else NUMBERS[y]
+        Task(module, loss=own, error=fedtail.losses.wrong_labels).check(Population.from_arrays(X, targets, CLIENT))
+
+
+def test_metrics_of_pytorch_losses_are_not_told_to_be_left_out():
+    mine = Metric("huber", nn.HuberLoss())
+    text = refusal(Task(FLAT, metrics=[mine]), Population.from_arrays(X, NUMBERS["numbers"], CLIENT))
+    assert text.startswith('huber must return one number per example, shape (4,), got (). Write HuberLoss(reduction="none"). Where')
+
+
+def test_metrics_go_by_name_as_in_a_file():
+    task = Task(nn.Linear(4, 2), metrics=["f1", Metric("wrong", misclassification), "roc_auc"])
+    assert [metric.name for metric in task.all_metrics] == ["loss", "error", "f1", "wrong", "roc_auc"]
+    assert task.all_metrics[2] == fedtail.metrics.f1()
+    found, called = fedtail.evaluate(task.module, BINARY, task), Task(task.module, metrics=[fedtail.metrics.f1()])
+    assert torch.equal(found["f1"].values, fedtail.evaluate(task.module, BINARY, called)["f1"].values)
 
 
 def test_metrics_of_scikit_learn_are_told_by_our_name_or_how_they_are_called():

@@ -1,7 +1,8 @@
 """Ready-made metrics of clients, as scikit-learn defines them, from the outputs and targets of one client at a time.
 
-`Task(module, metrics=[roc_auc(), f1()])`, or `metrics = ["roc_auc", "f1"]` below `[task]` in a file. A metric that is not defined
-for a client, such as the AUC of one with a single class, is NaN for this client, who is then left out of it and counted.
+`Task(module, metrics=["roc_auc", f1()])`, by name or called, and `metrics = ["roc_auc", "f1"]` below `[task]` in a file. A metric
+that is not defined for a client, such as the AUC of one with a single class, is NaN for this client, who is then left out of it
+and counted.
 
 One output per example is a logit of class 1, positive where the class is predicted; several are scores of the classes. With two
 classes, metrics are about class 1; with more, they are means over the classes that the client has, each against the rest.

@@ -161,7 +161,8 @@ def with_best(trained: Trained, validation: RunValidation, last: bool = False) -
     newest = [by.evaluations_since_best(one, better) == 0 for one in values]
     best = _joined_best(trained, newest) if any(newest) else trained.best
     stopped = by.reason if not last and by.is_over(values, better) else ""
-    return replace(trained, best=best, stopped=stopped, selected_on=_joined_keys(trained.selected_on, validation.population.key))
+    keys, names = _joined_clients(trained, validation.population)
+    return replace(trained, best=best, stopped=stopped, selected_on=keys, selected_names=names)
 
 
 def _joined_best(trained: Trained, newest: Sequence[bool]) -> Trained:
@@ -173,11 +174,20 @@ def _joined_best(trained: Trained, newest: Sequence[bool]) -> Trained:
     return replace(now, state=tuple(new if better else old for better, new, old in states))
 
 
-def _joined_keys(before: Tensor | None, keys: Tensor) -> Tensor:
-    """The keys of all clients that a run was selected on, sorted."""
-    if before is not None and torch.equal(before, keys):
-        return before
-    return keys.unique() if before is None else torch.cat([before, keys]).unique()
+def _joined_clients(trained: Trained, judges: Any) -> tuple[Tensor, tuple[str, ...] | None]:
+    """The keys of all clients that the run was selected on, sorted, with the clients `judges`; and the names in that order.
+
+    Names are None where no client has one; where only some have, the others are called by their keys.
+    """
+    before, names = trained.selected_on, dict[int, str]()
+    if before is not None and bool(torch.isin(judges.key, before).all()):
+        return before, trained.selected_names
+    if before is not None and trained.selected_names is not None:
+        names.update(zip(before.tolist(), trained.selected_names, strict=True))
+    if getattr(judges, "names", None) is not None:
+        names.update((key, judges.name_of(place)) for place, key in enumerate(judges.key.tolist()))
+    keys = (judges.key if before is None else torch.cat([before, judges.key])).unique()
+    return keys, tuple(names.get(key, str(key)) for key in keys.tolist()) if names else None
 
 
 def cohort_rows(trained: Trained) -> list[Row]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,13 +32,14 @@ from fedtail.module_checks import refuse_dependence_on_batch, try_module
 from fedtail.modules import cast_inputs, refuse_shared_statistics, set_precision, trainable_parameters
 from fedtail.task_kinds import (
     SETS,
+    named_or_own_metrics,
     refuse_coupled_values,
     refuse_one_hot,
     refuse_probabilities,
     refuse_wrong_function,
-    refuse_wrong_metrics,
     refuse_wrong_module,
 )
+from fedtail.torch_losses import what_to_write
 from fedtail.types import Examples
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
@@ -86,26 +88,26 @@ class Task:
     Defaults follow the targets: cross entropy and misclassification for classes, squared error for numbers; with
     `nn.BCEWithLogitsLoss(reduction="none")`, whose targets are floats, the error is the share of wrong labels. Modules with
     running statistics (batch norm) are refused, since clients would overwrite each other's; `buffers="frozen"` keeps
-    them as they came. Dropout draws from the client's own stream.
+    them as they came. Dropout draws from the client's own stream. `metrics` holds metrics and names of ready-made ones, "f1".
     """
 
     module: nn.Module
     loss: PerExample = default_loss
     error: PerExample = default_error
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[Metric | str] = ()
     buffers: Literal["refused", "frozen"] = "refused"
 
     def __post_init__(self) -> None:
-        """Set `loss` and `error` to a linear model's own where they are the defaults, and check the module.
+        """Set `loss` and `error` to a linear model's own where they are the defaults, make named metrics, check the module.
 
         Raises ValueError for layers that normalise by the batch or (unless buffers="frozen") keep running statistics, a module
-        without trainable parameters, metrics of equal names, and `buffers` other than "refused" or "frozen"; TypeError for a
-        module, loss or metrics of another kind, such as a class in place of an instance.
+        without trainable parameters, metrics of equal or unknown names, and `buffers` other than "refused" or "frozen";
+        TypeError for a module, loss or metrics of another kind, such as a class in place of an instance.
         """
         refuse_wrong_module(self.module)
         for name, function in (("loss", self.loss), ("error", self.error)):
             refuse_wrong_function(function, name)
-        refuse_wrong_metrics(self.metrics, Metric)
+        object.__setattr__(self, "metrics", named_or_own_metrics(self.metrics, Metric))
         if self.buffers not in ("refused", "frozen"):
             raise ValueError(f"buffers must be 'refused' or 'frozen', got {self.buffers!r}.")
         loss, error = OWN_LOSS.get(type(self.module), (self.loss, self.error))
@@ -118,14 +120,15 @@ class Task:
             refuse_shared_statistics(f"{name} ({kind})" if name else kind, module, self.buffers)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ValueError(f"{type(self.module).__name__} has no trainable parameters.")
-        names = ["loss", "error", *(m.name for m in self.metrics)]
+        names = [m.name for m in self.all_metrics]
         if len(set(names)) < len(names):
             raise ValueError(f"metric names must differ from each other and from loss and error, got {names[2:]}.")
 
     @property
     def all_metrics(self) -> tuple[Metric, ...]:
         """The loss and the error as metrics named "loss" and "error", followed by the user's own."""
-        return (Metric("loss", self.loss), Metric("error", self.error), *self.metrics)
+        own = (metric for metric in self.metrics if isinstance(metric, Metric))      # names have become metrics in __post_init__
+        return (Metric("loss", self.loss), Metric("error", self.error), *own)
 
     def params(self, module: nn.Module | None = None) -> Tensor:
         """The trainable parameters of the task's module, or of another `module` of the same kind, as one flat vector (w), (dim,).
@@ -158,7 +161,7 @@ class Task:
         outputs = try_module(self.module, inputs)
         if self.loss in (default_loss, cross_entropy, logistic, hinge):
             refuse_one_hot(population.targets[:ONE_HOT].cpu(), outputs)
-        self._check_labels(targets, outputs)
+        self._check_labels(targets, outputs, population)
         refuse_probabilities(self.module, inputs, outputs, self._loss_in_use(targets, outputs))
         for metric in self.all_metrics:
             if metric.per == "example":
@@ -205,11 +208,12 @@ class Task:
             return self.loss
         return default_loss_function(targets.is_floating_point(), has_one_logit(outputs))
 
-    def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
+    def _check_labels(self, targets: Tensor, outputs: Tensor, population: Population | None = None) -> None:
         """Raise a ValueError for targets that are not labels which the package's own classification losses can read.
 
         Labels must lie in 0, ..., classes - 1 and not all be padding; for cross entropy they have one axis less than the outputs.
-        Other losses are not judged.
+        Other losses are not judged. Where the `population` the targets come from is given, the error names its first client with
+        such a label.
         """
         classes, reads = 1 if has_one_logit(outputs) else outputs.shape[-1], self._loss_in_use(targets, outputs)
         if reads not in (logistic, hinge) and (reads is not cross_entropy or targets.is_floating_point()):
@@ -225,8 +229,29 @@ class Task:
         if low < 0 or high > most:
             has = f"{classes} outputs" if classes > 1 else "one output"
             fix = "give the module more outputs" if classes > 1 else "for numbers pass loss=squared_error"
+            first = "" if population is None else _first_client_outside(population, most)
             raise ValueError(f"targets hold labels {low:g} to {high:g}, but {type(self.module).__name__} has {has} (labels 0 to "
-                             f"{most}). Relabel the classes from 0 (fedtail.data.with_classes), or {fix}.")
+                             f"{most}). Relabel the classes from 0 (fedtail.data.with_classes), or {fix}.{first}")
+
+
+def _first_client_outside(population: Population, most: int) -> str:
+    """A sentence on the first client with a label below 0 or above `most`, by its name or else its position; "" without one.
+
+    Padding is no label.
+    """
+    before = 0
+    for piece in population.client_blocks(PIECE):
+        owner, rows = piece.example_clients_and_rows()
+        labels = take_rows(population.targets, rows.to(population.targets.device)).cpu()
+        outside = (labels < 0) | (labels > most)
+        if labels.ndim > 1:
+            outside = (outside & ~is_padding(labels)).flatten(1).any(1)
+        if bool(outside.any()):
+            client = before + int(owner[outside.nonzero()[0, 0]])
+            called = client if population.names is None else np.asarray(population.names[client]).item()
+            return f" The first with another label is client {called!r}."
+        before += len(piece)
+    return ""
 
 
 def _rows_to_try(population: Population) -> Tensor:
@@ -288,11 +313,14 @@ def _check_example_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> N
     try:
         values = metric.function(outputs, targets)
     except Exception as reason:
+        write = what_to_write(metric.name, metric.function, outputs, targets)
+        hint = f". {write}" if write else _labels_hint(metric, outputs, targets)
         raise ValueError(f"{metric.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
-                         f"{tuple(targets.shape)}: {reason}{_labels_hint(metric, outputs, targets)}") from reason
+                         f"{tuple(targets.shape)}: {str(reason).removesuffix('.')}{hint}") from reason
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
     if shape != (len(targets),):
+        write = what_to_write(metric.name, metric.function, outputs, targets)
         raise ValueError(f"{metric.name} must return one number per example, shape ({len(targets)},), got {shape}. "
-                         "PyTorch's losses do that with reduction='none'; a number per client is Metric(..., per='client'). "
-                         f"{SETS}")
+                         + (write or "PyTorch's losses do that with reduction='none'; a number per client is "
+                                     "Metric(..., per='client').") + f" {SETS}")
     refuse_coupled_values(metric.name, metric.function, outputs, targets)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtail.errors import nearest_hint
 from fedtail.losses import cross_entropy, logistic
 from fedtail.modules import call_module, copy_around_frozen, lock_and_restore_generators, trainable_parameters
 from fedtail.types import Examples
@@ -49,10 +50,11 @@ def refuse_wrong_function(function: Any, name: str) -> None:
                         "cross_entropy for one.")
 
 
-def refuse_wrong_metrics(metrics: Any, kind: type) -> None:
-    """Raise a TypeError unless `metrics` is a sequence of instances of `kind`, the class `Metric`.
+def named_or_own_metrics(metrics: Any, kind: type) -> tuple[Any, ...]:
+    """The `metrics`, a sequence of instances of `kind` (the class `Metric`) and of names of ready-made ones, which are made.
 
-    It says what to write for a dict, for a function and for a metric that is not in a list.
+    Raises a TypeError for other kinds, which says what to write for a dict, for a function and for a metric that is not in a
+    list, and a ValueError for a name that `fedtail.metrics` has not.
     """
     if isinstance(metrics, Mapping):
         name = next(iter(metrics), "mine")
@@ -61,11 +63,27 @@ def refuse_wrong_metrics(metrics: Any, kind: type) -> None:
     if metrics is None:
         raise TypeError("metrics is None. Leave it out, or write metrics=[]: the loss and the error are always evaluated.")
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise TypeError(f"metrics must be a list of Metric, got {_name_of(metrics)}. Write "
-                        f"metrics=[{_as_metric(metrics, kind)}].")
-    for metric in metrics:
-        if not isinstance(metric, kind):
-            raise TypeError(f"metrics must be a list of Metric, got {_name_of(metric)} in it. Write {_as_metric(metric, kind)}.")
+        called = repr(metrics) if isinstance(metrics, str) else _name_of(metrics)
+        raise TypeError(f"metrics must be a list of Metric, got {called}. Write {_as_list(metrics, kind)}.")
+    return tuple(_made_metric(metric, kind) for metric in metrics)
+
+
+def _made_metric(metric: Any, kind: type) -> Any:
+    """An entry of a list of metrics as an instance of `kind`, made where it is the name of a ready-made one.
+
+    Raises a ValueError for a name that there is not, and a TypeError for other kinds.
+    """
+    if isinstance(metric, kind):
+        return metric
+    if not isinstance(metric, str):
+        raise TypeError(f"metrics must be a list of Metric, got {_name_of(metric)} in it. Write {_as_metric(metric, kind)}.")
+    known = _ready_made()
+    if metric in ("loss", "error"):
+        raise ValueError(f"metrics names {metric!r}, which is always evaluated. Leave it out.")
+    if metric not in known:
+        raise ValueError(f"fedtail.metrics has no {metric!r}. {nearest_hint(metric, known)} Your own is "
+                         f"Metric({metric!r}, function).")
+    return known[metric]()
 
 
 def refuse_one_hot(targets: Tensor, outputs: Tensor) -> None:
@@ -133,24 +151,31 @@ def _name_of(value: Any) -> str:
     return getattr(value, "__name__", None) or f"a {type(value).__name__}"
 
 
+def _ready_made() -> dict[str, Callable[[], Any]]:
+    """The functions that make the metrics of `fedtail.metrics`, by name; that module imports this one's users."""
+    from fedtail.metrics import ready_made
+
+    return ready_made()
+
+
+def _as_list(value: Any, kind: type) -> str:
+    """What to write as `metrics` for a `value` that is no list: a list with it, or with the nearest name; else all names."""
+    if not isinstance(value, str):
+        return f"metrics=[{_as_metric(value, kind)}]"
+    known = _ready_made()
+    close = [value] if value in known else get_close_matches(value.lower(), known, 1)
+    return f'metrics=["{close[0]}"]' if close else f"a list of names ({', '.join(known)}), or of Metric for your own"
+
+
 def _as_metric(value: Any, kind: type) -> str:
     """What to write for a `value` that was given as a metric: a call of Metric for a function, an instance of `kind` as it is."""
     if isinstance(value, kind):
         return f"Metric({getattr(value, 'name', 'mine')!r}, ...)"
-    if isinstance(value, str):
-        from fedtail.metrics import ready_made
-
-        known = ready_made()
-        close = [value] if value in known else get_close_matches(value.lower(), known, 1)
-        listed = f"fedtail.metrics.{close[0]}()" if close else f"one of fedtail.metrics, {', '.join(f'{one}()' for one in known)}"
-        return f"{listed}, or one of your own"
     name = getattr(value, "__name__", "mine")
     if getattr(value, "__module__", "") == "fedtail.metrics":
         return f"{name}(): ready-made metrics are called"
     if str(getattr(value, "__module__", "")).startswith("sklearn.metrics"):
-        from fedtail.metrics import ready_made
-
-        if name.removesuffix("_score") in ready_made():
+        if name.removesuffix("_score") in _ready_made():
             return f"fedtail.metrics.{name.removesuffix('_score')}(), which is it for each client"
         return (f'Metric("{name}", lambda outputs, targets: {name}(targets, outputs.argmax(1)), better="higher", per="client"): '
                 "scikit-learn takes targets first, and predictions in place of outputs")

@@ -18,6 +18,7 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.risk.base import tail_fraction_used
 from fedtail.task import Task
 
+MOST_SHOWN = 5       # names of clients in a repr
 NOT_KNOWN = ClientMemory(torch.zeros(0, dtype=torch.int64), {})      # of a state alone; a whole result has what there is
 
 
@@ -39,6 +40,7 @@ class Trained:
     history: History = field(default_factory=History, compare=False)     # numbers by round
     best: Trained | None = field(default=None, compare=False)            # the run at its best by `train(validation=...)`
     selected_on: Tensor | None = field(default=None, compare=False)      # (clients,) int64, keys of validation clients
+    selected_names: tuple[str, ...] | None = field(default=None, compare=False)      # what the data called them, where they did
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -83,6 +85,7 @@ class Trained:
                  ("seed", str(self.seed))]
         facts += [("failed answers", str(self.failed))] if self.failed else []
         facts += [("best at round", str(self.best.rounds))] if self.best is not None else []
+        facts += [("selected on", _shown_clients(self.selected_names))] if self.selected_names else []
         facts += [("", "interrupted")] if self.interrupted else []
         return facts + ([("", f"stopped: {self.stopped}")] if self.stopped else [])
 
@@ -121,6 +124,12 @@ class Progress:
     def module(self) -> nn.Module:
         """The model after this round, as a new copy in evaluation mode; raises ValueError for a family of several methods."""
         return self.trained.module
+
+
+def _shown_clients(names: tuple[str, ...]) -> str:
+    """These clients in a few words: their number where they are more than `MOST_SHOWN`, and the first of their names."""
+    first = ", ".join(names[:MOST_SHOWN])
+    return f"{len(names)} clients ({first}, ...)" if len(names) > MOST_SHOWN else first
 
 
 def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:

@@ -175,12 +175,12 @@ class Population:
 
     @classmethod
     def from_parquet(
-        cls, path: str | Path, x: str | Sequence[str] | None, y: str, client: Any, group: str | None = None,
-        mass: str | None = None,
+        cls, path: str | Path, x: str | Sequence[str] | None = None, y: str = "y", client: Any = "client",
+        group: str | None = None, mass: str | None = None,
     ) -> Population:
         """A population from the parquet file at `path`, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
-        Several `x` columns of numbers become one feature vector (None: those that have no other role); a column of lists of
+        Several `x` columns of numbers become one feature vector; by default those that have no other role. A column of lists of
         different lengths is padded. `client` may also be an array of ids, or None: all examples are then one client's. `group`
         and `mass` have a value for each example, equal for all of a client's. Raises FieldError for a name that the file lacks,
         ValueError for null values.

@@ -28,8 +28,9 @@ class Validation:
     ...; of a family, each model at its own best), and with a `patience` the run ends after so many evaluations in a row without
     a better value. `every` counts the rounds of the whole run, also of a resumed one. `engine` says how it is computed.
 
-    It sees single clients' losses, in the simulator, off the ledger. The clients that choose are `result.selected_on`: results
-    of the chosen model on them are too good, and no promise about new clients may use them.
+    It sees single clients' losses, in the simulator, off the ledger. The clients that choose are `result.selected_on`, by key,
+    and `result.selected_names`, where they have names: results of the chosen model on them are too good, and no promise about
+    new clients may use them.
     """
 
     population: Population

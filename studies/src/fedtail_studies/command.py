@@ -136,6 +136,7 @@ def show_verdicts(study: Study, results: Results, folder: Path, as_json: bool) -
         print_json({"study": study.name, "data": results.data, "seeds": list(results.seeds), "claims": found,
                     "folder": str(folder)})
         return
+    width = max([20, *(len(claim["verdict"]) for claim in found)])
     for claim in found:
-        typer.echo(f"{claim['verdict']:>20}  {claim['claim']} {claim['source']}\n{'':>22}{claim['reason']}")
+        typer.echo(f"{claim['verdict']:>{width}}  {claim['claim']} {claim['source']}\n{'':>{width + 2}}{claim['reason']}")
     typer.echo(f"The page:  {folder / 'README.md'}")

@@ -16,7 +16,7 @@ from fedtail_studies.study import Finding, Verdict
 from fedtail_studies.tables import Printed
 
 LEVEL = 0.95
-ORDER = (Verdict.DISAGREES, Verdict.NOT_TESTABLE, Verdict.DIRECTION, Verdict.AGREES)      # the weakest decides
+ORDER = (Verdict.DISAGREES, Verdict.NOT_TESTABLE, Verdict.DIRECTION, Verdict.WITHIN_ERROR, Verdict.AGREES)  # weakest first
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedtail_studies.study import Study, Verdict
 HEAD = ("# What came out", "",
         "How many claims our results support, as `fedtail reproduce verdicts` prints it. On other data than the paper's,",
         "\"agrees in direction\" is the best a claim can get.", "")
-COLUMNS = (Verdict.AGREES, Verdict.DIRECTION, Verdict.DISAGREES, Verdict.NOT_TESTABLE)
+COLUMNS = (Verdict.AGREES, Verdict.WITHIN_ERROR, Verdict.DIRECTION, Verdict.DISAGREES, Verdict.NOT_TESTABLE)
 
 
 def overview(studies: Sequence[Study], folder: Path) -> str:

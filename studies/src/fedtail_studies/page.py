@@ -23,7 +23,7 @@ def judged(study: Study, results: Results) -> list[dict[str, Any]]:
 def _judge(claim: Claim, results: Results) -> Finding:
     """On other data than the paper's a direction is the most that can agree."""
     finding = claim.judge(results)
-    other = finding.verdict is Verdict.AGREES and not results.papers_data
+    other = finding.verdict in (Verdict.AGREES, Verdict.WITHIN_ERROR) and not results.papers_data
     return finding._replace(verdict=Verdict.DIRECTION) if other else finding
 
 

@@ -23,6 +23,7 @@ class Verdict(StrEnum):
     """What our results say of a claim."""
 
     AGREES = "agrees"
+    WITHIN_ERROR = "agrees, up to Monte Carlo error"      # an estimate is beyond a stated bound by less than its error
     DIRECTION = "agrees in direction"
     DISAGREES = "disagrees"
     NOT_TESTABLE = "not testable here"

@@ -38,10 +38,10 @@ def one_method(name: str, examples: int, clients: int, statistic: str, repetitio
 
 
 def comparison(name: str, examples: int, clients: int, statistics: Sequence[str], redrawn: bool, seed_effect: float,
-               repetitions: int, replicates: int, seeds: int = 5) -> Numbers:
+               repetitions: int, replicates: int, seeds: int = 5, step: float | None = None) -> Numbers:
     """How often intervals of the differences between two methods hold those of the population and all seeds, by statistic.
 
-    `seeds` is the number of training seeds that both methods are tested with.
+    `seeds` is the number of training seeds that both methods are tested with. With a `step`, also how often they miss by no more.
     """
     population = POPULATIONS[name]
     ends: dict[str, list[tuple[float, float]]] = {statistic: [] for statistic in statistics}
@@ -52,7 +52,7 @@ def comparison(name: str, examples: int, clients: int, statistics: Sequence[str]
             found = new_client_interval(values, statistic, baseline=baseline, bounds=population.bounds, replicates=replicates,
                                         seed=repetition // SHARED)
             ends[statistic].append((found.low, found.high))
-    return {statistic: summarised(np.array(found), true_difference(name, examples, statistic_named(statistic), seed_effect))
+    return {statistic: summarised(np.array(found), true_difference(name, examples, statistic_named(statistic), seed_effect), step)
             for statistic, found in ends.items()}
 
 
@@ -103,16 +103,19 @@ def alike_called_real(name: str, examples: int, clients: int, repetitions: int, 
     return {"real": real / repetitions, "repetitions": repetitions}
 
 
-def summarised(ends: np.ndarray, target: float) -> Numbers:
+def summarised(ends: np.ndarray, target: float, step: float | None = None) -> Numbers:
     """Shares of repetitions in which the interval holds the target, is above it and is below it; its median width and the target.
 
-    `ends` are (repetitions, 2). The width is None where it is infinite.
+    `ends` are (repetitions, 2). The width is None where it is infinite. With a `step`, also the share that holds the target or
+    misses it by no more than that.
     """
     slack = 1e-9
     above, below = float((ends[:, 0] > target + slack).mean()), float((ends[:, 1] < target - slack).mean())
     width = float(np.median(ends[:, 1] - ends[:, 0]))
+    far = ((ends[:, 0] > target + (step or 0.0) + slack) | (ends[:, 1] < target - (step or 0.0) - slack)).mean()
+    nearly = {} if step is None else {"step": step, "within a step": 1 - float(far)}
     return {"coverage": 1 - above - below, "above": above, "below": below, "width": width if math.isfinite(width) else None,
-            "truth": target, "repetitions": len(ends)}
+            "truth": target, "repetitions": len(ends), **nearly}
 
 
 def promises(draw: Callable[[np.random.Generator, int], np.ndarray], truths: dict[str, float], clients: int,
