@@ -70,7 +70,7 @@ class Hospitals:
             here = here.with_columns(key=torch.arange(CLIENTS), names=np.array([str(one + 1) for one in range(CLIENTS)]))
             here.save(self.folder.node_folder(name) / "people")
             self.settings[k] = NodeSettings.read(self.folder.node_folder(name) / "node.toml")
-            write_policy(self.settings[k])
+            write_policy(self.settings[k], own_machine=True)      # a client may be alone in its node's part, as in the simulator
             accept(self.settings[k], experiment_digest(self.settings[k].read_experiments()))
 
     def registry(self):
