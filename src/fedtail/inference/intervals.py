@@ -12,7 +12,7 @@ import numpy as np
 from fedtail.errors import FieldError
 from fedtail.inference.client_values import client_table, difference_table
 from fedtail.inference.resampling import Replicates, SignedTable, resample, resampled_counts
-from fedtail.inference.statistics import ClientStatistic, statistic_named
+from fedtail.inference.statistics import ROUNDING, ClientStatistic, statistic_named
 from fedtail.inference.tied_tails import extreme_draws, is_one_value
 
 REPLICATES = 999
@@ -79,10 +79,11 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
     by their influence function and widened by Student's quantile for the degrees of freedom [Satterthwaite46] of the variance of
     the influences, few where few clients make most of it. Differences of tails have no more of these than clients in the tail,
-    and are 15% wider where most values are tied; percentiles take the replicates' quantiles. The variance between seeds enters
-    with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed
-    the ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
-    interval for a difference, other than the bounds.
+    and are 15% wider where most values are tied; percentiles take the replicates' quantiles, those of differences one step of the
+    values further out at either end (`percentile_step`). The variance between seeds enters with Student's distribution, and what
+    it has of the clients already is not added again. With fewer than 30 clients in a seed the ends allow for unseen clients at
+    the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for a difference, other than
+    the bounds.
 
     Where the whole worst share of a method is one value, as where more than 10% of the clients have all of their few examples
     wrong, or where the clients show no difference in a tail, resampling finds too little variance. The ends then also allow for
@@ -163,6 +164,9 @@ def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatisti
     is_difference = len(tables) > 1
     widened = TIED if is_difference and are_tied(tables, statistic) else 1.0
     low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, is_difference, widened)
+    if is_difference and statistic.kind == "percentile":
+        step = percentile_step(tables, statistic.share)
+        low, high = low - step, high + step
     client_error = float(np.nanstd(found.by_seed[1:].mean(1), ddof=1))
     return Interval(statistic.name, float(found.by_seed[0].mean()), low, high, confidence, is_difference, tested.shape[1],
                     int(tested.sum(1).min()), len(tested), client_error, seed_error, tables[0].table.left_out)
@@ -257,6 +261,29 @@ def quantile_of_sums(ranked: np.ndarray, shifts: np.ndarray, level: float) -> fl
     while high - low > enough and low < (middle := low / 2 + high / 2) < high:      # the ends may be larger by many orders
         low, high = (low, middle) if count(middle) >= wanted else (middle, high)
     return high
+
+
+def percentile_step(tables: Sequence[SignedTable], share: float) -> float:
+    """By how much a mean of percentiles over seeds changes if that of one seed goes to the next value; the larger of two methods.
+
+    A difference of percentiles of error rates of clients with ten examples each is a multiple of 0.1 in every seed, and is known
+    to no better than that over the number of seeds. The distance to the next value is the least between two neighbours in the
+    worst 2 * `share` of the clients of a seed, of all where these have one value; where values are hardly ever equal it is next
+    to nothing. Two methods that are equal for every client have none.
+    """
+    if len(tables) > 1 and np.array_equal(tables[0].table.values, tables[1].table.values, equal_nan=True):
+        return 0.0
+    return max(sum(_least_gap(row[np.isfinite(row)], share) for row in table.values) / len(table.values) ** 2
+               for _, table in tables)
+
+
+def _least_gap(values: np.ndarray, share: float) -> float:
+    """The least distance between two neighbours of different values, near the top `share` if there are any; 0 without any."""
+    ranked = np.sort(values)[::-1]
+    near = np.unique(ranked[:math.ceil(2 * share * len(ranked))])
+    gaps = np.diff(near if len(near) > 1 else np.unique(ranked))
+    gaps = gaps[gaps > ROUNDING * np.abs(ranked).max()]                      # equal values may differ by rounding
+    return float(gaps.min()) if len(gaps) else 0.0
 
 
 def are_tied(tables: Sequence[SignedTable], statistic: ClientStatistic) -> bool:

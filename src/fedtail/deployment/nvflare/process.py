@@ -32,9 +32,12 @@ def join(folder: Path, address: str = "", file: str = "node.toml") -> None:
     from fedtail.deployment.nvflare.node import serve_node
 
     until = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: until.set())
-    serve_node(folder, until, address, file)
+    before = {one: signal.signal(one, lambda *_: until.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        serve_node(folder, until, address, file)
+    finally:                                     # where a node is refused, Ctrl-C is the caller's again
+        for one, handler in before.items():
+            signal.signal(one, handler)
     leave(0)
 
 
