@@ -116,7 +116,8 @@ LINE_MORE = {"personal": MEMBERS, "personal_models": list_check(table_check(whol
 FLOOR = record_check({"observed": is_number, "floor": is_number, "highest": is_number, "is_noise": is_boolean})
 SPREAD = record_check({"share": is_number, "share_low": is_number, "share_high": is_number})
 NO_NOISE, NO_PROMISE = record_check({"reason": is_text}), record_check({"reason": is_text})
-FLOORS = any_check(*(record_check({tail: FLOOR, "worst10": FLOOR, "worst5": FLOOR}) for tail in ("p90", "p10")))
+FLOORS = any_check(*(record_check({tail: FLOOR, "worst10": FLOOR, "worst5": FLOOR}) for tail in ("p90", "p10")),
+                   *(record_check({worst_client: FLOOR}) for worst_client in ("p100", "p0")))
 NOISE = list_check(table_check(any_check(NO_NOISE, record_check({"floors": FLOORS, "spread": any_check(is_null, SPREAD)}))))
 BOUND = record_check({"observed": is_number, "bound": is_number_or_null, "note": is_text})
 PROMISED = {"clients": whole_number_check(0, MOST_CLIENTS), "confidence": is_number, "worst10": BOUND}
