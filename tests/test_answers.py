@@ -27,7 +27,7 @@ from fedtail.runs import RunFolder, find_runs, run
 from fedtail.runs.answer_words import change_words, digits_for, verdict_words
 from fedtail.runs.answers import answer_from_values, comparison_answers, estimand_words, method_answer
 from fedtail.runs.client_noise import PER_CLIENT, PooledExamples, noise_of_columns, noise_outcome, noise_sentence
-from fedtail.runs.comparison import asked_of_comparison, comparison_entries
+from fedtail.runs.comparison import asked_of_comparison, comparison_entries, rows_by_method
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.files import write_json
 from fedtail.runs.held_out_promises import client_identities, held_out_promise
@@ -461,10 +461,66 @@ def test_few_clients_whose_worst_may_be_noise_are_not_said_to_be_alike():
     wrong, sizes = np.array([26, 12, 15, 2]), np.array([59, 40, 61, 25])
     assert stats.chi2_contingency([wrong, sizes - wrong]).pvalue < 0.03
     found = noise_of_columns({"error": wrong / sizes, "size": sizes}, "error", True, "lower")
-    assert found["floors"]["worst10"]["is_noise"]
+    assert found["floors"]["p100"]["is_noise"]
     assert found["spread"] is None
-    assert noise_sentence(found) == ("too few clients to tell this tail from noise: clients of these sizes that are all alike may have as bad "
-                                     "a one.")
+    assert noise_sentence(found) == ("too few clients to tell the worst client from noise: clients of these sizes that are all alike may have as "
+                                     "bad a one.")
+
+
+def test_few_clients_have_the_floor_of_the_worst_and_none_of_shares_of_a_client():
+    """Twelve clients that are alike: the chance that none has more than k errors is that of one, to the twelfth power."""
+    sizes, wrong = np.full(12, 20), RANDOM(4).binomial(20, 0.3, 12)
+    rows = {"error": wrong / sizes, "size": sizes}
+    found = noise_of_columns(rows, "error", True, "lower")
+    assert set(found["floors"]) == {"p100"}
+    at_most = stats.binom.cdf(np.arange(21), 20, wrong.sum() / 240) ** 12
+    floor = found["floors"]["p100"]
+    assert floor["observed"] == rows["error"].max()
+    assert floor["floor"] == pytest.approx((1 - at_most)[:-1].sum() / 20, abs=4 * 0.06 / math.sqrt(999))      # E[X] = sum of P[X > k]
+    assert floor["highest"] in (np.searchsorted(at_most, [0.94, 0.95, 0.96]) / 20)
+    variances = {**rows, "share": 1 - rows["error"], "share_variance": np.full(12, 0.2)}
+    turned = noise_of_columns(variances, "share", False, "higher")["floors"]
+    assert set(turned) == {"p0"}
+    assert turned["p0"]["observed"] == (1 - rows["error"]).min()
+    assert turned["p0"]["floor"] < turned["p0"]["observed"] + 0.2
+    more = {name: np.tile(values, 2)[:20] for name, values in rows.items()}
+    assert set(noise_of_columns(more, "error", True, "lower")["floors"]) == {"p90", "worst10", "worst5"}
+
+
+@pytest.mark.parametrize(("low", "high", "is_noise", "told"), [
+    (0.2, 0.4, False, "30% of the variance over clients is real (20% to 40%)."),
+    (0.0, 0.4, False, "the worst client is worse than noise makes it, though"),
+    (0.0, 0.4, True, "the worst client is no worse than noise alone makes it: clients of these sizes that are all alike would have as bad a one; "),
+    (0.0, 0.5, True, "the worst client cannot be told from noise: ")])
+def test_of_few_clients_the_sentence_is_about_the_worst(low, high, is_noise, told):
+    spread = {"share": (low + high) / 2, "share_low": low, "share_high": high}
+    assert noise_sentence({"floors": {"p0": {"is_noise": is_noise}}, "spread": spread}).startswith(told)
+
+
+def test_the_floor_of_the_worst_client_is_in_the_table_and_on_the_page(tmp_path, capsys):
+    runs = [write_folder(tmp_path / str(seed), RANDOM(seed).binomial(20, 0.3, 12) / 20, [20] * 12, seed) for seed in range(2)]
+    [row] = rows_by_method(runs)
+    assert set(row["noise"]["floors"]) == {"p100"}
+    show_statistics([row], "Error", few=True)
+    table = capsys.readouterr().out
+    [line] = [line for line in table.splitlines() if "if all were alike" in line]
+    assert f"{row['noise']['floors']['p100']['floor']:.2f}" in line
+    text = write_page(find_runs([tmp_path]), tmp_path / "page.html").read_text()
+    assert re.search(r'data-statistic="p100"[^\n]*\n?[^\n]*<small class="floor" [^>]*>alike [\d.]+</small>', text)
+    assert "what the worst client would be if all clients had the model's overall error" in text
+
+
+def test_runs_of_few_clients_of_earlier_versions_have_the_floor_of_the_worst_too(tmp_path):
+    old = write_folder(tmp_path / "old", RANDOM(0).binomial(10, 0.3, 12) / 10, [10] * 12)
+    result, entry = json.loads((old.path / "result.json").read_text()), {"observed": 0.5, "floor": 0.4, "highest": 0.5, "is_noise": True}
+    stored = {"floors": dict.fromkeys(("p90", "worst10", "worst5"), entry), "spread": None}
+    (old.path / "result.json").write_text(json.dumps({**result, "noise": [{"error": stored}]}))
+    assert set(noise_over_seeds([(RunFolder.open(old.path), SHARED)])["floors"]) == {"p100"}
+
+
+def test_seeds_with_few_and_with_many_test_clients_share_no_floor(tmp_path):
+    runs = [write_folder(tmp_path / str(count), [0.1, 0.3] * (count // 2), seed=count) for count in (12, 40)]
+    assert noise_over_seeds([(run, SHARED) for run in runs]) == {"reason": "only some of the seeds tested fewer than 20 clients"}
 
 
 def noise_entry(is_noise: bool, low: float, high: float) -> dict:
@@ -530,21 +586,21 @@ def test_a_run_keeps_the_variance_of_each_clients_losses_and_the_floors(trained)
     assert rows["key"].tolist() == test.key.tolist()
     columns = {"loss": rows["loss"], "loss_variance": rows["loss_variance"], "size": test.size.numpy()}
     pool = PooledExamples(np.concatenate(pooled).astype(np.float32), np.repeat(np.arange(len(test)), test.size.numpy()))
-    dealt = noise_of_columns(columns, "loss", False, "lower", pool)["floors"]["worst10"]
-    assert trained.result["noise"][0]["loss"]["floors"]["worst10"]["highest"] == pytest.approx(dealt["highest"], rel=1e-5)
+    dealt = noise_of_columns(columns, "loss", False, "lower", pool)["floors"]["p100"]
+    assert trained.result["noise"][0]["loss"]["floors"]["p100"]["highest"] == pytest.approx(dealt["highest"], rel=1e-5)
     noise = trained.result["noise"][0]
     assert set(noise) == {"loss", "error"}
-    assert noise["error"]["floors"]["worst10"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["error"]["worst10"])
-    assert noise["loss"]["floors"]["p90"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["loss"]["p90"])
+    assert noise["error"]["floors"]["p100"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["error"]["p100"])
+    assert noise["loss"]["floors"]["p100"]["observed"] == pytest.approx(trained.result["members"][0]["test"]["loss"]["p100"])
     shown = noise_over_seeds([(trained, SHARED)])
-    assert shown["floors"]["p90"]["floor"] == pytest.approx(100 * noise["error"]["floors"]["p90"]["floor"])
+    assert shown["floors"]["p100"]["floor"] == pytest.approx(100 * noise["error"]["floors"]["p100"]["floor"])
 
 
 def test_the_sentence_of_a_tail_over_seeds_goes_by_the_numbers_beside_it(tmp_path):
     alike, one_worse = [0.2] * 6, [0.1] * 5 + [1.0]
     runs = [write_folder(tmp_path / str(k), errors, [100] * 6, k) for k, errors in enumerate((alike, alike, one_worse))]
     found = noise_over_seeds([(run, SHARED) for run in runs])
-    floor = found["floors"]["worst10"]
+    floor = found["floors"]["p100"]
     assert floor["observed"] == pytest.approx(100 * (0.2 + 0.2 + 1) / 3)
     assert floor["observed"] > floor["highest"]
     assert noise_sentence(found) == "clients differ by more than noise."
@@ -558,7 +614,7 @@ def test_a_tail_over_seeds_is_beyond_noise_towards_its_bad_end(tmp_path, better,
     for seed, value in enumerate(observed):
         entry = {"observed": value, "floor": 0.5, "highest": 0.45, "is_noise": seed > 0}
         floors = dict.fromkeys(("p90" if better == "lower" else "p10", "worst10", "worst5"), entry)
-        run = write_folder(tmp_path / str(seed), [0.1, 0.2], seed=seed, better={"share": better}, metrics=["share"])
+        run = write_folder(tmp_path / str(seed), [0.1, 0.2] * 10, seed=seed, better={"share": better}, metrics=["share"])
         result = json.loads((run.path / "result.json").read_text())
         (run.path / "result.json").write_text(json.dumps({**result, "noise": [{"share": {"floors": floors, "spread": None}}]}))
         found.append((RunFolder.open(run.path), SHARED))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.deployment.launch import run_on_transport
+from fedtail.experiment import ExperimentError
 from fedtail.runs import Interrupted, RunError, RunFolder, run
 from fedtail.runs.execution import folder_holds_run
+from fedtail.runs.logs import check_loggers
 
 from run_cases import BASE, METHODS, Onlooker, digests, experiment
 
@@ -189,6 +195,41 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path):
 def test_an_unknown_logger_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="MLflow"):
         experiment("delta_fl", 'log.part="MLFlow"')
+
+
+MISSING = [('[log]\npart = "MLflow"', "mlflow", "this logger needs MLflow. Install it with pip install 'fedtail[mlflow]', or leave the logger out."),
+           ('[log]\npart = "WandB"', "wandb", "this logger needs Weights & Biases. Install it with pip install 'fedtail[wandb]'"),
+           ('[log]\npart = "TensorBoard"', "torch.utils.tensorboard", "this logger needs TensorBoard."),
+           ("tensorboard = true", "torch.utils.tensorboard", "this logger needs TensorBoard.")]
+
+
+@pytest.mark.parametrize(("section", "package", "told"), MISSING)
+@pytest.mark.parametrize("command", [("run", "one.toml"), ("compare", "one.toml", "--out", "runs"), ("matrix", "one.toml", "--out", "runs")])
+def test_a_logger_whose_client_is_missing_is_refused_before_anything_is_written(tmp_path, monkeypatch, section, package, told, command):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    text = BASE + METHODS["delta_fl"]
+    text = text.replace("[evaluate]", "[evaluate]\ntensorboard = true") if section.startswith("tensor") else f"{text}\n{section}\n"
+    more = {"run": "", "compare": '[[method]]\nname = "a"\n[[method]]\nname = "b"\nrisk = "Mean"\n', "matrix": "[matrix.a]\none = {}\ntwo = {}\n"}
+    (tmp_path / "one.toml").write_text(text + more[command[0]])
+    done = CliRunner().invoke(app, list(command))
+    assert done.exit_code == 2, done.output
+    assert told in " ".join(done.stderr.split())
+    assert ("one.toml, line" in done.stderr) == (command[0] != "matrix")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.toml"]
+
+
+def test_a_server_whose_logger_is_missing_is_refused_before_it_waits_for_nodes(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    (tmp_path / "one.toml").write_text(BASE[:BASE.index("[data]")] + BASE[BASE.index("[task.module]"):] + METHODS["delta_fl"] + '[log]\npart = "MLflow"\n')
+    with pytest.raises(ExperimentError, match="this logger needs MLflow"):
+        run_on_transport(None, {"experiment": tmp_path / "one.toml"}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_logger_of_ones_own_needs_no_check_of_its_client(tmp_path):
+    wanted = replace(experiment("delta_fl"), log=SimpleNamespace(open_log=None))
+    check_loggers(wanted)
 
 
 # one line for each run

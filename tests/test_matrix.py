@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import fedtail
 from browser import Visit, chromium
 from fedtail.cli import app
 from fedtail.evaluation import evaluate_personal
@@ -34,7 +35,7 @@ from fedtail.runs.matrix_costs import KEPT, value_costs
 from fedtail.runs.matrix_results import csv_text, result_of_metric
 from fedtail.training import train
 
-from run_cases import digests
+from run_cases import Onlooker, digests
 
 HEAD = """\
 rounds = 4
@@ -409,6 +410,56 @@ def test_an_interrupted_matrix_says_how_to_go_on(place, monkeypatch):
     resumed = call("matrix", "m.toml", "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert "Saved in runs/m:" in resumed.stdout
+
+
+def test_every_seed_has_a_split_of_its_own_that_all_combinations_share(place):
+    axes = '[matrix.a]\none = {}\ntwo = { risk = "Worst" }\n'
+    split = HEAD.replace("split = { within = 0.3, seed = 0 }", "split = { train = 0.5, test = 0.5 }")
+    written(split + axes)
+    answered = call("matrix", "m.toml", "--out", "o", "--seeds", "0,1")
+    assert answered.exit_code == 0, answered.output
+    tested = {name: [RunFolder.open(f"o/{name}/seed-{seed}").client_columns("test")["key"].tolist() for seed in (0, 1)] for name in ("one", "two")}
+    assert tested["one"] == tested["two"]
+    assert sorted(tested["one"][0]) != sorted(tested["one"][1])
+    assert "+- over 2 seeds (split redrawn for every seed)" in " ".join(answered.stdout.split())
+    result = json.loads(Path("o/matrix.json").read_text())
+    assert result["split_of_seeds"] == "redrawn for every seed"
+    page = Path("o/matrix.html").read_text()
+    assert "<dt>split</dt><dd>redrawn for every seed</dd>" in page
+    assert "over 2 seeds, whose split of the clients is redrawn for every seed." in page
+
+    written(split.replace("test = 0.5 }", "test = 0.5, seed = 0 }") + axes)
+    answered = call("matrix", "m.toml", "--out", "fixed", "--seeds", "0,1")
+    assert "+- over 2 seeds (split one for all seeds)" in " ".join(answered.stdout.split())
+    assert json.loads(Path("fixed/matrix.json").read_text())["split_of_seeds"] == "one for all seeds"
+
+
+def test_a_matrix_that_was_begun_with_one_split_goes_on_with_it(place):
+    split = HEAD.replace("split = { within = 0.3, seed = 0 }", "split = { train = 0.5, test = 0.5 }")
+    written(split + '[matrix.a]\none = {}\ntwo = { risk = "Worst" }\n')
+    begun = read_matrix("m.toml").cells[0].experiment                          # as versions before wrote it
+    fedtail.runs.run(begun, 0, Path("o/one/seed-0"), Onlooker())
+    before = digests(Path("o/one/seed-0"))
+    answered = call("matrix", "m.toml", "--out", "o", "--seeds", "0,1", "--resume")
+    assert answered.exit_code == 0, answered.output
+    assert "o was begun with one split for all seeds, and goes on with it." in answered.stderr
+    assert digests(Path("o/one/seed-0")) == before
+    assert json.loads(Path("o/matrix.json").read_text())["split_of_seeds"] == "one for all seeds"
+
+
+def test_a_split_of_a_later_seed_that_does_not_fit_fails_its_combination_only(place, monkeypatch):
+    written(HEAD + '[matrix.a]\none = {}\ntwo = { risk = "Worst" }\n')
+    whole = fedtail.runs.matrix.run
+
+    def refusing(experiment, seed, *more):
+        if (experiment.name, seed) == ("two", 1):
+            raise ExperimentError("m.toml, line 5: clients are too small.")
+        return whole(experiment, seed, *more)
+    monkeypatch.setattr(fedtail.runs.matrix, "run", refusing)
+    answered = call("matrix", "m.toml", "--out", "o", "--seeds", "0,1")
+    assert answered.exit_code == 1
+    states = {one["values"]["a"]: (one["state"], one["text"]) for one in json.loads(Path("o/matrix.json").read_text())["cells"]}
+    assert states == {"one": ("done", ""), "two": ("failed", "seed 1: m.toml, line 5: clients are too small.")}
 
 
 # the example and the page

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +21,21 @@ from scipy import stats
 from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
 from fedtail.report.client_errors import LISTED, POINTS
+from fedtail.report.hyperparameters import hyperparameters
+from fedtail.report.methods import Method
 from fedtail.report.overview import header_facts
 from fedtail.report.page import script_safe_json
 from fedtail.report.settings import method_settings
 from fedtail.report.statistics import STATISTICS, bin_edges, bin_shares, quantile_classes, summary_statistics, thinned_positions
 from fedtail.runs import RunError, RunFolder, find_runs
+from fedtail.runs.files import to_json_values
 from fedtail.runs.metric_bounds import RATES
 from fedtail.runs.promise_entries import promise_entry
 from run_folders import SEEDS, THETAS, change, once, trained_family, write_folder, write_run
 
+from run_cases import experiment
+
+DASH = "\N{EN DASH}"
 NASTY = "</script><b onclick=\"x\">&amp; ${x} %{y} 'q' \u2028"
 
 
@@ -451,6 +458,87 @@ def test_the_page_names_the_experiment_by_the_folder_of_its_runs(tmp_path):
     assert page_data(runs)["facts"]["Experiment"] == "hospitals"
     apart = [write_folder(tmp_path / f"x{k}" / "deep" / "er" / "run", [0.1, 0.2], name=str(k)) for k in range(2)]
     assert page_data(apart)["facts"]["Experiment"] == ""
+
+
+def test_the_page_names_the_experiment_by_its_file(tmp_path, family):
+    assert family[0].about["file"] == "seed-0.toml"                           # a run writes it down, without its folder
+    runs = [write_folder(tmp_path / "out" / name, [0.1, 0.2], name=name, file=file) for name, file in (("a", "x.toml"), ("b", "x.toml"))]
+    assert page_data(runs)["facts"]["Experiment"] == "x.toml"
+    more = write_folder(tmp_path / "out" / "c", [0.1, 0.2], name="c", file="<y>.toml")
+    assert page_data([*runs, more])["facts"]["Experiment"] == "x.toml; <y>.toml"
+    assert "<dd>x.toml; &lt;y&gt;.toml</dd>" in write_page([*runs, more], tmp_path).read_text()
+
+
+def trained_with(tmp_path: Path, *made: tuple[str, tuple[str, ...]]) -> dict:
+    """What the page says of the hyperparameters of these experiments of run_cases: their names and settings."""
+    runs = []
+    for place, (name, settings) in enumerate(made):
+        one = experiment(name, *settings)
+        runs.append(write_folder(tmp_path / str(place), [0.1, 0.2] * 10, name=f"{name} {place}", experiment=to_json_values(one.as_table())))
+    return page_data(runs)["hyperparameters"]
+
+
+def test_the_hyperparameters_of_one_method_are_those_that_are_not_at_their_defaults(tmp_path):
+    """Every field that a part gains must be shown, or be known here as one whose default says nothing."""
+    assert trained_with(tmp_path, ("delta_fl", ())) == {
+        "shared": {"θ": "0.5", "risk": "Superquantile", "sampler": "Uniform", "cohort": "5", "step size": "0.1", "batch size": "10", "epochs": "1"},
+        "columns": [], "rows": []}
+
+
+def test_hyperparameters_that_differ_have_a_column_each(tmp_path):
+    found = trained_with(tmp_path, ("delta_fl", ("risk='Mean'", 'local.batch_size="none"', "local.local_steps=4")), ("delta_fl", ()),
+                         ("delta_fl", ("risk.tail_fraction=0.2", "local.learning_rate=0.03", "rounds=9")))
+    assert found["shared"] == {"sampler": "Uniform", "cohort": "5"}
+    assert found["columns"] == ["θ", "risk", "step size", "batch size", "epochs", "local steps", "rounds"]
+    assert [row["cells"] for row in found["rows"]] == [
+        [DASH, "Mean", "0.1", "all examples", DASH, "4", "6"], ["0.5", "Superquantile", "0.1", "10", "1", DASH, "6"],
+        ["0.2", "Superquantile", "0.03", "10", "1", DASH, "9"]]
+    assert [row["method"] for row in found["rows"]] == [0, 1, 2]
+
+
+def test_another_part_is_one_column_in_words(tmp_path):
+    found = trained_with(tmp_path, ("delta_fl", ()), ("delta_fl", ('local.penalty={ part = "Proximal", strength = 0.1 }', 'server.part="Adam"')))
+    assert found["columns"] == ["penalty", "server optimiser"]
+    assert [row["cells"] for row in found["rows"]] == [
+        ["none", "SGD, learning_rate 1"], ["Proximal, strength 0.1", "Adam, learning_rate 0.01, first_decay 0.9, second_decay 0.99, adaptivity 0.001"]]
+
+
+def test_the_hyperparameters_of_a_private_method_and_of_personal_models_are_told(tmp_path):
+    private = trained_with(tmp_path / "private", ("private", ()))["shared"]
+    assert (private["θ"], private["sampling rate"], private["privacy"]) == ("0.5", "0.6", "delta 0.01")
+    assert "noise (DiscreteNoise, noise_multiplier 2, planned_clients 1)" in private["risk"]
+    assert private["aggregation"].startswith("AdaptiveClip, clip_norm 0.1, noise (GaussianNoise, noise_multiplier 1.5)")
+    assert trained_with(tmp_path / "own", ("ditto", ()))["shared"]["personal models"] == (
+        "Ditto, strength 0.1, local (LocalSGD, learning_rate 0.1, batch_size 10, local_steps 3)")
+
+
+def test_members_of_a_family_have_their_own_value(tmp_path, family):
+    found = page_data(family)["hyperparameters"]
+    assert found["columns"] == ["θ"]
+    assert [row["cells"] for row in found["rows"]] == [["1"], ["0.5"], ["0.2"]]
+    run = RunFolder(tmp_path, {"experiment": to_json_values(experiment("private family").as_table()),
+                               "family": {"field": "risk.risk.tail_fraction", "values": [1.0, 0.5]}})
+    nested = hyperparameters([Method("private", str(theta), k, (run,), theta) for k, theta in enumerate((1.0, 0.5))])
+    assert (nested["columns"], [row["cells"] for row in nested["rows"]]) == (["θ"], [["1"], ["0.5"]])
+
+
+@pytest.mark.parametrize("table", [{}, {"risk": "Mean"}, {"risk": {"part": [NASTY]}, "local": 3, "sample": {"part": NASTY * 500, "rate": None}}])
+def test_hyperparameters_of_damaged_runs_do_no_harm(tmp_path, table):
+    runs = [write_folder(tmp_path / "a", [0.1, 0.2], name="a"), write_folder(tmp_path / "b", [0.1, 0.2], name="b", experiment=table)]
+    assert NASTY not in write_page(runs, tmp_path).read_text()
+    assert page_data(runs)["hyperparameters"]["rows"] == []                   # one of the two says nothing
+
+
+def test_the_hyperparameters_are_above_the_results_and_all_settings_at_the_end(tmp_path):
+    runs = [write_folder(tmp_path / name, [0.1, 0.2] * 10, name=name, experiment=to_json_values(experiment("delta_fl", f"risk.tail_fraction={theta}").as_table()))
+            for name, theta in (("wide", 0.5), ("narrow", 0.2))]
+    text = write_page(runs, tmp_path).read_text()
+    assert text.index('class="facts"') < text.index('id="hyperparameters"') < text.index('id="methods"') < text.index('id="settings"')
+    table = text[text.index('id="parameters"'):text.index("</table>", text.index('id="parameters"'))]
+    assert re.findall(r"<th scope=\"col\">([^<]*)</th>", table) == ["what differs", "θ"]
+    assert re.findall(r"<td>([^<]*)</td>", table) == ["0.5", "0.2"]
+    assert "<div><dt>step size</dt><dd>0.1</dd></div>" in text
+    assert 'href="#settings"' in text
 
 
 def test_few_clients_have_no_bar_for_a_share_of_one(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import torch
 import fedtail
 import fedtail.metrics
 from fedtail.evaluation import client_profiles
+from fedtail.inference import noise_floor
 from fedtail.models import LeastSquares, SoftmaxRegression
 
 
@@ -68,6 +70,41 @@ def test_notebooks_get_tables():
     assert "<td>SoftmaxRegression of 10 parameters</td>" in text
     assert text.count("<tr>") == 3 + 1 + 11      # facts; the head, five first, a gap, five last rounds
     assert "<table>" in found.worst_clients(2)._repr_html_()
+
+
+@pytest.mark.parametrize(("clients", "headings"), [(8, ("worst client",)), (30, ("p90", "worst10"))])
+def test_tables_of_error_rates_have_their_noise_floor(clients, headings):
+    """What noise_floor finds for the same clients, below the error and nothing else."""
+    population = labelled([0.5] * clients, [20] * clients)
+    found = evaluated(population)
+    floors = {name: noise_floor(found.error.values, population.size, "p100" if name == "worst client" else name).floor for name in headings}
+    head, *rows = found.table().split("\n\n")[0].splitlines()
+    below = rows[[row.split("  ")[0] for row in rows].index("error") + 1]
+    assert below.startswith("error, if all were alike  ")
+    for name, floor in floors.items():
+        end = re.search(rf"{name}\b", head).end()
+        assert float(below[:end].split()[-1]) == pytest.approx(floor, abs=1e-4)
+    assert [row.split("  ")[0] for row in rows].count("error, if all were alike") == len(rows) - 2 == 1
+    html = found._repr_html_()
+    cells = re.findall(r"<td>([^<]*)</td>", re.search("<tr><td>error, if all were alike</td>.*?</tr>", html)[0])
+    assert [cell for cell in cells[1:] if cell] == [f"{floor:.4g}" for floor in floors.values()]
+
+
+def test_tables_say_nothing_of_a_floor_that_is_not_known():
+    population = labelled([0.5] * 30, [20] * 30)
+    error = evaluated(population).error
+    for other in (replace(error, mass=population.mass), replace(error, sizes=None), replace(error, rates=False),
+                  replace(error, sizes=torch.ones(30)), replace(error, values=error.values + 0.01),
+                  replace(error, values=error.values.clone().index_fill_(0, torch.tensor([3]), torch.nan))):
+        assert "alike" not in fedtail.Evaluation({"error": other}).table() + fedtail.Evaluation({"error": other})._repr_html_()
+
+
+def test_the_floor_of_a_table_takes_no_longer_for_many_clients():
+    sizes = torch.randint(5, 60, (100_000,), generator=torch.Generator().manual_seed(0))
+    error = fedtail.Distribution((sizes * 0.3).floor() / sizes, None, "lower", True, sizes)
+    start = time.perf_counter()
+    assert "if all were alike" in fedtail.Evaluation({"error": error}).table()
+    assert time.perf_counter() - start < 5
 
 
 def test_a_data_frame_has_a_row_for_each_client():

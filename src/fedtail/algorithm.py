@@ -25,6 +25,7 @@ from fedtail.privacy.events import NonPrivateRelease, NoSampling, PoissonSamplin
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
+from fedtail.privacy.planned_budget import PlannedBudget, strictest_plan
 from fedtail.questions import Train
 from fedtail.risk.base import Risk
 from fedtail.sampling import Cohort, Sampler
@@ -94,9 +95,13 @@ class FederatedAlgorithm:
     server: ServerOptimizer                     # (params, update, state) -> (params, state)
     iterate: Iterate = field(default_factory=LastIterate)
     personal: PersonalModels = field(default_factory=NoPersonalModels)      # models of clients' own, which stay with them
+    budget: PlannedBudget | None = None         # for which the noise was found; a run without a budget of its own keeps to it
 
     def __post_init__(self) -> None:
-        """Raise a TypeError where a part is a class and not an instance, or has no `declares` (local, risk, ...)."""
+        """Raise a TypeError where a part is a class and not an instance, or has no `declares` (local, risk, ...).
+
+        Also where the budget is neither a `PlannedBudget` nor None.
+        """
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, type):
@@ -106,6 +111,9 @@ class FederatedAlgorithm:
                 kind = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} is a {kind}, which declares nothing. Give it a property declares: what it needs, "
                                 "reveals, keeps and bounds (fedtail.declarations; an example is in docs/howto/risk.md).")
+        if not isinstance(self.budget, PlannedBudget | None):
+            raise TypeError(f"budget is what the noise of a method was found for, a PlannedBudget, got a "
+                            f"{type(self.budget).__name__}. A PrivacyBudget is given to the run: train(..., privacy=...).")
 
     @property
     def members(self) -> tuple[FederatedAlgorithm, ...]:
@@ -274,6 +282,14 @@ class Family:
     def sample(self) -> Sampler:
         """The sampler of the first member, to which those of all others are equal."""
         return self.members[0].sample
+
+    @property
+    def budget(self) -> PlannedBudget | None:
+        """The strictest budget for which the noise of a member was found; it is one for the releases of all members together.
+
+        None where no member has one.
+        """
+        return strictest_plan(member.budget for member in self.members)
 
     def initial_state(self, params: Tensor, seed: int) -> tuple[State, ...]:
         """The states before round 0, one for each member in their order, all with the flat model `params`, (dim,).

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from fedtail.algorithm import Method, planned_round
+from fedtail.algorithm import FederatedAlgorithm, Method, planned_round
 from fedtail.channel import Channel, PlainChannel
 from fedtail.fleet import SimulatedPopulation
 from fedtail.privacy.calibration import smallest_noise
 from fedtail.privacy.events import Adjacency, LatticeRelease
+from fedtail.privacy.planned_budget import PlannedBudget
 
 TYPICAL_DIM = 10_000            # parameters: the price of integer noise depends on them in the fifth digit only
 INTEGER_SLACK = 1e-3            # relative: what that digit may cost
@@ -34,23 +36,26 @@ def noise_for_method(method: Callable[[float], Method], population: int, epsilon
     return found * (1 + INTEGER_SLACK) if discrete else found
 
 
-def noise_or_budget(noise: float | None, epsilon: float | None, delta: float | None, rounds: int | None,
-                    find: Callable[[float, float, int], float]) -> float:
-    """The noise multiplier of a recipe: `noise` as given, or the one that `find(epsilon, delta, rounds)` returns for a budget.
+def method_from_budget(method: Callable[[float], FederatedAlgorithm], population: int, noise: float | None,
+                       epsilon: float | None, delta: float | None, rounds: int | None) -> FederatedAlgorithm:
+    """The method of a recipe: `method(noise)`, or with the smallest noise that a privacy budget of `population` clients allows.
 
-    Raises ValueError where both are given, neither, or only a part of the budget.
+    In the latter case the method keeps the budget, (epsilon, delta) for `rounds` rounds, as its `budget`. Raises ValueError where
+    noise and budget are given, neither, or only a part of the budget.
     """
-    budget = {"epsilon": epsilon, "delta": delta, "rounds": rounds}
-    missing = [name for name, value in budget.items() if value is None]
+    given = {"epsilon": epsilon, "delta": delta, "rounds": rounds}
+    missing = [name for name, value in given.items() if value is None]
     if noise is not None and len(missing) < 3:
         raise ValueError(f"noise_multiplier={noise:g} and a budget were given: the noise follows from epsilon, delta and rounds. "
                          "Leave out noise_multiplier, or these.")
     if noise is not None:
-        return noise
+        return method(noise)
     if missing:
         raise ValueError(f"how much noise? {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Write "
                          "epsilon=5.0, delta=1e-5, rounds=100, from which the noise follows, or noise_multiplier=1.0.")
-    return find(float(epsilon or 0), float(delta or 0), rounds or 0)
+    plan = PlannedBudget(float(epsilon or 0), float(delta or 0), rounds or 0)
+    found = noise_for_method(method, population, plan.epsilon, plan.delta, plan.rounds)
+    return replace(method(found), budget=plan)
 
 
 def quantile_noise(update_noise: float, ratio: float) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtail.aggregation import CorrelatedMean, CurvatureMean, DelayedMean, MeanOfModels, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
-from fedtail.budgeted_noise import QUANTILE_RATIO, noise_for_method, noise_or_budget, quantile_noise
+from fedtail.budgeted_noise import QUANTILE_RATIO, method_from_budget, quantile_noise
 from fedtail.divisors import FixedDivisor
 from fedtail.iterates import AveragedIterate, Iterate
 from fedtail.local import MAML, Dane, LocalSGD, MeanRegularised, Proximal
@@ -228,10 +228,10 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float | None 
 
     Each of the `population` clients is sampled with probability cohort_size / population and has mass one; the sum is divided by
     cohort_size, however many were sampled. Training on a population of another size is refused. How much noise: give a privacy
-    budget, `epsilon` and `delta` for `rounds` rounds, for which the smallest noise is found, or `noise_multiplier` (z), the
-    standard deviation of the noise over clip_norm. `noise` is added by the server ("gaussian", for simulation), or in integer
-    shares by the clients ("discrete"); the latter relies on `planned_clients` of them, and rounds with smaller cohorts are
-    skipped. Other keywords go to `LocalSGD`.
+    budget, `epsilon` and `delta` for `rounds` rounds, for which the smallest noise is found and beyond which `train` stops, or
+    `noise_multiplier` (z), the standard deviation of the noise over clip_norm. `noise` is added by the server ("gaussian", for
+    simulation), or in integer shares by the clients ("discrete"); the latter relies on `planned_clients` of them, and rounds with
+    smaller cohorts are skipped. Other keywords go to `LocalSGD`.
     """
     sample, noises = _poisson_sampler_and_noise(population, cohort_size, noise, planned_clients)
 
@@ -240,8 +240,7 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float | None 
         return replace(fedavg(cohort_size, **local), sample=sample,
                        aggregate=PrivateMean(clip_norm, noises(z), float(cohort_size)))
 
-    find = partial(noise_for_method, with_noise, population)
-    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
+    return method_from_budget(with_noise, population, noise_multiplier, epsilon, delta, rounds)
 
 
 def fed_adadps(population: int, clip_norm: float, noise_multiplier: float, divisor: Tensor, cohort_size: int = 100,
@@ -284,11 +283,12 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
     Each of the `population` clients is sampled with probability cohort_size / population. A round releases two sums over this
     cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by the strategy `method`; and the updates of
     the tail, clipped to `clip_norm`, divided by theta * cohort_size. How much noise: give a privacy budget, `epsilon` and `delta`
-    for `rounds` rounds, for which the smallest noise is found, with a histogram that costs `quantile_ratio` (r) times as much as
-    an update; or `noise_multiplier` (z_w) of the updates and `quantile_noise_multiplier` (z_q) of the histogram. With `smoothing`
-    (nu) clients' weights change smoothly with their losses instead. `noise` is added by the server ("gaussian", for simulation),
-    or in integer shares by the clients ("discrete"); the latter relies on `planned_clients` of them, and rounds with smaller
-    cohorts are skipped. Other keywords go to `LocalSGD`. docs/departures.md says where this departs from the paper.
+    for `rounds` rounds, for which the smallest noise is found and beyond which `train` stops, with a histogram that costs
+    `quantile_ratio` (r) times as much as an update; or `noise_multiplier` (z_w) of the updates and `quantile_noise_multiplier`
+    (z_q) of the histogram. With `smoothing` (nu) clients' weights change smoothly with their losses instead. `noise` is added by
+    the server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter relies on
+    `planned_clients` of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`. docs/departures.md
+    says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
     if loss_bound is None:
@@ -309,8 +309,7 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
         return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
                        aggregate=PrivateMean(clip_norm, noises(z), tail_fraction * cohort_size))
 
-    find = partial(noise_for_method, with_noise, population)
-    return with_noise(noise_or_budget(noise_multiplier, epsilon, delta, rounds, find))
+    return method_from_budget(with_noise, population, noise_multiplier, epsilon, delta, rounds)
 
 
 def dp_ftrl(population: int, clip_norm: float, noise_multiplier: float, rounds: int, cohort_size: int = 100,

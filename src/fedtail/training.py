@@ -31,6 +31,7 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.history import UNKNOWN, EarlierHistory, attached_history
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism
+from fedtail.privacy.planned_budget import PlannedBudget
 from fedtail.run_arguments import check_earlier_run, check_followers, check_run_settings, check_seed, check_types
 from fedtail.sampling import Sampler
 from fedtail.task import Task
@@ -101,7 +102,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     `LocalFleet` does for the `population`. `channel` is what the server sees of the clients' answers.
 
     `privacy` is the budget of the run, or a ledger to write to: with an epsilon, training stops, with a `BudgetSpentWarning`,
-    before it would cost more; by default releases are only recorded. The ledger is about these rounds, and notes what is known of
+    before it would cost more. By default it is the budget that the method's noise was found for (`dp_fedavg(epsilon=...)`);
+    of other methods releases are only recorded. The ledger is about these rounds, and notes what is known of
     the start: the whole history of a run's module or model file, nothing of a state dict. With an `evaluation`, clients of the
     fleet evaluate the models, which is charged too. `on_round(progress)` is called after each round, and stops the run by
     returning True. `old` takes deprecated keywords that are now fields of `Engine`. To continue an earlier run use `resume`.
@@ -124,7 +126,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     values, earlier = _model_to_start_from(task, start)
     task, seed = _task_with_start_tensors(task, values, engine.dtype), seed or 0
     state = algorithm.initial_state(task.params().to(engine.dtype or task.params().dtype), seed)
-    ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
+    ledger = privacy if isinstance(privacy, Ledger) else Ledger()
+    _limit_ledger(ledger, algorithm, privacy)
     if earlier is not None:
         ledger.record_earlier_history(earlier)
     first, followed = Trained(algorithm, task, state, seed), Followed(validation, logger, progress, on_round)
@@ -152,13 +155,25 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     _check_state(trained.algorithm.initial_state(trained.task.params().to(dtype), trained.seed), trained.state)
     first = replace(trained, state=_state_in_precision(trained.state, dtype), stopped="", evaluation=None, interrupted=False)
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
-    if isinstance(privacy, PrivacyBudget):
-        ledger.budget = privacy
+    _limit_ledger(ledger, trained.algorithm, ledger.budget if privacy is None else privacy)
     if not ledger.covers_rounds(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
         ledger.record_earlier_history(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     followed = Followed(validation, logger, progress, on_round)
     return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, followed)
+
+
+def _limit_ledger(ledger: Ledger, algorithm: Method, privacy: PrivacyBudget | Ledger | None) -> None:
+    """Set the budget of a run's new `ledger` to `privacy` or, where that has no epsilon, to that which the method was made for.
+
+    Where `privacy` is the ledger itself it keeps its budget. Raises ValueError where nothing would limit a method that was made
+    for a budget, and where `privacy` has another delta than that, and no epsilon.
+    """
+    plan = algorithm.budget
+    if not isinstance(privacy, Ledger):
+        ledger.budget = plan.for_run(privacy) if plan else privacy or PrivacyBudget()
+    elif plan:
+        plan.check_ledger(privacy)
 
 
 def _check_and_run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel,
@@ -210,10 +225,12 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     ledger.check_unit(planned_round(algorithm, fleet, channel, dim))
     if ledger.budget.epsilon is None:
         return
+    plan = algorithm.budget
+    own = plan if plan and (ledger.budget.epsilon, ledger.budget.delta) == (plan.epsilon, plan.delta) else None
     if evaluation is not None:
-        refuse_release_without_noise(planned_round(evaluation.round_with_evaluation(algorithm), fleet, channel, dim))
+        refuse_release_without_noise(planned_round(evaluation.round_with_evaluation(algorithm), fleet, channel, dim), own)
     each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round_with_evaluation(algorithm)
-    check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
+    check_budget(ledger, planned_round(each, fleet, channel, dim), rounds, own)
 
 
 def check_planned_rounds(algorithm: Method, rounds: int) -> None:
@@ -332,29 +349,36 @@ def _earlier_run_from_start(algorithm: Method, task: Task, start: Any, seed: int
     return replace(start, task=task, seed=start.seed if seed is None else seed)
 
 
-def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
+def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int, plan: PlannedBudget | None = None) -> None:
     """Raise a ValueError, before anything is released, where a new ledger's budget does not cover one round like `planned`.
 
     Also where such a round releases something without noise. Warns (`BudgetSpentWarning`) where the budget covers fewer than
-    `rounds` more rounds.
+    `rounds` more rounds. `plan` is that of the method where its budget is the ledger's, of which the texts tell.
     """
     budget = ledger.budget
-    refuse_release_without_noise(planned)
+    refuse_release_without_noise(planned, plan)
     left = ledger.affordable_rounds(planned) if rounds else 0
+    made = "" if plan is None else (f"{plan.words[0].upper()}{plan.words[1:]}: make it for these, or give the run a budget of "
+                                    "its own, privacy=PrivacyBudget(...).")
     if rounds and left < 1 and not ledger.rounds:
         raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
-                         "`fedtail privacy` says how much noise it needs.")
+                         f"{made or '`fedtail privacy` says how much noise it needs.'}")
     if left < rounds:
         warnings.warn(f"epsilon = {budget.epsilon:g} lasts for {left} of {rounds} rounds with this noise; training will stop "
-                      "there. `fedtail privacy` says how much noise they need.", BudgetSpentWarning, stacklevel=3)
+                      f"there. {made or '`fedtail privacy` says how much noise they need.'}", BudgetSpentWarning, stacklevel=3)
 
 
-def refuse_release_without_noise(planned: RoundEvent) -> None:
-    """Raise a ValueError where the planned round releases something without noise, which no finite epsilon covers."""
+def refuse_release_without_noise(planned: RoundEvent, plan: PlannedBudget | None = None) -> None:
+    """Raise a ValueError where the planned round releases something without noise, which no finite epsilon covers.
+
+    `plan` is that of the method where its budget is the run's.
+    """
     bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
     if bare:
+        instead = "leave epsilon out of the privacy budget" if plan is None else \
+            "drop the method's budget with replace(method, budget=None)"
         raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
-                         "Binned, a noise in FederatedEvaluation), or leave epsilon out of the privacy budget.")
+                         f"Binned, a noise in FederatedEvaluation), or {instead}.")
 
 
 def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import check_metric, fail_if_diverged, folder_name, output_folder, run_jobs, show_runs, show_saved_folder
+from fedtail.cli.run import check_metric, fail_if_diverged, folder_and_split, folder_name, run_jobs, show_runs, show_saved_folder
 from fedtail.cli.terminal import print_errors_as_sentences
 
 if TYPE_CHECKING:
@@ -83,21 +83,13 @@ def comparison_jobs(wanted: Sequence[Experiment], seeds: Sequence[int], place: P
     The split of the clients follows the run's seed unless the file fixes it. A comparison that an earlier version began with one
     split for all seeds is resumed with that one. The folder is `out`, or one called `place`.
     """
-    from fedtail.runs.execution import folder_holds_run
-
     def jobs_of(plans: Sequence[Experiment]) -> Callable[[Path], list[Job]]:
         """A function from a folder to the jobs of `plans` in it."""
         return lambda folder: [(one, seed, folder / folder_name(one.name) / f"seed-{seed}") for seed in seeds for one in plans]
 
-    redrawn = jobs_of([replace(one, data=one.data.redrawn_by_seed()) for one in wanted])
-    folder = out or output_folder(place, redrawn, resume)
-    if resume and not any(folder_holds_run(*job) for job in redrawn(folder)):
-        as_written = jobs_of(wanted)
-        earlier = out or output_folder(place, as_written, resume)
-        if any(folder_holds_run(*job) for job in as_written(earlier)):
-            typer.echo(f"{earlier} was begun with one split for all seeds, and goes on with it.", err=True)
-            return as_written(earlier), earlier
-    return redrawn(folder), folder
+    redrawn, as_written = jobs_of([replace(one, data=one.data.redrawn_by_seed()) for one in wanted]), jobs_of(wanted)
+    folder, anew = folder_and_split(place, out, resume, redrawn, as_written)
+    return (redrawn if anew else as_written)(folder), folder
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import check_metric, folder_name, output_folder, resume_command
+from fedtail.cli.run import check_metric, folder_and_split, folder_name, resume_command
 from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def matrix(
 ) -> None:
     """Train every combination of the axes in [matrix]: fairness x robustness x privacy x personal models x attack, say.
 
+    Each seed draws its own split of the clients, the same for every combination (of label_shift, the data), unless the file fixes
+    it (split = { ..., seed = 0 }).
     Shows mean, worst tenth and spread of the error, and of every other metric of the file, over benign clients for each, and
     what every value costs the others. The page opens with --metric, and any other can be chosen on it. A combination that cannot
     be composed is shown with the reason. Everything is checked before the first one trains; each is a run folder of its own, so
@@ -56,8 +59,8 @@ def matrix(
     check_value_names(wanted)
     check_metric([cell.experiment for cell in wanted.cells if cell.experiment is not None][:1], metric)
     numbers, loaded = options.chosen_seeds(seeds, wanted.seeds), LoadedData()
+    wanted, folder = _with_split_and_folder(wanted, numbers, out, resume)
     wanted = check_cells(wanted, numbers[0], loaded)
-    folder = out or output_folder(Path("runs") / folder_name(wanted.name), lambda place: _jobs(wanted, numbers, place), resume)
     check_matrix_folder(folder, resume)
     found = _run_all(wanted, numbers, folder, resume, as_json, loaded)
     result = matrix_result(wanted, found, numbers, lambda cell: cell_folder(Path(), cell))
@@ -100,6 +103,16 @@ def check_value_names(wanted: Matrix) -> None:
 def cell_folder(folder: Path, cell: MatrixCell) -> Path:
     """The folder of a cell's runs below `folder`, one level for each axis: tail-0.5/median/none."""
     return folder.joinpath(*map(folder_name, cell.values.values()))
+
+
+def _with_split_and_folder(wanted: Matrix, seeds: tuple[int, ...], out: Path | None, resume: bool) -> tuple[Matrix, Path]:
+    """The matrix whose split follows the seed unless the file fixes it, and the folder of its runs: `out`, or a numbered one.
+
+    A matrix that an earlier version began with one split for all seeds is resumed with that one.
+    """
+    redrawn, place = wanted.redrawn_by_seed(), Path("runs") / folder_name(wanted.name)
+    folder, anew = folder_and_split(place, out, resume, *(partial(_jobs, one, seeds) for one in (redrawn, wanted)))
+    return redrawn if anew else wanted, folder
 
 
 def _jobs(wanted: Matrix, seeds: tuple[int, ...], folder: Path) -> list[Job]:
@@ -153,12 +166,15 @@ def show_matrix(result: dict[str, Any]) -> None:
 
 
 def _table_title(result: dict[str, Any]) -> str:
-    """What the table of all combinations is about: the metric, the clients, its unit, its better end, and the seeds."""
+    """What the table of all combinations is about: the metric, the clients, its unit, its better end, and the seeds.
+
+    Of several seeds, it says whether each has a split of its own.
+    """
     metric = result["metric"]
     name = metric[0].upper() + metric[1:] if metric in ("error", "loss") else metric
     unit = f", {result['unit']}" if result["unit"] else ""
     higher = ", higher is better" if result["better"] == "higher" else ""
-    over = f", +- over {len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else ""
+    over = f", +- over {len(result['seeds'])} seeds (split {result['split_of_seeds']})" if len(result["seeds"]) > 1 else ""
     return f"{name} over benign {result['split'].replace('_', '-')} clients after {result['rounds']} rounds{unit}{higher}{over}"
 
 

@@ -243,6 +243,24 @@ def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) 
     return first_unused_folder(place)
 
 
+def folder_and_split(place: Path, out: Path | None, resume: bool, redrawn: Callable[[Path], list[Job]],
+                     as_written: Callable[[Path], list[Job]]) -> tuple[Path, bool]:
+    """The folder for the runs of several seeds, and whether the split of the clients is drawn anew for every seed.
+
+    `redrawn` and `as_written` give the jobs in a folder, with and without that. They are resumed with one split where an earlier
+    version began them so, which is told to stderr. The folder is `out`, or one called `place`.
+    """
+    from fedtail.runs.execution import folder_holds_run
+
+    folder = out or output_folder(place, redrawn, resume)
+    if resume and not any(folder_holds_run(*job) for job in redrawn(folder)):
+        earlier = out or output_folder(place, as_written, resume)
+        if any(folder_holds_run(*job) for job in as_written(earlier)):
+            typer.echo(f"{earlier} was begun with one split for all seeds, and goes on with it.", err=True)
+            return earlier, False
+    return folder, True
+
+
 def first_unused_folder(place: Path) -> Path:
     """The first of `place`, `place-2`, `place-3`, ... that does not exist; it is not created."""
     taken = existing_numbered_folders(place)

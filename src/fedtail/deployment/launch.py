@@ -17,6 +17,7 @@ from fedtail.deployment.remote import RemoteFleet
 from fedtail.deployment.signed_info import read_node_keys
 from fedtail.deployment.transport import Transport
 from fedtail.runs.files import write_atomically
+from fedtail.runs.logs import check_loggers
 from fedtail.version import __version__
 
 PRESENCE, SECONDS = "nodes.json", "seconds.json"      # in the run's folder: who is there, and how long each exchange took
@@ -29,10 +30,12 @@ def run_on_transport(transport: Transport, settings: Mapping[str, Any], out: Pat
     `transport` reaches the nodes. Of `settings`, `experiment`, the path of its file, and `node_keys`, the folder with a public
     key NAME.pub for each node, are needed; `method`, `trust` (names with commas), `seed`, `resume`, `schedule`, `nodes` (how many
     to wait for) and `wait` (seconds) have defaults. Returns why models are of no use, as where every round was lost; the run's
-    log has what to do. Raises RuntimeError where too few nodes join.
+    log has what to do. Raises ExperimentError, before the folder is made, where the client of a logger is not installed, and
+    RuntimeError where too few nodes join.
     """
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
+    check_loggers(experiment)
     run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
     keys = partial(read_node_keys, Path(str(settings["node_keys"])))
     nodes, schedule = Nodes(transport, run.log, keys, run.training_name()), settings.get("schedule", "ahead")

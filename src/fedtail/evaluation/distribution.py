@@ -305,20 +305,22 @@ def shown_statistics(found: Any, columns: Sequence[str]) -> dict[str, float]:
     return {**kept, "p50": every["p50"], "worst client": worst, "best client": best}
 
 
-def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
-               title: str = "") -> str:
+def text_table(rows: Mapping[str, Mapping[str, float | None]], columns: Sequence[str] | None = None, scale: float = 1.0,
+               digits: int = 2, title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
 
-    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner. Raises
-    KeyError where a row lacks a column, StopIteration where there are neither rows nor `columns`.
+    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner. A cell is
+    empty where its number is None. Raises KeyError where a row lacks a column, StopIteration where there are neither rows nor
+    `columns`.
 
     >>> print(text_table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90
     FedAvg  50.00  75.00
     """
     columns = list(columns or next(iter(rows.values())))
-    cells = [[title, *columns]] + [[name, *(f"{scale * row[c]:.{digits}f}" for c in columns)] for name, row in rows.items()]
-    return aligned_text(cells)
+    shown = [[name, *("" if (value := row[c]) is None else f"{scale * value:.{digits}f}" for c in columns)]
+             for name, row in rows.items()]
+    return aligned_text([[title, *columns], *shown])
 
 
 def aligned_text(cells: Sequence[Sequence[str]]) -> str:

@@ -112,7 +112,8 @@ class Evaluation:
         best10, and where the numbers of examples are known the mean over all examples. The corner says how many clients there
         are, by the first metric; a metric that is not defined for all of them says for how many. The column `constant` has the
         mean of a constant prediction, where that is known. Of fewer than 20 clients there are the worst and the best instead of
-        percentiles and tails, and below them every client by name, worst first.
+        percentiles and tails, and below them every client by name, worst first. Below an error rate of clients of equal weight is
+        its noise floor: what its tail would be if all clients had the same error.
         """
         return evaluation_table(self)
 

@@ -13,6 +13,7 @@ from fedtail.directions import FEW_CLIENTS
 from fedtail.evaluation.client_profiles import ClientProfiles, client_profiles
 from fedtail.evaluation.distribution import Distribution, aligned_text, shown_statistics, text_table
 from fedtail.history import data_frame, html_table
+from fedtail.inference.noise_floor import WORST_CLIENT, are_error_rates, noise_floors
 
 if TYPE_CHECKING:
     import pandas
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 SHOWN = ("mean", "std", "p50", "p90", "worst10", "best10")
+TAILS = ("p90", "worst10", "worst5")
+FEWEST_DRAWS, MOST_DRAWS, CLIENTS_DRAWN = 20, 999, 500_000      # simulations of a noise floor; clients in all of them
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
@@ -37,26 +40,66 @@ def evaluation_text(evaluation: Evaluation) -> str:
 
 
 def evaluation_table(evaluation: Evaluation) -> str:
-    """Statistics over clients as aligned text, a line for each metric; of few clients, below them each by name, worst first."""
-    rows = {}
+    """Statistics over clients as aligned text, a line for each metric, and below that of error rates their noise floor.
+
+    Of few clients, below them is each by name, worst first.
+    """
+    rows: dict[str, dict[str, float | None]] = {}
     for name, one, constant in _metrics(evaluation):
-        row = rows[f"{name}{defined_note(one)}"] = shown_statistics(one, COLUMNS)
+        row = rows[f"{name}{defined_note(one)}"] = dict(shown_statistics(one, COLUMNS))
         row |= {"mean_by_example": one.by_example().mean()} if getattr(one, "sizes", None) is not None else {}
         row |= {} if constant is None else {"constant": constant.mean()}
     columns = min(rows.values(), key=len, default={})
+    rows = _with_floors(rows, evaluation, dict.fromkeys(columns))
     found = text_table(rows, list(columns) or COLUMNS, digits=4, title=f"{_clients(evaluation)} clients")
     names, cells = _clients_by_name(evaluation, "{:.4f}")
     return "\n\n".join([found, aligned_text([names, *cells])] if cells else [found])
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Statistics over clients as an HTML table, a row for each metric, and for few clients a second table with each by name."""
-    rows = {f"{name}{defined_note(one)}": shown_statistics(one, SHOWN) for name, one, _ in _metrics(evaluation)}
-    heads = next(iter(rows.values()), dict.fromkeys(SHOWN, 0.0))
-    cells = [[name, *(f"{value:.4g}" for value in row.values())] for name, row in rows.items()]
+    """Statistics over clients as an HTML table, a row for each metric, and below that of error rates their noise floor.
+
+    For few clients there is a second table with each by name.
+    """
+    rows: dict[str, dict[str, float | None]] = {
+        f"{name}{defined_note(one)}": dict(shown_statistics(one, SHOWN)) for name, one, _ in _metrics(evaluation)}
+    heads = next(iter(rows.values()), dict.fromkeys(SHOWN))
+    cells = [[name, *("" if value is None else f"{value:.4g}" for value in row.values())]
+             for name, row in _with_floors(rows, evaluation, dict.fromkeys(heads)).items()]
     found = html_table(["metric", *heads], cells, f"over {_clients(evaluation)} clients")
     names, cells = _clients_by_name(evaluation, "{:.4g}")
     return found + html_table(names, cells, "every client, worst first") if cells else found
+
+
+def _with_floors(rows: dict[str, dict[str, float | None]], evaluation: Evaluation,
+                 empty: dict[str, None]) -> dict[str, dict[str, float | None]]:
+    """The `rows` of a table of metrics, those of error rates with a row below: their tails if all clients were alike.
+
+    `empty` has the columns of such a row, which are None but for tails.
+    """
+    shown: dict[str, dict[str, float | None]] = {}
+    for (title, row), (name, one, _) in zip(rows.items(), _metrics(evaluation), strict=True):
+        floors = _alike(one)
+        shown[title] = row
+        if any(column in floors for column in empty):
+            shown[f"{name}, if all were alike"] = {column: floors.get(column) for column in empty}
+    return shown
+
+
+def _alike(found: Any) -> dict[str, float]:
+    """What the tails of error rates would be if all clients had the overall error, by heading, up to a simulation's error.
+
+    Empty where that is not known: of other metrics, of clients with weights, and where a client has no value.
+    """
+    if not (isinstance(found, Distribution) and found.rates and found.mass is None and found.sizes is not None):
+        return {}
+    values, sizes = found.values.double().numpy(), found.sizes.numpy()
+    if len(values) < 2 or found.num_defined < len(values) or sizes.max() < 2 or not are_error_rates(values, sizes):
+        return {}
+    tails = {"worst client": WORST_CLIENT} if len(values) < FEW_CLIENTS else {name: name for name in COLUMNS if name in TAILS}
+    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, CLIENTS_DRAWN // len(values)))
+    floors = noise_floors(values, sizes, list(tails.values()), draws=draws)
+    return {heading: one.floor for heading, one in zip(tails, floors, strict=True)}
 
 
 def defined_note(found: Any) -> str:

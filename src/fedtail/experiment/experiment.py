@@ -31,7 +31,7 @@ from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
-METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
+METHOD = tuple(f.name for f in fields(FederatedAlgorithm) if f.name != "budget")      # sample, local, risk, ... (not [privacy])
 SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "attack", "engine", "evaluate", "log", "tune", "matrix")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}

@@ -47,6 +47,13 @@ class Matrix:
     cells: tuple[MatrixCell, ...]
     seeds: tuple[int, ...]
 
+    def redrawn_by_seed(self) -> Matrix:
+        """The matrix with a split of the clients that is drawn anew for every seed, as `DataPlan.redrawn_by_seed` draws it."""
+        return replace(self, cells=tuple(
+            cell if cell.experiment is None else
+            replace(cell, experiment=replace(cell.experiment, data=cell.experiment.data.redrawn_by_seed()))
+            for cell in self.cells))
+
 
 def read_matrix(path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Matrix:
     """Read and check the [matrix] section of the experiment file at `path`, and build the experiment of every combination.

@@ -13,7 +13,7 @@ seeds = [0]                 # every combination is trained with each seed
 kind = "digits"
 clients = 100
 concentration = 0.1
-split = {{ within = 0.3, seed = 0 }}
+split = {{ within = 0.3 }}    # drawn anew for every seed; seed = 0 in it is one split for all seeds
 at_least = 4
 
 [task.module]

@@ -17,6 +17,7 @@ MOST_DRAWS = 20_000_000         # of single example losses, in all simulations t
 FEWEST_EXAMPLES = 20            # that are drawn for a client with more; the noise of their mean is scaled down
 ROUNDING = 1e-6                 # relative, of losses in float32
 LEVEL = 0.95
+WORST_CLIENT = "p100"           # has no interval for new clients, and a floor
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def noise_floor(values: Any, sizes: Any, statistic: str = "worst10", *, example_
     to clients of these sizes: a permutation test, which calls at most 5% of the tails of alike clients real, however their losses
     are distributed and however few each has. If they are fewer (some of many examples), or there are more than 100,000, they are
     drawn with replacement. Where losses are not known, `example_variance`, the variance within clients, gives normal noise;
-    losses are skewed, so that it calls many a tail of clients with few examples real. `statistic` is "mean", "std", "p90" or
-    "worst10"; `draws` is the most simulations, 199 at least. Raises FieldError for values that are no error rates where neither
-    is given, for both, for losses that are not finite, and for sizes that do not fit.
+    losses are skewed, so that it calls many a tail of clients with few examples real. `statistic` is "mean", "std", "p90",
+    "worst10", or "p100", the worst client; `draws` is the most simulations, 199 at least. Raises FieldError for values that are
+    no error rates where neither is given, for both, for losses that are not finite, and for sizes that do not fit.
 
     >>> same = noise_floor([0.2, 0.3, 0.1, 0.4, 0.2, 0.3] * 10, [10] * 60)
     >>> same.is_noise, round(same.observed, 3)
@@ -137,6 +138,8 @@ def _row_statistic(name: str) -> Callable[[np.ndarray], np.ndarray]:
     """A function from values, (rows, clients), to the statistic called `name` of each row, (rows,)."""
     if name == "std":
         return lambda rows: rows.std(1)
+    if name == WORST_CLIENT:
+        return lambda rows: rows.max(1)
     statistic = statistic_named(name)
     if statistic.kind == "mean":
         return lambda rows: rows.mean(1)
@@ -175,9 +178,14 @@ def _checked_losses(example_losses: Any) -> np.ndarray:
     return losses
 
 
+def are_error_rates(values: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether all values are whole numbers of errors over sizes; not so where an example is a sequence with a rate of its own."""
+    errors = values * sizes
+    return bool((values >= 0).all() and (values <= 1).all() and (np.abs(errors - np.round(errors)) <= 1e-3 + 1e-6 * sizes).all())
+
+
 def _check_error_rates(values: np.ndarray, sizes: np.ndarray) -> None:
     """Raise FieldError where values are not shares of `sizes` examples."""
-    errors = values * sizes
-    if (values < 0).any() or (values > 1).any() or (np.abs(errors - np.round(errors)) > 1e-3 + 1e-6 * sizes).any():
+    if not are_error_rates(values, sizes):
         raise FieldError("values", "error rates, errors over sizes, where nothing is said about examples", "other values",
                          "Give example_losses or example_variance for other losses.")

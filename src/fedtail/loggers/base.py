@@ -48,7 +48,11 @@ class RunLog(Protocol):
 
 
 class Logger(Protocol):
-    """A place where runs are logged, for `train(logger=...)` and `[log]` in an experiment file."""
+    """A place where runs are logged, for `train(logger=...)` and `[log]` in an experiment file.
+
+    Where it has a method `check_client` too, without arguments, that is called before anything of a run on disk is written; it
+    raises ImportError where a package is missing.
+    """
 
     def open_log(self, run: LoggedRun) -> RunLog:
         """Begin or continue the log of a run. Raises ImportError, with what to install, where its client is missing."""

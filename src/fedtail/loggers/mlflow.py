@@ -27,6 +27,10 @@ class MLflow:
     experiment: str = "fedtail"
     tracking_uri: str | None = None
 
+    def check_client(self) -> None:
+        """Raise ImportError, with what to install, where MLflow is not installed."""
+        _client()
+
     def open_log(self, run: LoggedRun) -> MLflowLog:
         """Begin an MLflow run, or go on with that of an earlier part. Raises ImportError where MLflow is not installed."""
         return MLflowLog(self, run)
@@ -37,12 +41,8 @@ class MLflowLog:
 
     def __init__(self, logger: MLflow, run: LoggedRun):
         """Begin it with the settings of `run`, or go on. Raises ImportError where MLflow is not installed."""
-        try:
-            import mlflow
-            from mlflow.entities import Metric, Param
-        except ImportError as reason:
-            raise missing_client("MLflow", "mlflow") from reason
-        self._run, self._metric = run, Metric
+        mlflow = _client()
+        self._run, self._metric = run, mlflow.entities.Metric
         self._client: Any = mlflow.MlflowClient(tracking_uri=logger.tracking_uri)
         if run.id is not None:
             self.id: str | None = run.id
@@ -51,7 +51,7 @@ class MLflowLog:
         found = self._client.get_experiment_by_name(logger.experiment)
         experiment = self._client.create_experiment(logger.experiment) if found is None else found.experiment_id
         self.id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        params = [Param(name, str(value)[:LONGEST]) for name, value in run.flat_settings().items()]
+        params = [mlflow.entities.Param(name, str(value)[:LONGEST]) for name, value in run.flat_settings().items()]
         for first in range(0, len(params), AT_ONCE):
             self._client.log_batch(self.id, params=params[first:first + AT_ONCE])
 
@@ -65,3 +65,13 @@ class MLflowLog:
     def close(self) -> None:
         """End the MLflow run."""
         self._client.set_terminated(self.id)
+
+
+def _client() -> Any:
+    """The package `mlflow` with its entities. Raises ImportError where MLflow is not installed."""
+    try:
+        import mlflow
+        import mlflow.entities
+    except ImportError as reason:
+        raise missing_client("MLflow", "mlflow") from reason
+    return mlflow

@@ -23,6 +23,10 @@ class TensorBoard:
 
     folder: str | None = None
 
+    def check_client(self) -> None:
+        """Raise ImportError, with what to install, where TensorBoard is not installed."""
+        _writer()
+
     def open_log(self, run: LoggedRun) -> TensorBoardLog:
         """Open the event files of a run. Raises ImportError where TensorBoard is not installed."""
         return TensorBoardLog(Path(self.folder) if self.folder else (run.folder or Path()) / "tensorboard", run)
@@ -35,13 +39,10 @@ class TensorBoardLog:
 
     def __init__(self, folder: Path, run: LoggedRun):
         """Open the files below `folder`. Raises ImportError where TensorBoard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as reason:
-            raise missing_client("TensorBoard", "tensorboard") from reason
+        make = _writer()
         places = [folder] if len(run.members) == 1 else [folder / name for name in run.members]
         _wait_for_a_later_second(places)
-        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=run.first_round) for place in places]
+        self._writers: list[Any] = [make(str(place), purge_step=run.first_round) for place in places]
 
     def write(self, round: int, model: int, numbers: Mapping[str, float], values: Mapping[str, Tensor]) -> None:
         """Write scalars and histograms of a model at step `round`."""
@@ -55,6 +56,15 @@ class TensorBoardLog:
         """Close the event files."""
         for writer in self._writers:
             writer.close()
+
+
+def _writer() -> Any:
+    """PyTorch's class of writers. Raises ImportError where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as reason:
+        raise missing_client("TensorBoard", "tensorboard") from reason
+    return SummaryWriter
 
 
 def _wait_for_a_later_second(places: list[Path]) -> None:

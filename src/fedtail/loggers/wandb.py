@@ -25,6 +25,10 @@ class WandB:
     folder: str | None = None
     entity: str | None = None
 
+    def check_client(self) -> None:
+        """Raise ImportError, with what to install, where wandb is not installed."""
+        _client()
+
     def open_log(self, run: LoggedRun) -> WandBLog:
         """Begin a W&B run, or go on with that of an earlier part. Raises ImportError where wandb is not installed."""
         return WandBLog(self, run)
@@ -35,14 +39,10 @@ class WandBLog:
 
     def __init__(self, logger: WandB, run: LoggedRun):
         """Begin it with the settings of `run`, or go on. Raises ImportError where wandb is not installed."""
-        try:
-            import wandb
-        except ImportError as reason:
-            raise missing_client("Weights & Biases", "wandb") from reason
-        self._logged, self._wandb = run, wandb
-        self._run: Any = wandb.init(project=logger.project, entity=logger.entity, name=run.name, mode=logger.mode, id=run.id,
-                                    resume="allow" if run.id else None, config=run.flat_settings(),
-                                    dir=str(Path(logger.folder) if logger.folder else run.folder or Path()))
+        self._logged, self._wandb = run, _client()
+        self._run: Any = self._wandb.init(project=logger.project, entity=logger.entity, name=run.name, mode=logger.mode,
+                                          id=run.id, resume="allow" if run.id else None, config=run.flat_settings(),
+                                          dir=str(Path(logger.folder) if logger.folder else run.folder or Path()))
         self.id: str | None = str(self._run.id)
 
     def write(self, round: int, model: int, numbers: Mapping[str, float], values: Mapping[str, Tensor]) -> None:
@@ -55,3 +55,14 @@ class WandBLog:
     def close(self) -> None:
         """End the W&B run."""
         self._run.finish()
+
+
+def _client() -> Any:
+    """The package `wandb`. Raises ImportError where it is not installed, or a folder of that name is found in its place."""
+    try:
+        import wandb
+        if not hasattr(wandb, "init"):
+            raise ImportError("wandb is a folder, not the package")
+    except ImportError as reason:
+        raise missing_client("Weights & Biases", "wandb") from reason
+    return wandb

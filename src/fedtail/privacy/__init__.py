@@ -22,13 +22,14 @@ from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
 from fedtail.privacy.minimum_cohort import minimum_cohort_for, reveal_probability
 from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
+from fedtail.privacy.planned_budget import PlannedBudget
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
 __all__ = [
     "Attack", "BudgetSpent", "BufferedNoise", "CorrelatedNoise", "CorrelatedRelease", "CyclicSampling",
     "DiscreteGaussianTable", "DiscreteNoise", "FixedSampling", "GaussianNoise", "GaussianRelease", "GroupGuarantee",
     "Guarantee", "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
-    "NonPrivateRelease", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
+    "NonPrivateRelease", "PlannedBudget", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
     "SystemRandomness", "delta_at", "discrete_gaussian_probability", "epsilon_at", "exact_discrete_gaussian",
     "gaussian_epsilon", "group_privacy", "guarantee", "minimum_cohort_for", "noise_for", "reveal_probability",
     "rounds_affordable", "smallest_noise",

@@ -50,7 +50,7 @@ def _noise_lines(methods: Sequence[Method], found: Sequence[dict[str, Any]]) -> 
 
     None where it is not known, and for models that have diverged, whose spread says nothing.
     """
-    return [{"label": m.label, "text": noise_sentence(one), "all_noise": noise_outcome(one, TAIL) == NOISE}
+    return [{"label": m.label, "text": noise_sentence(one), "all_noise": noise_outcome(one) == NOISE}
             for m, one in zip(methods, found, strict=True) if "floors" in one and not m.diverged_seeds]
 
 

@@ -84,4 +84,5 @@ def matrix_facts(result: dict[str, Any]) -> dict[str, str]:
               if state in states]
     return {"combinations": f"{len(states)}: {', '.join(counts)}", "axes": ", ".join(result["axes"]), "data": result["data"],
             "evaluated": f"{result['clients']} {result['split'].replace('_', '-')} clients, the corrupted left out",
-            "rounds": str(result["rounds"]), "seeds": ", ".join(map(str, result["seeds"]))}
+            "rounds": str(result["rounds"]), "seeds": ", ".join(map(str, result["seeds"])),
+            **({"split": result["split_of_seeds"]} if len(result["seeds"]) > 1 and "split_of_seeds" in result else {})}

@@ -43,12 +43,13 @@ def default_title(runs: Sequence[RunFolder]) -> str:
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     """The facts in the page's header, by title: Experiment, Data, Clients, Model, Rounds and others, each as text.
 
-    Where runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
+    The experiment is the name of its file or, of runs of earlier versions that do not say it, that of the folder of all. Where
+    runs differ, their texts are joined by semicolons; seeds are sorted and joined by commas. Privacy is left out where no
     run has a guarantee.
     """
     sizes = _join_distinct_texts(map(_split_sizes, runs))
     versions = _join_distinct_texts(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Experiment": _common_folder(runs),
+    return {"Experiment": _join_distinct_texts(str(run.about.get("file", "")) for run in runs) or _common_folder(runs),
             "Data": _join_distinct_texts(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Model": model_size_line(runs), "Rounds": _join_distinct_texts(map(_rounds_line, runs)),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),

@@ -15,6 +15,7 @@ from fedtail.report.answers import ANSWERS_STYLE, ANSWERS_TEMPLATE, answers_sect
 from fedtail.report.client_errors import ClientValues, client_list, client_values_by_method, page_clients
 from fedtail.report.curves import contributors_by_round, evaluated_splits, has_extremes, learning_curves, metric_names
 from fedtail.report.decimals import difference_decimals
+from fedtail.report.hyperparameters import hyperparameters
 from fedtail.report.methods import Method, MethodFamily, baseline_position, method_families, methods_in_runs
 from fedtail.report.metric_view import PageContent, metric_view
 from fedtail.report.overview import caveats, default_title, family_slider, header_facts
@@ -94,13 +95,13 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
               price: float = 1.0) -> dict[str, Any]:
     """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    Its keys are the page's sections ("answers", "alarms", "facts", "notes", "methods", "curves", "contributors", "families",
-    "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline", "focus", "splits",
-    "metrics" and their "names" in words, "thresholds", and "few", whether curves have the worst client in the place of a
-    percentile), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of every other
-    metric by name. `baseline` names the method that the others are compared with, by default the first; `tail` and `price` are
-    what verdicts go by. Raises ValueError where there are no runs, where they cannot be on one page, or where no method, metric
-    or statistic has that name.
+    Its keys are the page's sections ("answers", "alarms", "facts", "hyperparameters", "notes", "methods", "curves",
+    "contributors", "families", "tail", "participation", "settings"), what the page is set to ("deployed", "tested", "baseline",
+    "focus", "splits", "metrics" and their "names" in words, "thresholds", and "few", whether curves have the worst client in the
+    place of a percentile), those of `metric_view` for the `metric` that the page opens with, and "further", such a view of every
+    other metric by name. `baseline` names the method that the others are compared with, by default the first; `tail` and `price`
+    are what verdicts go by. Raises ValueError where there are no runs, where they cannot be on one page, or where no method,
+    metric or statistic has that name.
     """
     methods = methods_in_runs(runs)
     first, families = baseline_position(methods, baseline), method_families(methods)
@@ -110,7 +111,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None, metric: st
     content = PageContent(runs, methods, first, families, clients)
     return {
         "deployed": any(run.is_deployed for run in runs), "alarms": divergence_sentences(runs), "facts": header_facts(runs),
-        "notes": caveats(runs, clients), "tested": tested,
+        "hyperparameters": hyperparameters(methods), "notes": caveats(runs, clients), "tested": tested,
         "answers": answers_section(methods, first, metric_names(methods), tail, price),
         "methods": _method_entries(methods, families), "baseline": first,
         "focus": _first_compared_method(methods, first, families),

@@ -24,6 +24,7 @@ from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
 from fedtail.reading import checked_file_name
 from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, bytes_digest, hold_folder_lock, refuse_foreign_folder, to_json_values
+from fedtail.runs.logs import check_loggers
 from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_warnings
 from fedtail.runs.run_folder import LEDGER, RunFolder
@@ -199,8 +200,9 @@ def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memor
     Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one, and
     `seed` that of the run.
     Raises ExperimentError, with the line of the experiment file, where the algorithm, task, data, channel or privacy settings
-    do not fit together. The fleet is closed after the block.
+    do not fit together, and where the client of a logger is not installed. The fleet is closed after the block.
     """
+    check_loggers(experiment)
     with ExitStack() as stack:
         with _add_line_to_errors(experiment):
             fleet = stack.enter_context(experiment.fleet(task, splits["train"], memory, seed))

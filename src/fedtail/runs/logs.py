@@ -26,11 +26,10 @@ def open_logs(experiment: Experiment, seed: int, folder: Path, table: dict[str, 
     `table` has the settings, and numbers will be written from `first_round` on, 0 for a new run. Raises RunError where a client
     is not installed.
     """
-    loggers = [*([TensorBoard()] if experiment.evaluate.tensorboard else []), *([experiment.log] if experiment.log else [])]
     place = folder / IDS
     ids: dict[str, Any] = read_json(place) if place.is_file() and first_round else {}
     logs: list[RunLog] = []
-    for logger in loggers:
+    for logger in _loggers(experiment).values():
         name = type(logger).__name__
         run = LoggedRun(f"{experiment.name}, seed {seed}", tuple(experiment.members), table, folder, first_round, ids.get(name))
         try:
@@ -41,6 +40,21 @@ def open_logs(experiment: Experiment, seed: int, folder: Path, table: dict[str, 
             ids[name] = logs[-1].id
             write_json(place, ids)
     return logs
+
+
+def check_loggers(experiment: Experiment) -> None:
+    """Raise ExperimentError, with the line of the file and what to install, where the client of a logger is not there."""
+    for key, logger in _loggers(experiment).items():
+        try:
+            getattr(logger, "check_client", lambda: None)()      # a logger of one's own may have none
+        except ImportError as reason:
+            raise experiment.source.error_at(key, reason) from reason
+
+
+def _loggers(experiment: Experiment) -> dict[tuple[str, str], Any]:
+    """The loggers of an experiment, by the key (section, key) that asks for them."""
+    board = {("evaluate", "tensorboard"): TensorBoard()} if experiment.evaluate.tensorboard else {}
+    return board | ({("log", "part"): experiment.log} if experiment.log else {})
 
 
 def logged_numbers(member: SplitEvaluations) -> tuple[dict[str, float], dict[str, Tensor]]:

@@ -78,8 +78,9 @@ def run_cells(matrix: Matrix, seeds: Sequence[int], folders: Callable[[MatrixCel
 def _run_cell(experiment: Experiment, seed: int, folder: Path, watch: Watch, resume: bool, loaded: LoadedData) -> CellRun:
     """The finished run of an experiment with one seed in `folder`, trained now unless it is there and whole.
 
-    With `resume`, an unfinished run goes on. A RunError, which a run raises that fails, gives a `CellRun` with its text. Raises
-    RunRefused for a folder with another run, and Interrupted where `watch` stopped it.
+    With `resume`, an unfinished run goes on. A RunError, which a run raises that fails, gives a `CellRun` with its text, and so
+    does an ExperimentError about the data of this seed. Raises RunRefused for a folder with another run, and Interrupted where
+    `watch` stopped it.
     """
     load = loaded.loader_for(experiment, seed)
     try:
@@ -90,7 +91,7 @@ def _run_cell(experiment: Experiment, seed: int, folder: Path, watch: Watch, res
         return CellRun(seed, done)
     except RunRefused:
         raise
-    except RunError as reason:
+    except (RunError, ExperimentError) as reason:      # the latter where the split of a later seed does not fit
         return CellRun(seed, None, failure=str(reason))
 
 

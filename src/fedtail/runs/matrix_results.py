@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.experiment.matrix_section import Matrix, MatrixCell
-from fedtail.runs.comparison import defined_by_seed, final_statistics, metric_direction, metric_unit, shown_metrics
+from fedtail.runs.comparison import (
+    ONE_SPLIT,
+    REDRAWN,
+    defined_by_seed,
+    final_statistics,
+    metric_direction,
+    metric_unit,
+    shown_metrics,
+)
 from fedtail.runs.diverged import divergence_reason, unchanged_reason
 from fedtail.runs.evaluated_models import EVALUATED
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.matrix import MATRIX, CellRun, CellRuns
 from fedtail.runs.matrix_costs import EVALUATED_MODELS, KEPT, CellResult, RunsByValues, over_seeds, value_costs
 from fedtail.runs.run_folder import RunFolder
+from fedtail.runs.values_by_client import is_split_redrawn
 
 FORMAT, VERSION = "fedtail matrix", 1
 SHARED, PERSONAL = EVALUATED_MODELS.values()
@@ -30,7 +39,8 @@ def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders
 
     `found` has the runs by position of the cell; `folders` gives a cell's folder, relative to that of the matrix. At least one
     run is finished. `better`, `unit`, `cells` and `costs` are about the error; `metrics` has them for every metric of the file by
-    name, the error first and the loss last. Error rates are in percent. `settings` are those of the file.
+    name, the error first and the loss last. Error rates are in percent. `split_of_seeds` is "redrawn for every seed" or "one for
+    all seeds"; `settings` are those of the file.
     """
     done = next((one.run for runs in found.values() for one in runs if one.run is not None), None)
     runs = {tuple(matrix.cells[place].values.values()): [one.run for one in several if one.run is not None]
@@ -40,7 +50,8 @@ def matrix_result(matrix: Matrix, found: CellRuns, seeds: Sequence[int], folders
              for name in names]
     metrics = {name: _about_metric(matrix, own, runs, done, name) for name, own in zip(names, cells, strict=True)}
     about = {} if done is None else {"split": done.tested_split, "rounds": done.about["rounds"], "data": done.about["data"],
-                                     "clients": done.about["splits"][done.tested_split]}
+                                     "clients": done.about["splits"][done.tested_split],
+                                     "split_of_seeds": REDRAWN if is_split_redrawn(max(runs.values(), key=len)) else ONE_SPLIT}
     samplers = {repr(one.experiment.algorithm.members[0].sample) for one in matrix.cells if one.experiment and not one.refused}
     return {"format": FORMAT, "version": VERSION, "name": matrix.name, "seeds": list(seeds), **about,
             "same_cohorts": len(samplers) == 1, "axes": {axis: list(values) for axis, values in matrix.axes.items()},

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedtail.directions import FEW_CLIENTS
 from fedtail.runs.client_noise import noise_of_run
 from fedtail.runs.diverged import diverged_seeds
 from fedtail.runs.values_by_client import Compared
@@ -19,7 +20,7 @@ def noise_over_seeds(found: Sequence[Compared], metric: str = "error") -> Noise:
     A dict as `noise_of_columns` returns, with error rates in percent. A tail is noise where its mean over seeds is not beyond the
     mean of what 95% of simulations stay within, both of which are shown; seeds that share no clients only make that stricter.
     The share that is real is the mean over seeds, and its interval the smallest that holds those of all seeds. Only `reason`
-    where a model has diverged, or where a run has no floors, that of the first such run.
+    where a model has diverged, or where a run has no floors, that of the first such run, or where they are of other statistics.
     """
     if diverged_seeds(found):
         return {"reason": "the model has diverged"}
@@ -27,9 +28,12 @@ def noise_over_seeds(found: Sequence[Compared], metric: str = "error") -> Noise:
     refused = next((one for one in each if "reason" in one), None)
     if refused is not None:
         return refused
+    shared = [name for name in each[0]["floors"] if all(name in one["floors"] for one in each)]
+    if not shared:
+        return {"reason": f"only some of the seeds tested fewer than {FEW_CLIENTS} clients"}
     scale = 100.0 if metric == "error" and found[0][0].about["rates"] else 1.0
     sign = 1.0 if found[0][0].about.get("better", {}).get(metric, "lower") == "lower" else -1.0
-    floors = {name: _mean_floor([one["floors"][name] for one in each], scale, sign) for name in each[0]["floors"]}
+    floors = {name: _mean_floor([one["floors"][name] for one in each], scale, sign) for name in shared}
     spreads = [one["spread"] for one in each if one["spread"]]
     return {"floors": floors, "spread": _joined_spread(spreads) if len(spreads) == len(each) else None, "seeds": len(each)}
 

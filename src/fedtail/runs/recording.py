@@ -272,7 +272,7 @@ class Recorder:
         family = self.experiment.family
         write_json(self.folder / "run.json", {
             "format": self.records.run_format, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
-            "rounds": self.experiment.rounds, "members": self.experiment.members,
+            "file": Path(self.experiment.source.name).name, "rounds": self.experiment.rounds, "members": self.experiment.members,
             "family": None if family is None else {"field": family.field, "values": family.values},
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
             "bounds": {m.name: bounds_entry(m.bounds) for m in task.all_metrics if m.name not in ("loss", "error")},

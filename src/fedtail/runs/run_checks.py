@@ -103,7 +103,8 @@ ABOUT_MORE = {
         "values": list_check(any_check(is_number_or_null, is_text, is_boolean, table_check(lambda value: True)))})),
     "metrics": list_check(is_text), "better": table_check(is_text), "bounds": table_check(is_range), "rates": is_boolean,
     "classes": list_check(is_text), "columns": list_check(is_text),
-    "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "data": is_text, "device": is_text, "kernel": is_text,
+    "splits": CLIENTS_BY_SPLIT, "benign": CLIENTS_BY_SPLIT, "file": is_text, "data": is_text, "device": is_text,
+    "kernel": is_text,
     "fingerprint": is_text, "own_code": table_check(is_text), "start": is_text, "versions": table_check(is_text),
     "randomness": whole_number_check(1),
     "inputs": table_check(record_check({"shape": list_check(whole_number_check(0, MOST_NUMBERS)),
@@ -116,7 +117,8 @@ LINE_MORE = {"personal": MEMBERS, "personal_models": list_check(table_check(whol
 FLOOR = record_check({"observed": is_number, "floor": is_number, "highest": is_number, "is_noise": is_boolean})
 SPREAD = record_check({"share": is_number, "share_low": is_number, "share_high": is_number})
 NO_NOISE, NO_PROMISE = record_check({"reason": is_text}), record_check({"reason": is_text})
-FLOORS = any_check(*(record_check({tail: FLOOR, "worst10": FLOOR, "worst5": FLOOR}) for tail in ("p90", "p10")))
+FLOORS = any_check(*(record_check({tail: FLOOR, "worst10": FLOOR, "worst5": FLOOR}) for tail in ("p90", "p10")),
+                   *(record_check({worst_client: FLOOR}) for worst_client in ("p100", "p0")))
 NOISE = list_check(table_check(any_check(NO_NOISE, record_check({"floors": FLOORS, "spread": any_check(is_null, SPREAD)}))))
 BOUND = record_check({"observed": is_number, "bound": is_number_or_null, "note": is_text})
 PROMISED = {"clients": whole_number_check(0, MOST_CLIENTS), "confidence": is_number, "worst10": BOUND}
