@@ -303,16 +303,36 @@ def _counter_warnings(population: Population, rows: Tensor) -> list[str]:
     return found
 
 
+def all_equal_text(targets: dict[str, Any]) -> str:
+    """That there is nothing to learn, where all labels, or all numbers, are equal; else "". `targets` is the report's entry."""
+    numbers = targets["kind"] == "numbers"
+    if (targets["min"] != targets["max"]) if numbers else targets["count"] > 1:
+        return ""
+    value = targets["min"] if numbers else _class_name(targets, targets["min"])
+    return f"every {'target' if numbers else 'label'} is {value}: there is nothing to learn."
+
+
+def one_hot_text(targets: np.ndarray) -> str:
+    """That `targets`, (examples, ...), are labels in one-hot form, and what to write; "" for others.
+
+    >>> one_hot_text(np.eye(2)), one_hot_text(np.ones((2, 2)))
+    ('y holds labels in one-hot form, 2 numbers for each example with a single 1. Write y.argmax(1).', '')
+    """
+    if targets.ndim == 2 and targets.shape[1] > 1 and np.isin(targets, (0, 1)).all() and (targets.sum(1) == 1).all():
+        return f"y holds labels in one-hot form, {targets.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."
+    return ""
+
+
 def _target_warnings(targets: dict[str, Any]) -> list[str]:
-    """Warnings as sentences: that all labels are equal, or that labels are not 0, 1, ... without gaps; none for numbers.
+    """Warnings as sentences: that all labels or numbers are equal, or that labels are not 0, 1, ... without gaps.
 
     `targets` is the report's entry on the targets.
     """
+    if nothing := all_equal_text(targets):
+        return [nothing]
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]
-    if count == 1:
-        return [f"every label is {low}: there is nothing to learn."]
     if (low, high) != (0, count - 1):
         return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. In a file write "
                 f"{_classes_line(targets)} below [data] (`fedtail init` does); in Python fedtail.data.with_classes."]
@@ -335,8 +355,8 @@ def _target_form_warnings(population: Population, targets: np.ndarray | Tensor) 
         return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples: they are described as "
                 "numbers to predict, but whole numbers are learned as classes. Write targets = \"numbers\" below [data] of a "
                 "file (`fedtail init` does), y.astype('float32') in Python."]
-    if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
-        return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
+    if one_hot := one_hot_text(values):
+        return [one_hot]
     listed = classes_to_list(population) if values.dtype.kind == "f" else None
     if listed is not None:
         some = ", ".join(map(str, listed[:3])) + (" ..." if len(listed) > 3 else "")
