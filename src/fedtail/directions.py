@@ -48,7 +48,7 @@ def is_share(statistic: str) -> bool:
 def few_clients_text(statistic: str, clients: int, better: str, who: str = "held-out clients") -> str:
     """Why a statistic says little of so few `clients`, whom `who` names, and what to write; "" for enough, or no share of them.
 
-    >>> few_clients_text("p90", 4, "lower")[:85], few_clients_text("p90", 20, "lower"), few_clients_text("mean", 4, "lower")
+    >>> few_clients_text("p90", 4, "lower")[:86], few_clients_text("p90", 20, "lower"), few_clients_text("mean", 4, "lower")
     ('p90 of 4 held-out clients says little: fewer than 20 have no percentiles and no tails.', '', '')
     """
     if clients >= FEW_CLIENTS or not is_share(statistic):

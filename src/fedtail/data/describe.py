@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.data.class_names import FEW_CLASSES, are_whole_numbers_to_predict, classes_to_list
 from fedtail.data.conclusions import data_needs
 from fedtail.data.feature_differences import feature_difference
+from fedtail.data.few_clients import list_few_clients
 from fedtail.data.population import Population
 from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
@@ -36,7 +37,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
     Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
-    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
+    (the client with the most), `by_client` (each of fewer than 20 clients, see `list_few_clients`, else None), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
     targets), `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples
     conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
     `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
@@ -62,13 +63,15 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     warned = _target_form_warnings(population, wanted)
     if wanted.is_floating_point() or are_whole_numbers_to_predict(wanted):
         wanted = wanted.double()
-    targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
+    flat, real = _flat_targets(wanted.numpy())
+    targets, difference = _describe_targets(owner.numpy(), flat, real, wanted.ndim, len(population))
     targets |= {} if population.classes is None else {"names": list(population.classes)}
     names = population.columns if alone else None
     features = {key: feature_difference(values, rows, owner, len(population), names) for key, values in parts.items()}
     about = {
         "name": name, "clients": len(population), "examples": population.num_examples,
-        "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population), "inputs": inputs,
+        "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population),
+        "by_client": list_few_clients(population, owner.numpy(), flat, real), "inputs": inputs,
         "targets": targets, "difference": difference, "features": features,
         "needs": data_needs(population.size.numpy(), targets["kind"] != "numbers"),
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
@@ -134,11 +137,10 @@ def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np
     return (square / len(rows) - (total / len(rows)).square()).clamp(min=0).sqrt().numpy()
 
 
-def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
+def _flat_targets(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`targets` as (examples, outputs), and which of them are real: not padding, -100 among classes or NaN among numbers.
 
-    `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises ValueError
-    where there is nothing else.
+    Raises ValueError where there is nothing but padding.
     """
     flat = targets.reshape(len(targets), -1)
     padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
@@ -146,14 +148,24 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
     if not real.any():
         raise ValueError(f"every target is {flat[0, 0]}, which losses ignore, so there is nothing to learn. Check how y was "
                          "padded.")
-    if targets.dtype.kind == "f":
+    return flat, real
+
+
+def _describe_targets(owner: np.ndarray, flat: np.ndarray, real: np.ndarray, dimensions: int,
+                      clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
+
+    `owner` is the client of each example, out of `clients`; `flat` are the targets and `real` those that are no padding, both
+    (examples, outputs). `dimensions` is that of the targets as they came.
+    """
+    if flat.dtype.kind == "f":
         kept = flat[real]
         about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),
                  "min": float(kept.min()), "max": float(kept.max())}
         return about, _number_difference(owner, flat, real, clients)
     labels, which = np.unique(flat[real], return_inverse=True)
     owner = np.broadcast_to(owner[:, None], flat.shape)[real]
-    return _label_summary(labels, which, targets.ndim, real), _label_difference(owner, which, clients)
+    return _label_summary(labels, which, dimensions, real), _label_difference(owner, which, clients)
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
