@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from fedtail.cli import app
 from fedtail.cli.terminal import text_with_spread
 from fedtail.experiment import read_experiment
-from fedtail.experiment.tune_section import Choices, Range
+from fedtail.data import Population
+from fedtail.experiment.tune_section import Choices, Range, read_search
 from fedtail.runs import find_runs, run
 from fedtail.runs.choosing import choose_for_everybody
 from fedtail.runs.search_warnings import search_warnings
 from fedtail.runs.simpler_choice import Candidate, choose_simpler
-from fedtail.runs.trial_values import read_trial_values, save_trial_values
+from fedtail.runs.trial_values import read_trial_values, rows_of_held_out, save_trial_values
 
 from run_cases import BASE, METHODS, Onlooker, experiment
 
@@ -96,6 +97,27 @@ def test_the_edge_of_a_search_is_told(rate, theta, texts):
     found = search_warnings(SPACE, {"local.learning_rate": rate, "risk.tail_fraction": theta}, [], [])
     assert len(found) == len(texts)
     assert all(one.startswith(text) for one, text in zip(found, texts, strict=True))
+
+
+def test_the_next_rate_that_diverged_is_told_whatever_its_tail_fraction_was():
+    """And a theta of the list that is not the next one is no neighbour: 0.5 lies between 0.3 and 0.8."""
+    def setting(rate, theta):
+        return {"local.learning_rate": rate, "risk.tail_fraction": theta}
+
+    space = {"local.learning_rate": Range(0.01, 1000.0, True), "risk.tail_fraction": Choices((0.3, 0.5, 0.8, 1.0))}
+    chosen, stable = setting(1.313, 0.8), [setting(0.0126, 0.8)]
+    diverged = [setting(5.547, 0.3), setting(781.8, 0.3), setting(658.1, 0.5)]
+    assert search_warnings(space, chosen, stable, diverged) == [
+        "local.learning_rate = 1.313 lies next to 5.547 with risk.tail_fraction = 0.3, which diverged: with other clients or seeds it may diverge too."]
+    assert search_warnings(space, chosen, [*stable, setting(3.0, 0.5)], diverged) == []             # a stable trial lies between
+    assert search_warnings(space, chosen, [*stable, setting(9.0, 0.8)], diverged[:1]) == []         # its own theta bears larger rates
+    assert search_warnings(space, chosen, [*stable, setting(9.0, 0.3)], diverged[:1]) != []
+    [told] = search_warnings(space, chosen, stable, [setting(1.313, 0.3), setting(1.313, 0.5)])      # of a list, the next value
+    assert told.startswith("risk.tail_fraction = 0.8 lies next to 0.5, which diverged:")
+    assert search_warnings(space, chosen, stable, [setting(1.313, 0.3)]) == []
+    grid = {"local.learning_rate": Choices((0.1, 0.5, 1e4))}
+    assert search_warnings(grid, {"local.learning_rate": 0.1}, [], [{"local.learning_rate": 1e4}]) == [
+        "local.learning_rate = 0.1 is at the edge of the search, whose smallest value is 0.1: a better one may lie beyond."]
 
 
 def test_a_neighbour_that_diverged_is_told():
@@ -178,6 +200,9 @@ def test_settings_whose_loss_is_far_above_the_untrained_models_come_last_and_are
     assert (len(told["differences"]), told["differences"][0]["estimate"]) == (2, 0)
     shown = call("tune", "t.toml", "--out", "t", "--seeds", "0,1", "--trust", ".", "--resume").stdout
     assert ", loss diverges" in shown
+    assert told["left_out"] == 1
+    assert told["reason"].endswith("It has the best mean of the size of the trials whose loss does not diverge.")
+    assert "3 trials, the best by mean of the size over 4 held-out clients among those whose loss does not diverge (" in shown
 
 
 def test_why_a_search_has_no_intervals_is_said(tmp_path, monkeypatch):
@@ -187,6 +212,50 @@ def test_why_a_search_has_no_intervals_is_said(tmp_path, monkeypatch):
     shown = call("tune", "t.toml", "--out", "t", "--seeds", "0").stdout
     assert "(no interval)" in shown
     assert "No interval: 4 clients have 0.4 in the tail; it takes 5, that is 50 clients, for an interval." in shown
+
+
+def test_few_held_out_clients_are_named_and_have_no_percentiles(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [f"clinic-{k}" for k in range(8)]
+    x = RANDOM(0).normal(size=(8 * 30, 3)).astype("float32")
+    np.savez("few.npz", x=x, y=(x[:, 0] + RANDOM(1).normal(size=240) > 0).astype(int), client=np.repeat(names, 30))
+    assert call("init", "few.toml", "--data", "few.npz").exit_code == 0
+    text = Path("few.toml").read_text().replace('"0..2"', "0")
+    tuned = [line.removeprefix("# ") for line in text.partition("\n# [tune]\n")[2].splitlines()]
+    Path("few.toml").write_text("\n".join([text.replace("rounds = 100", "rounds = 2"), "[tune]", *tuned]))
+    told = json.loads(call("tune", "few.toml", "--trials", "2", "--out", "t", "--json").stdout)
+    assert (told["statistic"], told["clients"], len(told["by_client"])) == ("p100", 2, 2)
+    assert [text for text in told["warnings"] if "says little" in text] == []
+    assert {row["client"] for row in told["by_client"]} < set(names)
+    assert max(row["chosen"] for row in told["by_client"]) == told["by_client"][0]["chosen"] == pytest.approx(told["best"]["value"])
+    shown = call("tune", "few.toml", "--trials", "2", "--out", "t", "--resume").stdout
+    assert "the best by error of the worst client over 2 held-out clients, %" in shown
+    for row in told["by_client"]:
+        assert f"│ {row['client']} │       24 │" in shown
+    asked = call("tune", "few.toml", "--trials", "2", "--out", "u", "--set", 'tune.statistic="p90"').stdout
+    assert "warning: p90 of 2 held-out clients says little: fewer than 20 have no percentiles and no tails." in asked
+    Path("few.toml").write_text(Path("few.toml").read_text().replace('statistic = "p100"', ""))
+    assert json.loads(call("tune", "few.toml", "--trials", "2", "--out", "v", "--json").stdout)["statistic"] == "mean"
+
+
+def test_the_rows_of_held_out_clients_are_means_over_the_seeds_that_held_them_out(tmp_path):
+    people = Population.from_arrays(np.zeros((6, 1), "float32"), np.zeros(6), ["a", "b", "c"] * 2)
+    held = {0: people.select([0, 1]), 1: people.select([1, 2])}
+    chosen, best = ({0: -0.2, 1: -0.4}, {1: -0.6, 2: float("nan")}), ({0: -0.1, 1: -0.1}, {1: -0.3, 2: -0.3})
+    rows = rows_of_held_out(held, chosen, best, "higher", "")
+    assert [(row["client"], row["size"], row["chosen"], row["best"]) for row in rows] == [
+        ("a", 2, 0.2, 0.1), ("b", 2, pytest.approx(0.5), pytest.approx(0.2)), ("c", 2, None, 0.3)]
+    own = [{(seed, key): value for key, value in one.items()} for seed, one in enumerate(chosen)]      # other clients for every seed
+    assert [row["chosen"] for row in rows_of_held_out(held, tuple(own), tuple(own), "lower", "%")] == [-20.0, -40.0, -60.0, None]
+    assert rows_of_held_out(held, None, None, "lower", "") is None
+
+
+def test_many_held_out_clients_are_judged_by_the_bad_percentile(tmp_path):
+    search = '[tune]\n{}[tune.search]\nlocal.learning_rate = [0.02]\n'
+    for statistic, of_few in (("", "mean"), ('statistic = "p75"\n', "p75")):
+        (tmp_path / "t.toml").write_text(BASE + METHODS["delta_fl"] + search.format(statistic))
+        read = read_search(tmp_path / "t.toml")
+        assert (read.for_held_out(19).statistic, read.for_held_out(20).statistic) == (of_few, statistic[13:16] or "p90")
 
 
 def test_a_search_sees_one_split_whatever_the_file_redraws(tmp_path, monkeypatch):
@@ -220,14 +289,14 @@ def test_a_family_chooses_for_everybody_by_its_validation_clients(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):
         run(experiment("family"), seed, tmp_path / "f" / f"seed-{seed}", Onlooker())
-    found = choose_for_everybody("f")
+    found = choose_for_everybody("f", "p90")
     assert len(found["files"]) == 2
     values = [np.mean([100 * np.quantile(one.client_columns("validation", k)["error"], 0.9) for one in find_runs(["f"])]) for k in range(3)]
     assert [row["value"] for row in found["models"]] == pytest.approx(values)
     best = int(np.argmin(values))
     assert found["index"] <= best                                       # thetas are 1.0, 0.5, 0.2: the same or a simpler one
     assert (found["statistic"], found["clients"]) == ("p90", 4)
-    shown = call("choose", "f").stdout
+    shown = call("choose", "f", "--statistic", "p90").stdout
     assert "p90 of the error over 4 validation clients (%), +- std over 2 seeds" in shown
     assert "No interval: 4 clients have 0.4 in the tail; it takes 5, that is 50 clients, for an interval." in shown
     losses = choose_for_everybody("f", metric="loss")
@@ -235,6 +304,39 @@ def test_a_family_chooses_for_everybody_by_its_validation_clients(tmp_path, monk
     for row in losses["models"]:                                        # two digits of the spread, not two decimals
         assert f" {text_with_spread(row['value'], row['std'], '')} " in text
     assert "Chosen: " in shown
+
+
+def test_few_validation_clients_of_a_family_are_shown_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(experiment("family"), 0, tmp_path / "f" / "seed-0", Onlooker())
+    found = choose_for_everybody("f")
+    assert (found["statistic"], found["clients"], found["warnings"], found["left_out"]) == ("mean", 4, [], [])
+    [one] = find_runs(["f"])
+    columns = [one.client_columns("validation", k) for k in range(3)]
+    for row in found["by_client"]:
+        place = [str(name) for name in columns[0]["name"]].index(row["client"])
+        assert list(row["values"].values()) == pytest.approx([100 * each["error"][place] for each in columns])
+    shown = call("choose", "f").stdout
+    assert "mean of the error over 4 validation clients (%)" in shown
+    assert "error of each validation client (%), worst first" in shown
+    worst = choose_for_everybody("f", "p100")
+    assert [row["value"] for row in worst["models"]] == pytest.approx([100 * each["error"].max() for each in columns])
+    text = call("choose", "f", "--statistic", "p90").stdout
+    assert "warning: p90 of 4 validation clients says little: fewer than 20 have no percentiles and no tails." in text
+
+
+def test_a_model_of_a_family_that_diverged_is_said_to_be_left_out(tmp_path, monkeypatch):
+    """It may have the best error, and the reason must not say that another has."""
+    monkeypatch.chdir(tmp_path)
+    run(experiment("family"), 0, tmp_path / "f" / "seed-0", Onlooker())
+    place = tmp_path / "f" / "seed-0" / "result.json"
+    result = json.loads(place.read_text())
+    result["not_finite"][0]["parameters"] = 3
+    place.write_text(json.dumps(result))
+    found = choose_for_everybody("f")
+    assert found["left_out"] == ["tail_fraction 1.0"]
+    assert "of the models that are left" in found["reason"]
+    assert "left out: tail_fraction 1.0, which has diverged or has no value for two clients." in call("choose", "f").stdout
 
 
 def test_choosing_for_everybody_needs_a_family_with_validation_clients(tmp_path, monkeypatch):

@@ -385,7 +385,8 @@ METRICS = """[task]
 metrics = [{ name = "accuracy", function = "MINE:accuracy", better = "higher" },
            { name = "holed", function = "MINE:holed", better = "higher", per = "client" }]
 """
-OVER_CLIENTS = {"std": np.std, "variance": np.var, "worst100": np.mean, None: lambda a: np.percentile(a, 10)}
+OVER_CLIENTS = {"std": np.std, "variance": np.var, "worst100": np.mean, "p10": lambda a: np.percentile(a, 10),
+                None: np.mean}                      # by default, of four clients
 BETTER = {"std": "lower", "variance": "lower"}      # the others are of the accuracy: higher
 
 
@@ -408,7 +409,9 @@ def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_s
     accuracy_search(place, statistic)
     result = answer("tune", "t.toml", "--trust", ".", "--out", "t")
     better = BETTER.get(statistic, "higher")
-    assert (result["statistic"], result["better"], result["seeds"]) == (statistic or "p10", better, [3, 4])
+    assert (result["statistic"], result["better"], result["seeds"]) == (statistic or "mean", better, [3, 4])
+    assert [text[:32] for text in result["warnings"] if "says little" in text] == ["p10 of 4 held-out clients says l"] * (statistic == "p10")
+    assert (result["clients"], len(result["by_client"]), result["left_out"]) == (4, 4, sum(trial["unstable"] for trial in result["trials"]))
     expected = {}
     for rate in (0.001, 0.5):
         values = []
@@ -422,7 +425,8 @@ def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_s
     chosen = (min if better == "lower" else max)(expected, key=lambda rate: expected[rate])
     assert tomllib.loads(Path("t/best.toml").read_text())["local"]["learning_rate"] == chosen
     shown = call("tune", "t.toml", "--trust", ".", "--out", "t", "--resume").stdout
-    assert re.search(rf"over held-out clients \({better} is better, mean over 2 seeds, ", " ".join(shown.split()))
+    among = " among those whose loss does not diverge" * (result["left_out"] > 0)
+    assert re.search(rf"over 4 held-out clients{among} \({better} is better, mean over 2 seeds, ", " ".join(shown.split()))
 
 
 @pytest.mark.parametrize(("metric", "statistic", "text"), [

@@ -291,7 +291,58 @@ def test_conclusions_are_those_of_their_formulas():
     assert "a fifth of these clients is 30" in " ".join(needs["sentences"])
     few = describe(of(size, np.zeros(len(size))).select(range(12)))["needs"]
     assert few["floor"] is None
-    assert few["sentences"][0].startswith("12 clients are few for training on a tail: the worst half of 10 training clients")
+    assert few["sentences"][0] == "12 clients are few for training on a tail, which should be 10 clients of a round. Look at each by name."
+    some = describe(of(size, np.zeros(len(size))).select(range(22)))["needs"]
+    assert some["sentences"][0].startswith("22 clients are few for training on a tail: the worst half of 18 training clients")
+
+
+def test_few_clients_are_listed_by_name_and_nothing_is_a_share_of_them():
+    from scipy.stats import binom
+    client = np.repeat(["north", "south", "east", "west"], [20, 30, 40, 50])
+    y = np.concatenate([np.zeros(20, np.int64), np.arange(120) % 3])
+    about = describe(of(client, y))
+    assert about["by_client"] == [{"name": str(name), "examples": int((client == name).sum()), "classes": len(set(y[client == name].tolist())),
+                                   "counts": {str(c): int((y[client == name] == c).sum()) for c in range(3)}} for name in np.unique(client)]
+    text = " ".join(printed(of(client, y)).split())
+    for gone in ("percentile 2", "% of clients", "worst half", "a fifth of", "worst tenth of clients", "how many clients hold"):
+        assert gone not in text
+    assert "every client client examples class 0 class 1 class 2 east 40 14 13 13 north 20 20 0 0" in text
+    assert "north has one label only" in text
+    draws = binom.rvs(35, 0.2, size=(200_000, 4), random_state=0).max(1) / 35
+    assert about["needs"]["floor"] == approx(draws.mean(), abs=5 * draws.std() / np.sqrt(200_000))
+    assert f"the worst of 4 with 35 examples would show {about['needs']['floor']:.0%}" in text
+    many = describe(of(np.arange(60) % 20, np.arange(60) % 3))
+    assert many["by_client"] is None
+    assert "10th and 90th percentile 3 and 3" in " ".join(printed(of(np.arange(60) % 20, np.arange(60) % 3)).split())
+
+
+def test_few_clients_with_numbers_are_listed_with_their_means():
+    client, y = np.repeat(["a", "b"], [3, 2]), np.array([1e5, 2e5, 3e5, 4e5, 6e5])
+    assert [row["mean"] for row in describe(of(client, y))["by_client"]] == [2e5, 5e5]
+    assert "a 3 200,000 b 2 500,000" in " ".join(printed(of(client, y)).split())
+    assert [row["mean"] for row in describe(of(client, np.stack([y, y / 2], 1)))["by_client"]] == [[2e5, 1e5], [5e5, 2.5e5]]
+    classes = describe(of(client, np.arange(5) * 7))["by_client"]
+    assert [row["classes"] for row in classes] == [3, 2]
+    wide = printed(of(np.arange(120) // 30, np.arange(120) % 12))
+    assert "0 30 12 of 12" in " ".join(wide.split())
+
+
+def test_the_features_that_differ_most_are_shown_by_what_they_differ_beyond_chance():
+    """A feature of two values is closer to everybody's than one of many by chance alone: in order of what is shown, it comes first."""
+    random = np.random.default_rng(0)
+    client = np.repeat(np.arange(30), 20)
+    x = np.stack([(random.random(600) < 0.25 + 0.5 * (client % 2)) * 1.0, random.normal(size=600) + 0.5 * random.normal(size=30)[client]], 1)
+    found = describe(of(client, np.zeros(600), x))["features"]["x"]["most"]
+    beyond = [one["total_variation"] - one["if_shuffled"] for one in found]
+    assert beyond == sorted(beyond, reverse=True)
+    assert [one["feature"] for one in found] == [0, 1]
+    assert found[0]["total_variation"] < found[1]["total_variation"]
+    shown = ", ".join(f"{one['feature']} ({more:.3f})" for one, more in zip(found, beyond, strict=True))
+    assert f"beyond that most in feature {shown}" in " ".join(printed(of(client, np.zeros(600), x)).split())
+
+
+def test_numbers_that_are_all_equal_teach_nothing():
+    assert describe(of([0, 0, 1, 1], np.full(4, 2.5)))["warnings"] == ["every target is 2.5: there is nothing to learn."]
 
 
 def test_many_classes_are_described():

@@ -130,6 +130,31 @@ def test_runs_of_before_it_was_recorded_are_judged_by_their_loss(good, tmp_path)
     assert unchanged_reason(edited(good, tmp_path / "run", before)) == "nothing was learned: no round changed the model"
 
 
+@pytest.mark.parametrize(("error", "told"), [(0.01, True), (10.0, False), (None, True)])
+def test_a_run_is_worse_than_the_constant_only_beyond_chance(good, tmp_path, error, told):
+    """By the gap that the run recorded, on every page and terminal; runs of before it was recorded go by the means alone."""
+    def worse(result: dict) -> None:
+        constant = result["constant"]["test"]["loss"]["mean"]
+        final(result, "loss").update(mean=1.2 * constant)
+        result["above_constant"] = [{"test": [0.2 * constant, error, 20]}]
+        if error is None:
+            del result["above_constant"]
+
+    run = edited(good, tmp_path / "run", worse)
+    assert ["is above that of a constant prediction" in one for one in divergence_sentences([run])] == [True] * told
+    assert call("report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")).exit_code == 0
+    assert ("is above that of a constant prediction" in (tmp_path / "page.html").read_text()) is told
+
+
+def test_a_run_records_how_far_each_model_is_above_the_constant(good):
+    [path] = good.rglob("result.json")
+    result = json.loads(path.read_text())
+    [found] = result["above_constant"]
+    gap, error, clients = found["test"]
+    assert (gap, clients) == (pytest.approx(final(result, "loss")["mean"] - result["constant"]["test"]["loss"]["mean"]), 20)
+    spread = final(result, "loss")["std"], result["constant"]["test"]["loss"]["std"]
+    assert abs(spread[0] - spread[1]) / 19**0.5 <= error <= sum(spread) / 19**0.5          # the deviation of a difference
+
 @pytest.mark.filterwarnings("ignore:no client contributed in any round")
 @pytest.mark.filterwarnings("always:round")
 def test_lost_rounds_are_a_red_line_with_the_reason_of_the_last(tmp_path):

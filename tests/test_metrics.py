@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
-from scipy import optimize
+from scipy import optimize, stats
 from sklearn.metrics import mean_absolute_error
 from typer.testing import CliRunner
 
@@ -23,6 +23,7 @@ from fedtail import Distribution, Metric, Population, Task, metrics
 from fedtail.cli import app
 from fedtail.constant_prediction import constant_outputs
 from fedtail.directions import bad_percentile_name
+from fedtail.divergence import loss_gap
 from fedtail.evaluation import EarlyStopping
 from fedtail.experiment import read_experiment
 from fedtail.losses import hinge
@@ -374,15 +375,51 @@ def numbers_of(population: Population) -> Population:
 
 def test_a_mean_that_pays_for_the_tail_is_told_as_that():
     """Not as a model that serves these clients worse than none: its worst clients are better off."""
-    clients = [(np.zeros((20, 3), "float32"), np.array([1] * ones + [0] * (20 - ones))) for ones in (20, 1, 1, 1)]
+    clients = [(np.zeros((20, 3), "float32"), np.array([1] * ones + [0] * (20 - ones))) for ones in (20, *[1] * 19)]
     population = Population.from_clients(clients)
     even = LogisticRegression(3)
     with torch.no_grad():
         for parameter in even.parameters():
             parameter.fill_(0.05)
     trained = fedtail.train(fedtail.fedavg(4, learning_rate=1e-12), Task(even), population, rounds=1)
-    with pytest.warns(fedtail.WorseThanConstantWarning, match=r"while that of the worst 10% is below it, 0\.716 for 1\.237: the mean pays for the tail"):
+    with pytest.warns(fedtail.WorseThanConstantWarning, match=r"while that of the worst 10% is below it, 0\.716 for 1\.266: the mean pays for the tail"):
         fedtail.evaluate(trained, population)
+
+
+@pytest.mark.parametrize(("shift", "spread", "worse"), [(0.1, 0.05, True), (0.1, 0.5, False), (0.004, 1e-4, False), (-0.1, 0.05, False)])
+def test_a_loss_above_the_constants_is_told_where_it_is_beyond_chance(shift, spread, worse):
+    """By scipy's paired test over clients; a gap below a hundredth of the loss is no finding however many clients there are."""
+    constants = np.random.default_rng(3).gamma(4, 0.2, 20)
+    losses = constants + shift + spread * np.random.default_rng(4).permutation(np.linspace(-1, 1, 20))
+    found = loss_gap(losses, constants)
+    assert found.error == approx(stats.sem(losses - constants))
+    assert found.is_a_finding(constants.mean()) is worse
+    if abs(shift) > 0.01:
+        assert worse is bool(stats.ttest_rel(losses, constants, alternative="greater").pvalue < 0.025)
+    assert loss_gap([1.2], [1.0]).is_a_finding(1.0)                      # one client: nothing is known of chance
+
+
+def test_a_weighted_gap_has_the_error_of_a_weighted_mean():
+    losses, mass = np.array([1.0, 2.0, 5.0, 7.0]), np.array([2.0, 2.0, 2.0, 0.0])
+    assert loss_gap(losses, np.zeros(4), mass) == loss_gap(losses[:3], np.zeros(3))
+    gap = loss_gap(losses, np.zeros(4), np.array([3.0, 1.0, 0.0, 0.0]))
+    assert (gap.gap, gap.clients, gap.error) == (approx(1.25), 2, approx(math.sqrt(2 * (0.75**2 * 0.25**2 + 0.25**2 * 0.75**2))))
+
+
+def test_chance_is_no_warning_in_python():
+    """Of 20 clients whose labels say nothing the loss is 2% above the constant's, by less than they differ in it."""
+    people = two_classes(20, one_class=())
+    people = replace(people, targets=torch.from_numpy(np.random.default_rng(0).permutation(people.targets.numpy())))
+    module = LogisticRegression(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(0.2)
+    trained = fedtail.train(fedtail.fedavg(20, learning_rate=1e-12), Task(module), people, rounds=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fedtail.evaluate(trained, people)
+    less = (found.loss.values - found.constant.loss.values).numpy()
+    assert 0.01 * found.constant.loss.mean() < less.mean() < 2 * stats.sem(less)
 
 
 def test_a_network_that_diverged_on_large_targets_is_told_to_divide_them():
@@ -646,7 +683,7 @@ def test_a_loss_a_thousand_times_that_of_the_constant_has_diverged_not_learned_t
     people = Population.from_clients([(random.normal(size=(20, 5)).astype("float32"), random.integers(0, 2, 20)) for _ in range(12)])
     task = Task(LogisticRegression(5))
     for rate, category, text in ((1e30, fedtail.DivergedWarning, "where a constant prediction has .*: training has diverged. Lower the learning rate"),
-                                 (9.0, fedtail.WorseThanConstantWarning, "is above that of a constant prediction")):
+                                 (30.0, fedtail.WorseThanConstantWarning, "is above that of a constant prediction")):
         trained = fedtail.train(fedtail.fedavg(10, learning_rate=rate), task, people, rounds=5, seed=0)
         with pytest.warns(fedtail.DivergedWarning, match=text) as told:
             fedtail.evaluate(trained, people)

@@ -33,6 +33,32 @@ def wrong_percentile_text(metric: str, statistic: str, better: str) -> str:
             f"write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
 
 
+def is_share(statistic: str) -> bool:
+    """Whether a statistic is about a share of the clients, as percentiles but the median and tails are.
+
+    The extremes and means over all are none, since they mean the same of few clients as of many.
+
+    >>> [name for name in ("mean", "std", "p50", "p90", "p100", "worst10", "worst100", "best5") if is_share(name)]
+    ['p90', 'worst10', 'best5']
+    """
+    percent = statistic.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return bool(percent) and not (float(percent) in (0, 100) or statistic == "p50")
+
+
+def few_clients_text(statistic: str, clients: int, better: str, who: str = "held-out clients") -> str:
+    """Why a statistic says little of so few `clients`, whom `who` names, and what to write; "" for enough, or no share of them.
+
+    >>> few_clients_text("p90", 4, "lower")[:86], few_clients_text("p90", 20, "lower"), few_clients_text("mean", 4, "lower")
+    ('p90 of 4 held-out clients says little: fewer than 20 have no percentiles and no tails.', '', '')
+    """
+    if clients >= FEW_CLIENTS or not is_share(statistic):
+        return ""
+    who = who[:-1] if clients == 1 else who
+    write = '"mean", or "p100" for the worst of them' if better == "lower" else '"mean"'
+    return (f"{statistic} of {clients} {who} says little: fewer than {FEW_CLIENTS} have no percentiles and no tails. Look at each "
+            f"by name, and choose by {write}.")
+
+
 def is_better(value: float, other: float, better: str) -> bool:
     """Whether `value` is strictly better than `other`, where `better` ("lower" or "higher") ones are; False where one is NaN."""
     return value < other if better == "lower" else value > other

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 LARGE = 100.0                                # a spread of targets of which a network's first steps may be too long
 DIVERGED = 1000.0                            # a loss so many times what a model without training has is not a model's any more
+WORTH_SAYING = 0.01                          # of the loss of a constant prediction: models are not told from it by less
+BEYOND_CHANCE = 0.975                        # of Student's distribution
 
 
 class DivergedWarning(UserWarning):
@@ -17,7 +23,59 @@ class AnswersLeftOutWarning(DivergedWarning):
 
 
 class WorseThanConstantWarning(DivergedWarning):
-    """A model's mean loss over clients is above that of a constant prediction, which ignores the inputs."""
+    """A model's mean loss over clients is above that of a constant prediction, which ignores the inputs, beyond chance."""
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """How far the mean loss of a model is above that of a constant prediction, over the same clients.
+
+    `error` is the standard error of that difference over clients, paired by client; None where it is not known, as for one
+    client. `clients` is their number.
+    """
+
+    gap: float
+    error: float | None
+    clients: int
+
+    def is_a_finding(self, constant: float) -> bool:
+        """Whether the model is worse than the constant prediction, whose mean loss is `constant`: one rule for every warning.
+
+        So it is where the gap is over 1% of that loss and beyond chance: above the 97.5th percentile of Student's distribution
+        times the standard error, where there is one. Clients differ in how much a model gains for them, and the mean over
+        few of them is above the constant's by chance.
+
+        >>> LossGap(0.0144, 0.0054, 20).is_a_finding(0.1077), LossGap(0.0144, 0.0090, 20).is_a_finding(0.1077)
+        (True, False)
+        >>> LossGap(0.001, 1e-5, 20).is_a_finding(1.384)
+        False
+        """
+        if not self.gap > WORTH_SAYING * abs(constant):
+            return False
+        if self.error is None:
+            return True
+        from scipy.special import stdtrit
+
+        return bool(self.gap > stdtrit(self.clients - 1, BEYOND_CHANCE) * self.error)
+
+
+def loss_gap(losses: Any, constants: Any, mass: Any = None) -> LossGap:
+    """The `LossGap` of the `losses` of clients under a model and under a constant prediction, (clients,) each.
+
+    The mean is weighted by `mass`, (clients,), where there is one; clients of mass zero are left out.
+
+    >>> loss_gap([1.0, 3.0], [1.0, 1.0])
+    LossGap(gap=1.0, error=1.0, clients=2)
+    """
+    with np.errstate(invalid="ignore", over="ignore"):                # of losses that are not finite the gap is none
+        less = np.asarray(losses, float) - np.asarray(constants, float)
+        share = np.ones(len(less)) if mass is None else np.asarray(mass, float)
+        less, share = less[share > 0], share[share > 0]
+        count = len(less)
+        share = share / share.sum() if count else share
+        gap = float(share @ less) if count else math.nan
+        error = math.sqrt(count / (count - 1) * float(share**2 @ (less - gap) ** 2)) if count > 1 else None
+    return LossGap(gap, error, count)
 
 
 def has_exploded(loss: float, *untrained: float | None) -> bool:

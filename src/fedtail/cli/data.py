@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from fedtail.cli.plain_help import PlainCommand
 from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Describe data by client, fetch public sets.")
-_BAR = 40        # characters of the longest bar
+_BAR = 40            # characters of the longest bar
+_LARGE = 1e9         # from here on, numbers are written with exponents
+_SHOWN_CLASSES = 8   # columns of a table of clients
 
 
 @data.command("describe", cls=PlainCommand)
@@ -44,7 +47,7 @@ def describe(
 def render_description(description: dict[str, Any]) -> Any:
     """A `rich` Group to print for a description of data, the dict that `fedtail.data.describe` returns.
 
-    It holds the name, facts, a histogram of examples per client, and warnings in yellow.
+    It holds the name, facts, a histogram of examples per client or, for fewer than 20, each client by name, and warnings in yellow.
     """
     from rich.console import Group
     from rich.table import Table
@@ -55,16 +58,62 @@ def render_description(description: dict[str, Any]) -> Any:
     facts.add_column(overflow="fold")
     for title, value in _description_rows(description):
         facts.add_row(title, Text(value))
+    sizes = _size_table(description) if description["by_client"] is None else _client_table(description)
+    title = "examples per client, and how many clients hold that many" if description["by_client"] is None else "every client"
+    heading = [Text(description["name"], style="bold underline")] if description["name"] else []
+    warnings = [Text(f"! {warning}", style="yellow") for warning in description["warnings"]]
+    return Group(*heading, facts, Text(f"\n{title}", style="bold"), sizes, *([Text()] if warnings else []), *warnings)
+
+
+def _size_table(about: dict[str, Any]) -> Any:
+    """A `rich` Table of the histogram of examples per client in a description of data."""
+    from rich.table import Table
+
     sizes = Table.grid(padding=(0, 2))
     sizes.add_column(justify="right")
     sizes.add_column(style="cyan", no_wrap=True)
     sizes.add_column(justify="right")
-    for span, bar, clients in _size_bars(description["sizes"]["histogram"]):
+    for span, bar, clients in _size_bars(about["sizes"]["histogram"]):
         sizes.add_row(span, bar, clients)
-    heading = [Text(description["name"], style="bold underline")] if description["name"] else []
-    warnings = [Text(f"! {warning}", style="yellow") for warning in description["warnings"]]
-    return Group(*heading, facts, Text("\nexamples per client, and how many clients hold that many", style="bold"), sizes,
-                 *([Text()] if warnings else []), *warnings)
+    return sizes
+
+
+def _client_table(about: dict[str, Any]) -> Any:
+    """A `rich` Table of each of few clients: name, examples, and how many of each class, or the mean of its numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    targets, rows = about["targets"], about["by_client"]
+    labels = _class_names(targets) if len(targets.get("counts", ())) <= _SHOWN_CLASSES else {}
+    heads = ["mean of y"] if targets["kind"] == "numbers" else list(labels.values()) or ["classes"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    for _ in range(1 + len(heads)):
+        table.add_column(justify="right")
+    table.add_row(*(Text(str(head), style="dim") for head in ("client", "examples", *heads)))
+    for row in rows:
+        own = [_mean_text(row["mean"], targets["std"])] if targets["kind"] == "numbers" else \
+            [f"{row['counts'][label]:,}" for label in labels] or [f"{row['classes']:,} of {targets['count']:,}"]
+        table.add_row(Text(row["name"]), f"{row['examples']:,}", *own)
+    return table
+
+
+def _class_names(targets: dict[str, Any]) -> dict[str, str]:
+    """What the classes are called, by their label as text, in a description's entry on targets."""
+    names = targets.get("names", ())
+    return {label: names[int(label)] if 0 <= int(label) < len(names) else f"class {label}" for label in targets.get("counts", ())}
+
+
+def _mean_text(mean: Any, deviation: float) -> str:
+    """The mean of a client's numbers as text, several for several outputs, to a tenth of their deviation; "-" where it has none.
+
+    >>> _mean_text(546881.3, 21233.0), _mean_text([0.5, None], 0.3)
+    ('546,881', '0.50, -')
+    """
+    each = mean if isinstance(mean, list) else [mean]
+    digits = min(6, max(0, 1 - math.floor(math.log10(deviation)))) if deviation > 0 else 2
+    shown = ["-" if one is None else f"{one:,.{digits}f}" if abs(one) < _LARGE else f"{one:.5g}" for one in each[:_SHOWN_CLASSES]]
+    return ", ".join([*shown, *(["..."] if len(each) > _SHOWN_CLASSES else [])])
 
 
 def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
@@ -72,16 +121,16 @@ def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
 
     They end with how clients differ, and the suggested model.
     """
-    sizes, largest = about["sizes"], about["largest"]
+    sizes, largest, few = about["sizes"], about["largest"], about["by_client"]
+    shares = f", 10th and 90th percentile {sizes['p10']:,g} and {sizes['p90']:,g}" if few is None else ""
     rows = [
         ("clients", f"{about['clients']:,}"),
         ("examples", f"{about['examples']:,}"),
-        ("per client", f"{sizes['min']:,} to {sizes['max']:,}, mean {sizes['mean']:,.1f}, median {sizes['median']:,g}, "
-                       f"10th and 90th percentile {sizes['p10']:,g} and {sizes['p90']:,g}"),
+        ("per client", f"{sizes['min']:,} to {sizes['max']:,}, mean {sizes['mean']:,.1f}, median {sizes['median']:,g}{shares}"),
         ("largest client", f"{largest['name']} with {largest['share']:.2%} of the examples"),
         *((f"input {name}", _input_text(part)) for name, part in about["inputs"].items()),
         ("targets", _targets_text(about["targets"])),
-        ("clients differ", _difference_text(about["difference"])),
+        ("clients differ", _difference_text(about["difference"], few)),
         *((f"in {name}", _features_text(found)) for name, found in about["features"].items() if found is not None),
         *(("to conclude", sentence) for sentence in about["needs"]["sentences"]),
     ]
@@ -117,16 +166,16 @@ def _targets_text(targets: dict[str, Any]) -> str:
     return f"{what} ({shown}), {counts} of each"
 
 
-def _difference_text(difference: dict[str, Any]) -> str:
+def _difference_text(difference: dict[str, Any], few: list[dict[str, Any]] | None) -> str:
     """How much clients differ in their targets, as text: total variation of label distributions for classes.
 
     For numbers, the share of the variance that lies between clients, or "all targets are equal". `difference` is the entry of
-    that name in a description of data.
+    that name in a description of data, `few` its list of clients where they are few: those with one label are named.
     """
     if "total_variation" in difference:
         distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
         return (f"labels are {distance:.3f} from everybody's in total variation ({shuffled:.3f} if they were shuffled); "
-                f"{single:.1%} of clients have one label")
+                f"{_single_label_text(single, few)}")
     between, correlation = difference["variance_between"], difference["intraclass_correlation"]
     if between is None:
         return "all targets are equal"
@@ -134,14 +183,25 @@ def _difference_text(difference: dict[str, Any]) -> str:
     return f"{between:.1%} of the variance of targets lies between clients{estimate}"
 
 
+def _single_label_text(share: float, few: list[dict[str, Any]] | None) -> str:
+    """Which clients have one label only: their share, or their names where there are few."""
+    if few is None:
+        return f"{share:.1%} of clients have one label"
+    names = [row["name"] for row in few if row["classes"] == 1]
+    return f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} one label only" if names else "each has several labels"
+
+
 def _features_text(found: dict[str, Any]) -> str:
-    """How much clients differ in the features of one input, as text; `found` is its entry under `features` of a description."""
+    """How much clients differ in the features of one input, as text; `found` is its entry under `features` of a description.
+
+    The features that differ most are shown with how much that is beyond chance, by which they are ordered.
+    """
     several = found["features"] > 1
     of_all = f" of {found['features']:,}" if found["compared"] < found["features"] else ""
     over = f", mean over {found['compared']:,}{of_all} features" if several else ""
-    most = ", ".join(f"{one['feature']} ({one['total_variation']:.3f})" for one in found["most"] if several)
+    beyond = [f"{one['feature']} ({one['total_variation'] - one['if_shuffled']:.3f})" for one in found["most"] if several]
     return (f"features are {found['total_variation']:.3f} from everybody's in total variation over ten bins{over} "
-            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; most in feature {most}" if most else ""))
+            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; beyond that most in feature {', '.join(beyond)}" if beyond else ""))
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:

@@ -52,7 +52,8 @@ def choose(
     mine: Path | None = typer.Option(None, "--data", metavar="FILE", show_default=False,
                                      help="One client's examples, .npz, .parquet or .csv; without it, one model for all."),
     statistic: str | None = typer.Option(None, "--statistic", metavar="STATISTIC", show_default=False,
-                                         help="Over validation clients, without --data: mean, worst10; by default p90."),
+                                         help="Over validation clients, without --data: mean, worst10; by default p90, of "
+                                              "fewer than 20 clients the mean."),
     x: list[str] | None = options.RUN_X,
     y: str | None = typer.Option(None, "--y", metavar="NAME", help="The array of targets; by default that of the run.",
                                  show_default=False),
@@ -63,7 +64,7 @@ def choose(
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent.
 
     Without --data, which model to give to all clients, by the family's validation clients: the best, or one closer to plain
-    averaging within one standard error of it.
+    averaging within one standard error of it. Fewer than 20 of them are shown by name.
     """
     from fedtail.runs.choosing import choose_for_everybody, choose_model
 
@@ -88,16 +89,36 @@ def show_choice(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    from fedtail.runs.answer_words import statistic_words
+
     unit = " (%)" if found["unit"] else ""
     seeds = f", +- std over {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
     cells = [[row["model"], _value(row, found["unit"]), _difference(row, found["unit"]),
               "<- this one" if row["chosen"] else ""] for row in found["models"]]
-    show_table(f"{found['statistic']} of the {found['metric']} over {found['clients']} validation clients{unit}{seeds}",
-               ["model", found["statistic"], "minus the best (95% for new clients)", ""], cells)
+    words = statistic_words(found["statistic"], found["metric"])
+    show_table(f"{words} over {found['clients']} validation clients{unit}{seeds}",
+               ["model", "worst client" if found["statistic"] == "p100" else found["statistic"],
+                "minus the best (95% for new clients)", ""], cells)
+    _show_validation_clients(found)
+    for name in found["left_out"]:
+        typer.secho(f"left out: {name}, which has diverged or has no value for two clients.", fg=typer.colors.YELLOW)
+    for text in found["warnings"]:
+        typer.secho(f"warning: {text}", fg=typer.colors.YELLOW)
     for text in dict.fromkeys(row["note"] for row in found["models"] if row["note"] and None in (row["low"], row["high"])):
         typer.echo(f"No interval: {text}.")
     typer.echo(found["reason"][0].upper() + found["reason"][1:])
     typer.echo(f"Its parameters are in {', '.join(found['files'])}.")
+
+
+def _show_validation_clients(found: dict[str, Any]) -> None:
+    """Print each of few validation clients by name with its metric under every model; nothing of 20 or more."""
+    if not found["by_client"]:
+        return
+    names = [row["model"] for row in found["models"]]
+    cells = [[row["client"], str(row["size"]), *("-" if row["values"][name] is None else number_text(row["values"][name], found["unit"])
+                                                 for name in names)] for row in found["by_client"]]
+    unit = " (%)" if found["unit"] else ""
+    show_table(f"{found['metric']} of each validation client{unit}, worst first", ["client", "examples", *names], cells)
 
 
 def _value(row: dict[str, Any], unit: str) -> str:

@@ -28,7 +28,7 @@ def tune(
     """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
 
     The papers choose by the 90th percentile of the error, which is the default; of a metric where higher is better it is the
-    10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
+    10th. Fewer than 20 held-out clients have no percentiles: the default is their mean, and each is shown by name. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
     mean; a simpler one (a larger tail fraction) within one standard error of the best is preferred. Test clients are never
     evaluated. The chosen experiment is written to best.toml, ready for `fedtail run`.
     """
@@ -67,15 +67,17 @@ def show_trials(result: dict[str, Any]) -> None:
 
     every = [*result["trials"], *result["diverged"]]
     names = list(every[0]["settings"]) if every else []
-    less = result.get("differences", [])
+    less, stable = result.get("differences", []), " among those whose loss does not diverge" if result["left_out"] else ""
     cells = [[_value_cell(trial), _difference_cell(less[k] if k < len(less) else None),
               *(_cell_text(trial["settings"][name]) for name in names)] for k, trial in enumerate(every)]
-    title = f"{len(every)} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
+    title = f"{len(every)} trials, the best by {judged_words(result)}{stable}"
     unit = f", {result['unit']}" if result["unit"] else ""
     how = f" ({result['better']} is better{_seeds_note(result['seeds'])})"
     head = "minus the best (95% for new clients)"
-    show_table(title + unit + how, [result["statistic"], head, *names] if less else [result["statistic"], *names],
+    first = "worst client" if result["statistic"] == "p100" else result["statistic"]
+    show_table(title + unit + how, [first, head, *names] if less else [first, *names],
                cells if less else [[cell[0], *cell[2:]] for cell in cells])
+    show_held_out(result)
     for text in dict.fromkeys(one["note"] for one in less if one["note"] and None in (one["low"], one["high"])):
         typer.echo(f"No interval: {text}.")
     for text in result["warnings"]:
@@ -88,6 +90,40 @@ def show_trials(result: dict[str, Any]) -> None:
         typer.echo(f"{result['privacy']['statement']}\n{result['privacy']['guarantee']}")
     elif result["best"]:
         typer.echo(f"It is in {result['file']}.  Run it:  fedtail run {result['file']}")
+
+
+def judged_words(result: dict[str, Any]) -> str:
+    """What the trials of a search are compared by, and over how many held-out clients, in words.
+
+    >>> judged_words({"statistic": "p90", "metric": "error", "clients": 60, "models": "shared"})
+    'p90 of the error over 60 held-out clients'
+    >>> judged_words({"statistic": "p100", "metric": "error", "clients": 2, "models": "personal"})
+    'error of the worst client over the held-out examples of 2 clients'
+    """
+    from fedtail.runs.answer_words import statistic_words
+
+    plural = "" if result["clients"] == 1 else "s"
+    who = f"{result['clients']} held-out client{plural}" if result["models"] == "shared" else \
+        f"the held-out examples of {result['clients']} client{plural}"
+    who += " of each seed" if len(result.get("by_client") or ()) > result["clients"] else ""
+    return f"{statistic_words(result['statistic'], result['metric'])} over {who}"
+
+
+def show_held_out(result: dict[str, Any]) -> None:
+    """Print each of few held-out clients by name with its metric under the chosen trial, and under the best where that is another.
+
+    Nothing is printed of 20 clients or more, and of a private search.
+    """
+    from fedtail.cli.terminal import show_table
+
+    rows = result["by_client"]
+    if not rows:
+        return
+    names = ["chosen", *(["best"] if any(row["chosen"] != row["best"] for row in rows) else [])]
+    unit = f", {result['unit']}" if result["unit"] else ""
+    cells = [[row["client"], str(row["size"]), *("-" if row[name] is None else _cell_text(row[name]) for name in names)]
+             for row in rows]
+    show_table(f"{result['metric']} of each held-out client{unit}, worst first", ["client", "examples", *names], cells)
 
 
 def _value_cell(trial: dict[str, Any]) -> str:

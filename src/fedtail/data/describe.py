@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.data.class_names import FEW_CLASSES, are_whole_numbers_to_predict, classes_to_list
 from fedtail.data.conclusions import data_needs
 from fedtail.data.feature_differences import feature_difference
+from fedtail.data.few_clients import list_few_clients
 from fedtail.data.population import Population
 from fedtail.draws import named_generator
 from fedtail.losses import IGNORED
@@ -36,7 +37,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
     Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
-    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
+    (the client with the most), `by_client` (each of fewer than 20 clients, see `list_few_clients`, else None), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
     targets), `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples
     conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
     `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
@@ -62,13 +63,15 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     warned = _target_form_warnings(population, wanted)
     if wanted.is_floating_point() or are_whole_numbers_to_predict(wanted):
         wanted = wanted.double()
-    targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
+    flat, real = _flat_targets(wanted.numpy())
+    targets, difference = _describe_targets(owner.numpy(), flat, real, wanted.ndim, len(population))
     targets |= {} if population.classes is None else {"names": list(population.classes)}
     names = population.columns if alone else None
     features = {key: feature_difference(values, rows, owner, len(population), names) for key, values in parts.items()}
     about = {
         "name": name, "clients": len(population), "examples": population.num_examples,
-        "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population), "inputs": inputs,
+        "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population),
+        "by_client": list_few_clients(population, owner.numpy(), flat, real), "inputs": inputs,
         "targets": targets, "difference": difference, "features": features,
         "needs": data_needs(population.size.numpy(), targets["kind"] != "numbers"),
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
@@ -134,11 +137,10 @@ def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np
     return (square / len(rows) - (total / len(rows)).square()).clamp(min=0).sqrt().numpy()
 
 
-def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
+def _flat_targets(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`targets` as (examples, outputs), and which of them are real: not padding, -100 among classes or NaN among numbers.
 
-    `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises ValueError
-    where there is nothing else.
+    Raises ValueError where there is nothing but padding.
     """
     flat = targets.reshape(len(targets), -1)
     padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
@@ -146,14 +148,24 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
     if not real.any():
         raise ValueError(f"every target is {flat[0, 0]}, which losses ignore, so there is nothing to learn. Check how y was "
                          "padded.")
-    if targets.dtype.kind == "f":
+    return flat, real
+
+
+def _describe_targets(owner: np.ndarray, flat: np.ndarray, real: np.ndarray, dimensions: int,
+                      clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
+
+    `owner` is the client of each example, out of `clients`; `flat` are the targets and `real` those that are no padding, both
+    (examples, outputs). `dimensions` is that of the targets as they came.
+    """
+    if flat.dtype.kind == "f":
         kept = flat[real]
         about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),
                  "min": float(kept.min()), "max": float(kept.max())}
         return about, _number_difference(owner, flat, real, clients)
     labels, which = np.unique(flat[real], return_inverse=True)
     owner = np.broadcast_to(owner[:, None], flat.shape)[real]
-    return _label_summary(labels, which, targets.ndim, real), _label_difference(owner, which, clients)
+    return _label_summary(labels, which, dimensions, real), _label_difference(owner, which, clients)
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
@@ -303,16 +315,36 @@ def _counter_warnings(population: Population, rows: Tensor) -> list[str]:
     return found
 
 
+def all_equal_text(targets: dict[str, Any]) -> str:
+    """That there is nothing to learn, where all labels, or all numbers, are equal; else "". `targets` is the report's entry."""
+    numbers = targets["kind"] == "numbers"
+    if (targets["min"] != targets["max"]) if numbers else targets["count"] > 1:
+        return ""
+    value = targets["min"] if numbers else _class_name(targets, targets["min"])
+    return f"every {'target' if numbers else 'label'} is {value}: there is nothing to learn."
+
+
+def one_hot_text(targets: np.ndarray) -> str:
+    """That `targets`, (examples, ...), are labels in one-hot form, and what to write; "" for others.
+
+    >>> one_hot_text(np.eye(2)), one_hot_text(np.ones((2, 2)))
+    ('y holds labels in one-hot form, 2 numbers for each example with a single 1. Write y.argmax(1).', '')
+    """
+    if targets.ndim == 2 and targets.shape[1] > 1 and np.isin(targets, (0, 1)).all() and (targets.sum(1) == 1).all():
+        return f"y holds labels in one-hot form, {targets.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."
+    return ""
+
+
 def _target_warnings(targets: dict[str, Any]) -> list[str]:
-    """Warnings as sentences: that all labels are equal, or that labels are not 0, 1, ... without gaps; none for numbers.
+    """Warnings as sentences: that all labels or numbers are equal, or that labels are not 0, 1, ... without gaps.
 
     `targets` is the report's entry on the targets.
     """
+    if nothing := all_equal_text(targets):
+        return [nothing]
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]
-    if count == 1:
-        return [f"every label is {low}: there is nothing to learn."]
     if (low, high) != (0, count - 1):
         return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. In a file write "
                 f"{_classes_line(targets)} below [data] (`fedtail init` does); in Python fedtail.data.with_classes."]
@@ -335,8 +367,8 @@ def _target_form_warnings(population: Population, targets: np.ndarray | Tensor) 
         return [f"y holds {len(np.unique(values))} different whole numbers in {len(values)} examples: they are described as "
                 "numbers to predict, but whole numbers are learned as classes. Write targets = \"numbers\" below [data] of a "
                 "file (`fedtail init` does), y.astype('float32') in Python."]
-    if values.ndim == 2 and values.shape[1] > 1 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
-        return [f"y holds labels in one-hot form, {values.shape[1]} numbers for each example with a single 1. Write y.argmax(1)."]
+    if one_hot := one_hot_text(values):
+        return [one_hot]
     listed = classes_to_list(population) if values.dtype.kind == "f" else None
     if listed is not None:
         some = ", ".join(map(str, listed[:3])) + (" ..." if len(listed) > 3 else "")

@@ -15,11 +15,13 @@ from fedtail.data.population import Population
 from fedtail.data.population_kind import check_is_population
 from fedtail.divergence import (
     DivergedWarning,
+    LossGap,
     WorseThanConstantWarning,
     constant_text,
     exploded_text,
     has_exploded,
     large_targets_text,
+    loss_gap,
     not_finite_text,
 )
 from fedtail.engine.engine import Engine, resolve_engine
@@ -154,7 +156,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     Beside a `Trained` model of a simulation, `constant` of the result is the evaluation of the prediction that ignores the
     inputs (majority class, mean), fitted to the training clients. Warns (`DivergedWarning`) where the loss of a client is not
     finite or the mean loss is more than 1000 times that of the constant prediction, and (`WorseThanConstantWarning`) where it is
-    above it.
+    above it by more than 1% and beyond chance: 2 standard errors of the difference over clients, more for few of them.
     """
     engine = resolve_engine(engine, old, "evaluate")
     check_is_population(population)
@@ -187,9 +189,18 @@ def _warn_of_divergence(found: Evaluation) -> None:
         warnings.warn(text, DivergedWarning, stacklevel=3)
     elif constant is not None and has_exploded(loss, constant):
         warnings.warn(f"{exploded_text(loss, constant)}{large_targets_text(constant)}", DivergedWarning, stacklevel=3)
-    elif constant is not None and loss > constant:
-        tail = (found.loss.worst(0.1), found.constant.loss.worst(0.1)) if found.constant is not None else None
+    elif found.constant is not None and constant is not None and gap_to_constant(found, found.constant).is_a_finding(constant):
+        tail = (found.loss.worst(0.1), found.constant.loss.worst(0.1))
         warnings.warn(constant_text(loss, constant, tail), WorseThanConstantWarning, stacklevel=3)
+
+
+def gap_to_constant(found: Evaluation, constant: Evaluation) -> LossGap:
+    """How far the mean loss of an evaluation is above that of a `constant` prediction, paired by client.
+
+    Both are of the same clients in the same order, and have the weights of `found`.
+    """
+    mass = None if found.loss.mass is None else found.loss.mass.cpu().numpy()
+    return loss_gap(found.loss.values.cpu().numpy(), constant.loss.values.cpu().numpy(), mass)
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:

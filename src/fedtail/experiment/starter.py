@@ -7,12 +7,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtail.directions import FEW_CLIENTS
+
 if TYPE_CHECKING:
     from fedtail.data.population import Population
 
-FEW_CLIENTS = 10            # below this, examples are split in place of clients
+FEWEST_TO_SPLIT = 10            # below this, examples are split in place of clients
 ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
 ENOUGH_FOR_TAIL = 10        # clients that should contribute to a round
+ENOUGH_RARE = 10            # examples of all but the commonest class that a client should have, for its loss to be more than chance
 LIST_WIDTH = 112            # characters of a line of a list
 
 HEAD = '''\
@@ -81,10 +84,10 @@ every = {every}                  # rounds between evaluations and checkpoints
 # Several methods on the same cohorts and batches (`fedtail compare {name}`): remove the # below.
 {others}
 
-# What `fedtail tune {name}` searches, by the 90th percentile of the error over held-out training clients.
+# What `fedtail tune {name}` searches, by {judged}.
 # [tune]
 # trials = 20
-# statistic = "p90"
+# statistic = "{statistic}"
 # [tune.search]
 # local.learning_rate = {{ low = {low:g}, high = {high:g}, log = true }}
 {search}
@@ -107,6 +110,15 @@ tail_fraction = 0.5         # theta: of the clients of a round, the half with th
 # [family]
 # risk.tail_fraction = {family}''',
     "search": "# risk.tail_fraction = {searched}",
+}
+MILD_METHOD = {
+    "risk": '''\
+[risk]
+part = "Superquantile"
+tail_fraction = 1.0         # theta: all clients, as FedAvg; {why}
+''',
+    "others": TAIL_METHOD["others"].replace('"Delta-FL 0.5"', '"Delta-FL 0.5"\n# risk = { tail_fraction = 0.5 }'),
+    "search": TAIL_METHOD["search"],
 }
 FEW_METHOD = {
     "risk": '''\
@@ -136,6 +148,20 @@ part = "Mean"               # FedAvg: shares of so few clients mean little; look
 # [[method]]
 # name = "worst client"
 # risk = { part = "Worst" }''',
+    "search": "# local.batch_size = [10, 50]",
+}
+FEW_MILD_METHOD = {
+    "risk": '''\
+[risk]
+part = "Mean"               # FedAvg; {why}
+''',
+    "others": '''\
+# [[method]]
+# name = "FedAvg"
+# [[method]]
+# name = "AFL"
+# risk = { part = "Ascent", step = 0.1 }
+# iterate = { part = "AveragedIterate" }''',
     "search": "# local.batch_size = [10, 50]",
 }
 
@@ -170,35 +196,78 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
     cohort size, method, model, step size and rounds are chosen for them, so that a run trips none of our warnings; `x`, `y` and
     `client` name their arrays or columns. For fewer than 20 training clients, of whom shares mean little, the method is agnostic
     federated learning by client; where targets are numbers it is FedAvg, because a step of weights that follow losses has no
-    scale that fits the squares of any unit.
+    scale that fits the squares of any unit. It is FedAvg, too, where clients have few examples of all but one class, so that
+    whose loss is large is mostly chance. Fewer than 20 held-out clients judge a search by the worst of them, or the mean.
+
+    Raises ValueError where there is nothing to learn, or labels are in one-hot form.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
-                           rate=0.1, work=_work(None), low=0.01, high=1.0, every=10, **_method(60, False))
-    from fedtail.data.describe import describe
+                           rate=0.1, work=_work(None), low=0.01, high=1.0, every=10, **_method(60, {}), **_judged(100, {}))
+    from fedtail.data.describe import all_equal_text, describe, one_hot_text
     from fedtail.data.opening import names_by_role, open_any_data
     from fedtail.experiment.starter_settings import plan_steps, starter_scale
 
     population = open_any_data(data, x, y, client)
-    kept = _target_lines(population)
+    one_hot, kept = one_hot_text(population.targets[population.example_clients_and_rows()[1]].numpy()), _target_lines(population)
     population = _with_starter_targets(population)
     about, scale = describe(population, data.name), starter_scale(population)
+    if refused := one_hot or all_equal_text(about["targets"]):
+        raise ValueError(f"{data}: {refused}")
     names = {"x": x, "y": y, "client": client} if data.is_dir() else names_by_role(data, x, y, client)
     section = _data_section(data, file.parent, population, names, scale, kept)
     plan = plan_steps(population, about["suggested"], scale)
-    train = int(0.6 * len(population)) if len(population) >= FEW_CLIENTS else len(population)
+    train = _training_clients(len(population))
     return HEAD.format(name=file.name, rounds=plan.rounds, data=section, module=_task_section(about),
                        sample=_sample_fields(train), rate=plan.learning_rate, work=_work(plan.local_steps),
                        low=plan.learning_rate / 10, high=10 * plan.learning_rate, every=max(1, plan.rounds // 10),
-                       **_method(train, about["targets"]["kind"] == "numbers"))
+                       **_method(train, about), **_judged(len(population), about))
 
 
-def _method(train: int, numbers: bool) -> dict[str, str]:
-    """The fields of HEAD about the method, for `train` training clients whose targets are `numbers` or labels."""
-    if train >= ENOUGH_FOR_SHARES:
-        family, searched = str([1.0, *_fractions(train, (0.7, 0.4))]), str([*_fractions(train, (0.3, 0.5)), 0.8])
-        return {name: text.replace("{family}", family).replace("{searched}", searched) for name, text in TAIL_METHOD.items()}
-    return FEW_NUMBERS_METHOD if numbers else FEW_METHOD
+def _method(train: int, about: dict[str, Any]) -> dict[str, str]:
+    """The fields of HEAD about the method, for `train` training clients of the data that `about` describes ({}: the digits)."""
+    why = _why_mild(about) if about else ""
+    if train < ENOUGH_FOR_SHARES:
+        few = FEW_NUMBERS_METHOD if about["targets"]["kind"] == "numbers" else FEW_MILD_METHOD if why else FEW_METHOD
+        return {name: text.replace("{why}", why) for name, text in few.items()}
+    family, searched = str([1.0, *_fractions(train, (0.7, 0.4))]), [*_fractions(train, (0.3, 0.5)), 0.8]
+    places = {"{family}": family, "{searched}": str([*searched, 1.0] if why else searched), "{why}": why}
+    made = dict(MILD_METHOD if why else TAIL_METHOD)
+    for place, text in places.items():
+        made = {name: one.replace(place, text) for name, one in made.items()}
+    return made
+
+
+def _why_mild(about: dict[str, Any]) -> str:
+    """Why a method for the tail would follow chance, where clients have few examples of all but the commonest class; else ""."""
+    from fedtail.data.describe import MOSTLY
+
+    targets = about["targets"]
+    if targets["kind"] != "classes" or targets["commonest"]["share"] <= MOSTLY:
+        return ""
+    rare = (1 - targets["commonest"]["share"]) * about["sizes"]["median"]
+    return f"with about {rare:.2g} rare labels at each client, whose loss is large is mostly chance" if rare < ENOUGH_RARE else ""
+
+
+def _judged(clients: int, about: dict[str, Any]) -> dict[str, str]:
+    """The fields of HEAD about what a search goes by, for data of so many clients that `about` describes ({}: the digits).
+
+    Fewer than 20 held-out clients have no percentiles: methods that follow the worst clients go by the worst of them, others by
+    the mean.
+    """
+    train = _training_clients(clients)
+    held = round(0.8 * clients) - round(0.6 * clients) if clients >= FEWEST_TO_SPLIT else max(1, clients - round(0.8 * clients))
+    if held >= FEW_CLIENTS or not about:
+        return {"statistic": "p90", "judged": "the 90th percentile of the error over held-out training clients"}
+    mean = _why_mild(about) or (train < ENOUGH_FOR_SHARES and about["targets"]["kind"] == "numbers")
+    few = f"about {held}: too few for a percentile"
+    return {"statistic": "mean", "judged": f"the mean error of held-out training clients ({few})"} if mean else \
+        {"statistic": "p100", "judged": f"the error of the worst held-out training client (of {few})"}
+
+
+def _training_clients(clients: int) -> int:
+    """How many of so many clients the file trains on: 60%, or all where examples are split in place of clients."""
+    return int(0.6 * clients) if clients >= FEWEST_TO_SPLIT else clients
 
 
 def _fractions(train: int, wanted: tuple[float, ...]) -> list[float]:
@@ -275,9 +344,9 @@ def _data_section(data: Path, folder: Path, population: Population, names: dict[
         public = "" if fitted else ", ".join(f"{name} = {value}" for name, value in scale.items())
         lines.append(f"scale = {_toml_literal(scale)}       # fitted on training clients, kept with the model" if fitted else
                      f"scale = {{ {public} }}       # {'for all columns' if 'shift' in scale else 'bytes to [0, 1]'}")
-    if clients < FEW_CLIENTS and smallest < 2:
+    if clients < FEWEST_TO_SPLIT and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
-    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= FEW_CLIENTS else
+    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2 }" if clients >= FEWEST_TO_SPLIT else
                  "split = { train = 1.0, within = 0.2 }      # few clients: a fifth of the examples is the test")
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,8 @@ PIXELS = 255.0
 WIDE = 64                   # columns of floats in [-1, 1] that are taken as a flat image, or as bits
 LEFT = 0.01                 # of the distance to a constant prediction, after all rounds
 OF_DEVIATION = 0.1          # of the targets' deviation, which is left at most
+OF_ENTROPY = 1e-3           # of the labels' entropy, by which the loss of learned frequencies may be above it
+MOST_ROUNDS = 2000
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: 
     lie far from everybody's takes steps on these alone, and a tail is made of such clients. `suggested` is the model; for
     others than linear ones the step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero,
     where models start: rounds are such that, from a model without features, a hundredth of that distance is left, or a tenth
-    of their deviation where that is less (years around 2000 would otherwise be off by 20). The scale of the numbers does not
-    change the step size. A client takes one pass over its data, or 30 steps where the median client's pass has more: models that
+    of their deviation where that is less (years around 2000 would otherwise be off by 20). Labels of which some are rare take
+    longer, too: rounds are such that a model without features has learned how frequent each is, or the loss would be above
+    that of a constant prediction. The scale of the numbers does not change the step size. A client takes one pass over its data, or 30 steps where the median client's pass has more: models that
     went each their own way for hundreds of steps are, on average, worse than none where clients contradict each other.
     """
     part = suggested["part"] if suggested else ""
@@ -95,9 +98,33 @@ def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: 
     longest = float(flat.square().sum(1).max())
     largest = _largest_of_clients(flat, owner[some]) if flat.shape[1] <= MOST_FEATURES else longest
     rate = min(0.1, _round_down(1 / (CURVATURE[part] * (largest + longest / BATCH))))
-    left = _distance_left(population.targets[owned]) if part == "LeastSquares" else 1.0
-    needed = math.log(1 / left) / (CURVATURE[part] * rate * (most or steps))
-    return StepPlan(rate, int(min(2000, 100 * math.ceil(max(needed, 100) / 100))), most)
+    targets = population.targets[owned]
+    needed = math.log(1 / _distance_left(targets)) / (CURVATURE[part] * rate) if part == "LeastSquares" else \
+        steps_to_frequencies(targets.unique(return_counts=True)[1].numpy(), part == "LogisticRegression", rate)
+    return StepPlan(rate, int(min(MOST_ROUNDS, 100 * math.ceil(max(needed / (most or steps), 100) / 100))), most)
+
+
+def steps_to_frequencies(counts: np.ndarray, one_output: bool, rate: float) -> float:
+    """How many steps of size `rate` a model without features takes from equal odds to the frequencies of its labels, about.
+
+    `counts` are the examples of each class. It is there where its loss is above the entropy of the labels by a thousandth at
+    most. With `one_output` it gives log odds, as logistic regression does, else a score for each class.
+
+    >>> [round(steps_to_frequencies(np.array([one, 1000 - one]), True, 0.1), -2) for one in (500, 100, 25)]
+    [0.0, 300.0, 1000.0]
+    """
+    shares = counts / counts.sum()
+    left, done = OF_ENTROPY * float(-shares @ np.log(shares)), 0.0
+    scores, step = np.zeros(len(shares)), (0.5 if one_output else 1.0) * rate      # two scores go apart twice as fast as one output
+    while done < MOST_ROUNDS * MOST_STEPS:
+        odds = np.exp(scores - scores.max())
+        odds /= odds.sum()
+        if shares @ np.log(shares / odds) <= left:
+            break
+        stride = max(1.0, 0.01 / (step * float(np.abs(shares - odds).max())))      # some steps at once while little changes
+        scores += stride * step * (shares - odds)
+        done += stride
+    return done
 
 
 def _largest_of_clients(flat: Tensor, owner: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fedtail.directions import Better, bad_percentile_name, better_statistic_values, wrong_percentile_text
+from fedtail.directions import FEW_CLIENTS, Better, bad_percentile_name, better_statistic_values, wrong_percentile_text
 from fedtail.errors import FieldError, nearest_hint
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, build_experiment, method_names, pick_method
@@ -72,7 +72,7 @@ class TuneSettings:
     """The [tune] section: how many trials to make, and by which statistic of which metric over held-out clients to choose.
 
     By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: in both cases that of
-    clients who do badly. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
+    clients who do badly. Of fewer than 20 held-out clients, who have no percentiles, it is the mean. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
     training clients. Test clients are never evaluated.
 
     With `models` "personal", trials are judged by the clients' personal models, which held-out clients do not have: on a fraction
@@ -136,6 +136,15 @@ class Search:
     def better(self) -> Better:
         """Which values of the statistic are better, "lower" or "higher". Lower for std and variance, else as for the metric."""
         return better_statistic_values(self.statistic, self.metrics[self.settings.metric])
+
+    def for_held_out(self, clients: int) -> Search:
+        """The search where so many clients judge: of fewer than 20, by the mean, unless the file names a statistic.
+
+        A private search keeps its statistic, which its noise is planned for.
+        """
+        if clients >= FEW_CLIENTS or self.settings.statistic is not None or self.settings.private is not None:
+            return self
+        return replace(self, settings=replace(self.settings, statistic="mean"))
 
     def experiment_with(self, chosen: dict[str, Any]) -> Experiment:
         """The experiment of the file with the searched fields set to the values `chosen`, by dotted name ("risk.tail_fraction").

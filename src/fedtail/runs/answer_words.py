@@ -86,6 +86,15 @@ def shown_statistic(name: str, better: str) -> str:
     return f"p{100 - float(name[1:]):g}" if better == "higher" and name.startswith("p") else name
 
 
+def statistic_words(statistic: str, metric: str) -> str:
+    """A statistic of a metric, in the metric's own direction, in words.
+
+    >>> statistic_words("p90", "error"), statistic_words("p100", "error")
+    ('p90 of the error', 'error of the worst client')
+    """
+    return f"{metric} of the worst client" if statistic == "p100" else f"{statistic} of the {metric}"
+
+
 def range_words(cell: Cell) -> str:
     """The ends of an interval in words, "2.1 to 6.3", rounded by its width; "no interval" where an end is missing."""
     if cell["low"] is None or cell["high"] is None:

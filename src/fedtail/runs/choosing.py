@@ -14,12 +14,12 @@ from fedtail.data import Population, Scaling
 from fedtail.data.class_names import with_classes
 from fedtail.data.scaling import SCALING, ScaledModule
 from fedtail.data.tables import read_file
-from fedtail.directions import bad_percentile_name
+from fedtail.directions import FEW_CLIENTS, bad_percentile_name, few_clients_text
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Trusted
 from fedtail.inference.statistics import statistic_named
-from fedtail.runs.answer_words import shown_statistic
-from fedtail.runs.comparison import metric_direction, metric_unit
+from fedtail.runs.answer_words import shown_statistic, statistic_words
+from fedtail.runs.comparison import client_rows, metric_direction, metric_unit
 from fedtail.runs.diverged import is_diverged
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.models_of_run import array_names, finished_run, load_models
@@ -65,27 +65,36 @@ def choose_for_everybody(place: str | Path, statistic: str | None = None, metric
     """Which model of a family to give to all clients, by the validation clients of its finished runs.
 
     `place` is the folder of one or several runs (seeds) of one family. The best by `statistic` of the metric ("mean", "worst10",
-    by default the 90th percentile, or the 10th where higher is better), or a model closer to plain averaging within one standard
-    error of it. Returns a dict: `chosen` (name), `index`, `statistic`, `metric`, `better`, `unit`, `seeds`, `clients` (the fewest
-    validation clients of a seed), `models` (each with its `value`, `std` over seeds and difference to the best with a 95%
-    interval for new clients, or a `note` why there is none), `reason` and `files`, the paths of the chosen model. Test clients
-    are not used. Raises ValueError where there is no finished family or it has no validation clients.
+    by default the 90th percentile, or the 10th where higher is better; of fewer than 20 clients, who have no percentiles, the
+    mean), or a model closer to plain averaging within one standard error of it. Returns a dict: `chosen` (name), `index`,
+    `statistic`, `metric`, `better`, `unit`, `seeds`, `clients` (the fewest validation clients of a seed), `models` (each with its
+    `value`, `std` over seeds and difference to the best with a 95% interval for new clients, or a `note` why there is none),
+    `left_out` (models that have diverged, or have no value for two clients), `by_client` (of fewer than 20 clients each by name
+    with its values by model, worst first; else None), `warnings`, `reason` and `files`, the paths of the chosen model. Test
+    clients are not used. Raises ValueError where there is no finished family or it has no validation clients.
     """
     runs = _family_runs(place)
     better, unit = metric_direction(runs[0], metric), metric_unit(runs[0], metric)
-    statistic = statistic or bad_percentile_name(better)
+    clients = min(run.about["splits"][VALIDATION] for run in runs)
+    statistic = statistic or (bad_percentile_name(better) if clients >= FEW_CLIENTS else "mean")
     sign, scale = (1.0 if better == "lower" else -1.0), (100.0 if unit else 1.0)
     of_badness = shown_statistic(statistic, better)
     candidates = [(k, one) for k in range(len(runs[0].members)) if (one := _candidate(runs, k, metric, of_badness, sign))]
     if not candidates:
         raise ValueError(f"no model of {place} has a finite {metric} for two validation clients or more.")
-    found = choose_simpler([one for _, one in candidates], of_badness, f"{statistic} of the {metric}", scale)
+    left_out = [name for k, name in enumerate(runs[0].members) if k not in dict(candidates)]
+    found = choose_simpler([one for _, one in candidates], of_badness, statistic_words(statistic, metric), scale,
+                           " of the models that are left" if left_out else "")
     index = candidates[found.chosen][0]
+    few = {one.name: [(run, EvaluatedModel(k)) for run in runs] for k, one in candidates} if clients < FEW_CLIENTS else None
+    warned = few_clients_text(statistic, clients, better, "validation clients")
     models = [_model_row(one, less, sign, scale, k == index)
               for (k, one), less in zip(candidates, found.differences, strict=True)]
     return {"chosen": runs[0].members[index], "index": index, "statistic": statistic, "metric": metric, "better": better,
             "unit": unit, "seeds": [run.seed for run in runs], "models": models, "reason": found.reason,
-            "clients": min(run.about["splits"][VALIDATION] for run in runs), "files": [str(run.models[index]) for run in runs]}
+            "clients": clients, "left_out": left_out, "warnings": [warned] if warned else [],
+            "by_client": None if few is None else client_rows(few, metric, VALIDATION),
+            "files": [str(run.models[index]) for run in runs]}
 
 
 def _candidate(runs: Sequence[RunFolder], member: int, metric: str, statistic: str, sign: float) -> Candidate | None:
@@ -98,7 +107,8 @@ def _candidate(runs: Sequence[RunFolder], member: int, metric: str, statistic: s
                    for one in values_by_client(pairs, metric, VALIDATION))
     if min(map(len, values)) < 2 or any(is_diverged(*pair) for pair in pairs):
         return None
-    by_seed = tuple(statistic_named(statistic).of(np.array(list(one.values()))) for one in values)
+    take = max if statistic == "p100" else lambda found: statistic_named(statistic).of(np.array(list(found)))
+    by_seed = tuple(float(take(one.values())) for one in values)
     return Candidate(runs[0].members[member], _member_settings(runs[0], member), by_seed, values)
 
 

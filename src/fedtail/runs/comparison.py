@@ -139,13 +139,16 @@ def rows_by_client(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
     return client_rows(models_by_method(run for run in runs if run.has_client_table), metric)
 
 
-def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str) -> list[Row]:
-    """The rows of `rows_by_client`, from the (run, model) pairs of each method; the runs have a table over clients."""
+def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str, split: str | None = None) -> list[Row]:
+    """The rows of `rows_by_client`, from the (run, model) pairs of each method; the runs have a table over clients.
+
+    They are of the clients of `split`, by default of those that were tested.
+    """
     values: dict[str, dict[str, list[float]]] = {}
     sizes: dict[str, int] = {}
     for method, found in methods.items():
         for run, model in found:
-            scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(run.tested_split, model.member)
+            scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(split or run.tested_split, model.member)
             values_here = columns.get(model.column(metric), np.full(len(columns["name"]), math.nan))      # or of other metrics
             for name, size, value in zip(columns["name"], columns["size"], values_here, strict=True):
                 sizes[str(name)] = int(size)

@@ -6,7 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtail.divergence import constant_text, has_exploded, large_targets_text, left_out_text, not_finite_text, parameters_text
+from fedtail.divergence import (
+    LossGap,
+    constant_text,
+    has_exploded,
+    large_targets_text,
+    left_out_text,
+    not_finite_text,
+    parameters_text,
+)
 from fedtail.runs.evaluated_models import EvaluatedModel, evaluated_models, model_label
 
 if TYPE_CHECKING:
@@ -118,8 +126,8 @@ def diverged_seeds(found: Sequence[tuple[RunFolder, EvaluatedModel]]) -> list[in
 def divergence_sentences(runs: Sequence[RunFolder]) -> list[str]:
     """What is wrong with the models of finished runs, a sentence for each model and reason, with its seeds; empty for nothing.
 
-    That is parameters or losses that are not finite, answers that were left out, and a mean loss above that of the constant
-    prediction; the numbers are those of the worst seed. Runs that are not finished are left out.
+    That is parameters or losses that are not finite, answers that were left out, and a mean loss that is above that of the
+    constant prediction beyond chance (`LossGap`); the numbers are those of the worst seed. Runs that are not finished are left out.
     """
     found: dict[tuple[str, int], list[tuple[float, int, str]]] = {}
     for run in runs:
@@ -150,11 +158,22 @@ def _broken(run: RunFolder, model: EvaluatedModel) -> list[tuple[int, float, str
         return [(1, 0.0, f"{reason}. The model has diverged: lower the learning rate, or clip updates.{_about_targets(run)}")]
     if model == EvaluatedModel(0) and (unchanged := unchanged_reason(run)):
         return [(2, 0.0, f"{unchanged}. {_lost_rounds_advice(run)}")]
-    if loss is None or constant is None or loss <= constant:
+    if loss is None or constant is None or not _gap_to_constant(run, model, loss - constant).is_a_finding(constant):
         return []
     worst, others = (found.get("worst10") for found in losses)
     tail = None if worst is None or others is None else (worst, others)
     return [(2, loss - constant, constant_text(loss, constant, tail))]
+
+
+def _gap_to_constant(run: RunFolder, model: EvaluatedModel, gap: float) -> LossGap:
+    """How far a model's mean loss over the tested clients is above the constant prediction's, with its standard error.
+
+    Runs of earlier versions did not record that: their `gap` is then all that is known.
+    """
+    known = run.result.get("above_constant") or []
+    entry = known[model.member] if model.member < len(known) else {}
+    entry = entry.get("personal", {}) if model.personal else entry
+    return LossGap(*entry[run.tested_split]) if run.tested_split in entry else LossGap(gap, None, 1)
 
 
 def _about_targets(run: RunFolder) -> str:

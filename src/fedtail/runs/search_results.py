@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data import Population
+from fedtail.directions import FEW_CLIENTS, few_clients_text
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.tune_section import Search
-from fedtail.runs.answer_words import shown_statistic
+from fedtail.runs.answer_words import shown_statistic, statistic_words
 from fedtail.runs.files import write_atomically, write_json
 from fedtail.runs.private_tuning import PrivateSearch
 from fedtail.runs.search_warnings import search_warnings
 from fedtail.runs.simpler_choice import Candidate, Chosen, Difference, choose_simpler
-from fedtail.runs.trial_values import read_trial_values
+from fedtail.runs.trial_values import read_trial_values, rows_of_held_out
 
+STABLE = " of the trials whose loss does not diverge"
 UNSTABLE = "the loss of the chosen setting is far above that of the untrained model: it diverges."
 
 
@@ -29,8 +31,10 @@ def write_search_result(search: Search, ended: Sequence[Any], held_out: Mapping[
     the optuna trials that ended, `held_out` the clients they were judged by, for each seed. `trials` has those that gave a
     number, best first and then those whose loss is far above that of the untrained model, each with its settings, value,
     `by_seed` and `std` over seeds; `differences`, in the same order, what each is worse than the best, with a 95% interval for
-    new clients, none for those with such a loss unless all have it; `diverged` the others. The chosen trial is the best or a
-    simpler one within one standard error of it; `reason` says which, and `warnings` what to be careful of. Of a private search
+    new clients, none for those with such a loss unless all have it; `diverged` the others. `clients` is the number of held-out
+    clients, the fewest of a seed, and `left_out` how many trials are not chosen from because of their loss. The chosen trial is
+    the best or a simpler one within one standard error of it; `reason` says which, and `warnings` what to be careful of.
+    `by_client` has each of fewer than 20 held-out clients, else it is None: see `rows_of_held_out`. Of a private search
     nothing but the value of a trial is known: the best is chosen, once the search is `finished`, and `best` is None before; its
     guarantee is that of `begun` trials, those that were interrupted too.
     """
@@ -46,14 +50,19 @@ def write_search_result(search: Search, ended: Sequence[Any], held_out: Mapping[
     result: dict[str, Any] = {
         "statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
         "unit": "%" if scale > 1 else "", "models": search.settings.models, "seeds": list(seeds), "finished": finished,
+        "clients": min(map(len, held_out.values())), "by_client": None, "left_out": len(ranked) - len(sound),
         "failed": len(failed), "trials": trials, "diverged": [_trial_entry(trial, scale) for trial in failed]}
     chosen: Chosen | None = None
     if private is None and ranked:
-        chosen = choose_simpler(_candidates(search, sound, seeds, sign, folder), _of_badness(search), _words(search), scale)
+        candidates = _candidates(search, sound, seeds, sign, folder)
+        chosen = choose_simpler(candidates, _of_badness(search), _words(search), scale, STABLE if result["left_out"] else "")
         result["differences"] = [_difference_entry(one, sign, scale) for one in chosen.differences]
         result["reason"] = chosen.reason
+        if result["clients"] < FEW_CLIENTS:
+            both = candidates[chosen.chosen].values, candidates[chosen.best].values
+            result["by_client"] = rows_of_held_out(held_out, *both, search.metrics[search.settings.metric], result["unit"])
     place = chosen.chosen if chosen is not None else 0
-    result["warnings"] = [] if private is not None or not ranked else _warnings(search, ranked, failed, place)
+    result["warnings"] = [] if private is not None or not ranked else _warnings(search, ranked, failed, place, result["clients"])
     if private is not None:
         result["privacy"] = private.privacy_statement(begun)
         write_json(folder / "privacy.json", result["privacy"])
@@ -83,10 +92,14 @@ def _is_unstable(trial: Any) -> bool:
     return bool(trial.user_attrs.get("unstable", False))
 
 
-def _warnings(search: Search, ranked: Sequence[Any], failed: Sequence[Any], place: int) -> list[str]:
-    """What to be careful of about the trial at position `place` of `ranked`: its own loss, edges, and neighbours that diverge."""
+def _warnings(search: Search, ranked: Sequence[Any], failed: Sequence[Any], place: int, clients: int) -> list[str]:
+    """What to be careful of about the trial at position `place` of `ranked`: its own loss, edges, and neighbours that diverge.
+
+    And, first, of a statistic that so few held-out `clients` do not have.
+    """
     shaky = [trial for trial in ranked if _is_unstable(trial)]
-    own = [UNSTABLE] if ranked[place] in shaky else []
+    few = few_clients_text(search.statistic, clients, search.metrics[search.settings.metric])
+    own = [*filter(None, [few]), *([UNSTABLE] if ranked[place] in shaky else [])]
     sound = [trial.params for trial in ranked if trial not in shaky]
     return own + search_warnings(search.space, ranked[place].params, sound, [trial.params for trial in (*shaky, *failed)])
 
@@ -116,7 +129,7 @@ def settings_words(settings: Mapping[str, Any]) -> str:
 
 def _words(search: Search) -> str:
     """What the search chooses by, in words: "p90 of the error"."""
-    return f"{search.statistic} of the {search.settings.metric}"
+    return statistic_words(search.statistic, search.settings.metric)
 
 
 def _of_badness(search: Search) -> str:

@@ -60,24 +60,26 @@ class Chosen:
     differences: tuple[Difference, ...]
 
 
-def choose_simpler(candidates: Sequence[Candidate], statistic: str, words: str, scale: float = 1.0) -> Chosen:
+def choose_simpler(candidates: Sequence[Candidate], statistic: str, words: str, scale: float = 1.0, among: str = "") -> Chosen:
     """The best candidate, or the simplest whose statistic is within one standard error of it, with the reason.
 
     Simpler is closer to plain averaging: a larger tail fraction (theta), a smaller tilt or power; settings without such a field
     are as simple as each other. The standard error is that of the paired difference to the best over the same held-out clients
     and seeds, so that what all settings share does not blur it. `statistic` is "mean", "p90" or "worst10" of values of which
     larger are worse, or another name, for which only the seeds give a standard error. `words` names it in the reason, where
-    numbers are multiplied by `scale`. At least one candidate is needed.
+    numbers are multiplied by `scale`; `among` says there which candidates these are, where others were left out: " of the trials
+    whose loss does not diverge". At least one candidate is needed.
     """
     best = min(range(len(candidates)), key=lambda k: candidates[k].value)
     differences = tuple(_difference(one, candidates[best], statistic) for one in candidates)
     simpler = [k for k, one in enumerate(candidates) if _is_simpler(one.settings, candidates[best].settings)]
     near = [k for k in simpler if differences[k].estimate <= differences[k].error]
     if not near:
-        return Chosen(best, best, _reason_for_best(simpler, differences, candidates[best].name, words), differences)
+        return Chosen(best, best, _reason_for_best(simpler, differences, candidates[best].name, words + among),
+                      differences)
     picked = max(near, key=lambda k: (_simplicity(candidates[k].settings), -candidates[k].value))
     far = differences[picked]
-    reason = (f"chosen: {candidates[picked].name}. Its {words} is {scale * far.estimate:.3g} worse than that of the best, "
+    reason = (f"chosen: {candidates[picked].name}. Its {words} is {scale * far.estimate:.3g} worse than that of the best{among}, "
               f"{candidates[best].name}, which is within one standard error of the difference ({scale * far.error:.3g}, over "
               "held-out clients and seeds), and it is closer to plain averaging.")
     return Chosen(best, picked, reason, differences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fedtail.data.population import Population
 from fedtail.data.scaling import SCALING
 from fedtail.engine.counted_draws import VERSION
 from fedtail.engine.kernel_choice import kernel_for
-from fedtail.evaluation.evaluate import evaluate_constant, gives_rates
+from fedtail.evaluation.evaluate import evaluate_constant, gap_to_constant, gives_rates
 from fedtail.experiment.data_sources import data_fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED, not_evaluated_text, participation_summary
@@ -158,18 +159,22 @@ class SimulationRecords:
         Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`;
         and the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the
         statistics before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where
-        that is recorded, and `constant`, the statistics of the constant prediction by split and metric.
+        that is recorded, `constant`, the statistics of the constant prediction by split and metric, and `above_constant`, for each
+        model and split how far its mean loss is above the constant's.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
         scaling = [self.folder / SCALING] if self.splits["train"].scaling is not None else []
-        return self._of_benign_clients(found), {**more, **self._constant_entry(shown)}, [self.folder / CLIENTS, *scaling]
+        found = self._of_benign_clients(found)
+        return found, {**more, **self._constant_entries(shown, found)}, [self.folder / CLIENTS, *scaling]
 
-    def _constant_entry(self, splits: Populations) -> dict[str, Any]:
-        """The entry of `result.json` with the statistics of the prediction that ignores the inputs, by split and metric.
+    def _constant_entries(self, splits: Populations, models: list[SplitEvaluations]) -> dict[str, Any]:
+        """The entries of `result.json` about the prediction that ignores the inputs, which is fitted to the training clients.
 
-        It is fitted to the training clients. No entry where there is none for the task's loss.
+        `constant` has its statistics by split and metric. `above_constant` has for each model, of which `models` are the
+        evaluations, and split the difference in the mean loss, its standard error over clients and their number, as a list, and
+        that of personal models below "personal". No entries where there is no such prediction for the task's loss.
         """
         constant = constant_outputs(self.task, self.splits["train"])
         if constant is None:
@@ -178,7 +183,8 @@ class SimulationRecords:
                  for split, population in splits.items()}
         [benign] = self._of_benign_clients([found])
         return {"constant": {split: {metric: line_statistics(one) for metric, one in evaluation.distributions.items()}
-                             for split, evaluation in benign.items()}}
+                             for split, evaluation in benign.items()},
+                "above_constant": [_gap_entries(member, benign) for member in models]}
 
     @cached_property
     def _kernel(self) -> tuple[str, bool]:
@@ -242,6 +248,16 @@ class SimulationRecords:
         about.add_variances(rows, trained)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return {"finetuned": tuned, **({"participation": took_part} if took_part else {}), **about.result_entries(rows, trained)}
+
+
+def _gap_entries(model: SplitEvaluations, constant: SplitEvaluations) -> dict[str, Any]:
+    """How far the mean loss of one model is above the constant prediction's, by split, as `result.json` has it.
+
+    Those of personal models, where there are some, are below "personal". Both evaluations are of the same clients.
+    """
+    own = {split: one.personal for split, one in model.items() if one.personal is not None}
+    return {**{split: list(astuple(gap_to_constant(one, constant[split]))) for split, one in model.items()},
+            **({"personal": _gap_entries(own, constant)} if own else {})}
 
 
 def input_shapes(population: Population) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     refuse_foreign_folder(folder, {"trials.log"})
     search = search.with_one_split(seeds[0])
     held_out = {seed: _split_held_out(search, seed) for seed in seeds}
+    search = search.for_held_out(min(len(held) for _, held in held_out.values()))
     private = _private_search(search, held_out)
     with hold_folder_lock(folder), redirect_warnings(watch.note):
         study = _open_study(search, held_out, folder)
