@@ -12,18 +12,19 @@ from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method
 from fedtail.runs import RunFolder
 
 Key = tuple[str, ...]
-THETA = SYMBOLS[TAIL_FRACTION]                            # the tail fraction, wherever in the risk it is
+THETA = SYMBOLS[TAIL_FRACTION]                           # the tail fraction, wherever in the risk it is
 SECTIONS = {"risk": "risk", "sample": "sampler", "local": "local training", "aggregate": "aggregation",
             "server": "server optimiser", "iterate": "model returned", "personal": "personal models", "channel": "channel",
             "privacy": "privacy", "attack": "attack"}
 BESIDE = ("task", "rounds")                              # shown only where methods differ: else they are facts of the page
-TITLES = {("sample", "cohort_size"): "cohort", ("sample", "rate"): "sampling rate", ("local", "learning_rate"): "step size",
-          ("local", "batch_size"): "batch size", ("local", "epochs"): "epochs", ("local", "local_steps"): "local steps",
-          ("local", "momentum"): "momentum", ("local", "weight_decay"): "weight decay", ("local", "schedule"): "schedule",
-          ("local", "penalty"): "penalty", ("local", "work"): "local work", ("server", "learning_rate"): "server step size",
-          ("task", "module"): "module"}
+TITLES: dict[Key, str] = {
+    ("sample", "cohort_size"): "cohort", ("sample", "rate"): "sampling rate", ("local", "learning_rate"): "step size",
+    ("local", "batch_size"): "batch size", ("local", "epochs"): "epochs", ("local", "local_steps"): "local steps",
+    ("local", "momentum"): "momentum", ("local", "weight_decay"): "weight decay", ("local", "schedule"): "schedule",
+    ("local", "penalty"): "penalty", ("local", "work"): "local work", ("server", "learning_rate"): "server step size",
+    ("task", "module"): "module"}
 NONE = "none"                                            # what an experiment writes where nothing is set
-WITHOUT = {("local", "batch_size"): "all examples"}      # what "none" means there
+WITHOUT: dict[Key, str] = {("local", "batch_size"): "all examples"}      # what "none" means there
 # Fields at their defaults are left out, by name and text, at any depth; and whole sections.
 QUIET = {("momentum", "0"), ("weight_decay", "0"), ("schedule", "Constant"), ("penalty", NONE), ("work", "FullWork"),
          ("divisor", NONE), ("quantile", "ExactQuantile"), ("bits", "32"), ("update_bound", "1024"),
