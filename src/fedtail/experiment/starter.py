@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10            # below this, examples are split in place of clients
 ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
 ENOUGH_FOR_TAIL = 10        # clients that should contribute to a round
-ENOUGH_RARE = 10            # examples of all but the commonest class that a client should have, for its loss to be more than chance
+ENOUGH_RARE = 10            # examples of all but the commonest class that a client should have, or its loss is chance
 LIST_WIDTH = 112            # characters of a line of a list
 
 HEAD = '''\
