@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fedtail.cli import app
 from fedtail.cli.terminal import text_with_spread
-from fedtail.experiment import read_experiment
 from fedtail.data import Population
+from fedtail.experiment import read_experiment
 from fedtail.experiment.tune_section import Choices, Range, read_search
 from fedtail.runs import find_runs, run
 from fedtail.runs.choosing import choose_for_everybody

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 
 import fedtail
 from fedtail.cli import app
+from fedtail.directions import few_clients_text
 from fedtail.experiment import read_experiment, read_experiments
 from fedtail.experiment.starter import starter_text
-from fedtail.experiment.starter_settings import starter_scale
+from fedtail.experiment.starter_settings import starter_scale, steps_to_frequencies
+from fedtail.experiment.tune_section import read_search
 from fedtail.runs import RunFolder, run
+from fedtail.runs.diverged import divergence_sentences
 
 from run_cases import Onlooker
 
@@ -225,3 +228,86 @@ def test_a_file_for_a_module_of_ones_own_says_what_to_write(tmp_path, monkeypatc
     assert refused.exit_code == 2
     assert "there is no mine.py in" in refused.output
     assert "installed package" not in refused.output
+
+
+def rare_labels(clients: int, each: int, share: float, signal: float = 0.0):
+    """Two classes, of which one is rare, and features that say nothing of them, or something."""
+    made = np.random.default_rng(7)
+    x = made.normal(size=(clients * each, 3)).astype("float32")
+    return x, (made.random(len(x)) < 1 / (1 + np.exp(np.log(1 / share - 1) - signal * x[:, 0]))).astype(int), np.repeat(np.arange(clients), each)
+
+
+@pytest.mark.parametrize(("clients", "each", "share", "risk"), [
+    (100, 40, 0.025, "Superquantile(tail_fraction=1.0"), (100, 40, 0.4, "Superquantile(tail_fraction=0.5"),
+    (100, 400, 0.05, "Superquantile(tail_fraction=0.5"), (8, 100, 0.05, "Mean("), (8, 100, 0.4, "Ascent(")])
+def test_rare_labels_begin_without_a_tail_that_would_be_chance(tmp_path, clients, each, share, risk):
+    """A client's loss is large where it drew more of the one or two rare labels: a tail of such raises the mean loss for nothing."""
+    x, y, client = rare_labels(clients, each, share)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.npz")
+    (tmp_path / "e.toml").write_text(text)
+    assert repr(read_experiment(tmp_path / "e.toml").algorithm.members[0].risk).startswith(risk)
+    assert max(map(len, text.splitlines())) <= 140
+    chance = f"with about {y.mean() * each:.2g} rare labels a client, whose loss is large is mostly chance"
+    assert (chance in text) is (risk in ("Mean(", "Superquantile(tail_fraction=1.0"))
+    commented = [line.removeprefix("# ") for line in text.split("remove the # below.\n")[1].split("\n\n")[0].splitlines()]
+    (tmp_path / "e.toml").write_text(text + "\n" + "\n".join(commented))
+    other = {"Mean(": ["Mean", "Ascent"], "Ascent(": ["Mean", "Ascent"]}.get(risk, ["Mean", "Superquantile"])
+    both = [one.algorithm.members[0].risk for one in read_experiments(tmp_path / "e.toml")]
+    assert [type(one).__name__ for one in both] == other
+    assert getattr(both[1], "tail_fraction", 0.5) == 0.5
+
+
+def test_rare_labels_without_signal_run_without_warnings(tmp_path):
+    """With a tail of half of the clients and 100 rounds, the loss was above the constant prediction's by 13%."""
+    x, y, client = rare_labels(100, 40, 0.025)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    (tmp_path / "e.toml").write_text(starter_text(tmp_path / "e.toml", tmp_path / "mine.npz"))
+    folder = run_without_warnings(tmp_path / "e.toml", "evaluate.every=1000")
+    assert divergence_sentences([folder]) == []
+    loss, constant = folder.result["members"][0]["test"]["loss"]["mean"], folder.result["constant"]["test"]["loss"]["mean"]
+    assert loss < 1.05 * constant
+
+
+@pytest.mark.parametrize(("one_output", "shares"), [(True, (0.975, 0.025)), (True, (0.6, 0.4)), (False, (0.7, 0.25, 0.05))])
+def test_rounds_are_enough_to_learn_how_rare_a_label_is(one_output, shares):
+    """Against gradient steps one by one."""
+    shares, rate = np.array(shares), 0.1
+    scores, steps = np.zeros(1 if one_output else len(shares)), 0
+    while True:
+        odds = 1 / (1 + np.exp(-scores[0])) if one_output else np.exp(scores) / np.exp(scores).sum()
+        odds = np.array([1 - odds, odds]) if one_output else odds
+        if shares @ np.log(shares / odds) <= -1e-3 * shares @ np.log(shares):
+            break
+        scores, steps = scores + rate * (shares[1:] - odds[1:] if one_output else shares - odds), steps + 1
+    assert steps_to_frequencies(1000 * shares, one_output, rate) == pytest.approx(steps, rel=0.1)
+
+
+@pytest.mark.parametrize(("clients", "numbers", "statistic"), [(8, False, "p100"), (50, False, "p100"), (8, True, "mean"), (50, True, "p100"),
+                                                               (100, False, "p90"), (98, False, "p100"), (96, False, "p100")])
+def test_a_search_by_few_held_out_clients_has_no_percentile(tmp_path, clients, numbers, statistic):
+    x, y, client = vectors(clients, 10, classes=2)
+    np.savez(tmp_path / "mine.npz", x=x, y=x[:, 0] if numbers else y, client=client)
+    text = starter_text(tmp_path / "e.toml", tmp_path / "mine.npz")
+    assert f'\n# statistic = "{statistic}"\n' in text
+    assert ("too few for a percentile" in text) is (statistic != "p90")
+    tuned = [line.removeprefix("# ") for line in text.partition("\n# [tune]\n")[2].splitlines()]
+    (tmp_path / "e.toml").write_text("\n".join([text, "[tune]", *tuned]))
+    search = read_search(tmp_path / "e.toml")
+    splits = search.first_experiment().data.load(0)
+    held = len(splits["validation"]) if "validation" in splits else round(0.2 * len(splits["train"]))
+    assert few_clients_text(search.statistic, held, search.better) == ""
+    assert statistic == "p90" or held < 20
+
+
+@pytest.mark.parametrize(("y", "text"), [
+    (np.zeros(60, int), "mine.npz: every label is 0: there is nothing to learn."), (np.full(60, "yes"), "mine.npz: every label is yes: there is nothing to learn."),
+    (np.full(60, 2.5), "mine.npz: every target is 2.5: there is nothing to learn."),
+    (np.eye(2)[np.arange(60) % 2], "mine.npz: y holds labels in one-hot form, 2 numbers for each example with a single 1. Write y.argmax(1)."),
+    (np.eye(3, dtype=int)[np.arange(60) % 3], "mine.npz: y holds labels in one-hot form, 3 numbers for each example with a single 1. Write y.argmax(1).")])
+def test_targets_of_which_nothing_is_learned_are_refused_and_nothing_is_written(tmp_path, monkeypatch, y, text):
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", x=np.random.default_rng(0).normal(size=(60, 2)).astype("float32"), y=y, client=np.arange(60) % 6)
+    done = CliRunner().invoke(app, ["init", "e.toml", "--data", "mine.npz"], env={"COLUMNS": "400"})
+    assert (done.exit_code, text in done.output) == (2, True), done.output
+    assert not Path("e.toml").exists()

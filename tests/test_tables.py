@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from decimal import Decimal
 
 import numpy as np
 import pandas
@@ -16,6 +17,7 @@ from pyarrow import parquet
 from fedtail.data import Population, dirichlet, pad_sequences
 from fedtail.data.opening import open_any_data
 from fedtail.data.tables import Sequences, list_arrays, read_arrays, values_per_client
+from fedtail.experiment.starter import starter_text
 
 
 @pytest.fixture(params=["npz", "parquet"])
@@ -217,6 +219,39 @@ def test_a_table_with_a_column_of_text_says_which_and_what_to_write(tmp_path, ki
     with pytest.raises(ValueError, match=r"column 'sex' holds text, and x takes numbers\. Encode .*leave it out: on the command line --x age --x dose\.$"):
         open_any_data(place, y="sick", client="site")
     assert open_any_data(place, x=["age", "dose"], y="sick", client="site").inputs.shape == (2, 2)
+
+
+DAY = pandas.Timestamp("2024-01-01")
+
+
+@pytest.mark.parametrize(("kind", "column", "values", "text"), [
+    ("csv", "when", [DAY, DAY], "column 'when' holds dates or times, and x takes numbers. Make numbers of times first, such as days since"),
+    ("parquet", "when", [DAY, DAY], "column 'when' holds dates or times, and x takes numbers. Make numbers of times first, such as days since"),
+    ("parquet", "scan", [[1.0, 2.0]] * 2, "Column 'scan' holds lists, and x takes numbers. Make columns of single numbers of lists first, or take one as the only input (--x scan), or leave it out:"),
+    ("parquet", "sex", pandas.Categorical(["f", "m"]), "column 'sex' holds text, and x takes numbers. Encode text first (pandas.get_dummies makes"),
+    ("parquet", "price", [Decimal("1.5")] * 2, "column 'price' holds decimal128(2, 1), and x takes numbers. Make numbers of decimal128(2, 1) first,"),
+])
+def test_a_table_with_a_column_of_no_numbers_says_which_and_what_to_write(tmp_path, kind, column, values, text):
+    frame = pandas.DataFrame({"age": [50, 40], column: values, "dose": [0.5, 1.0], "y": [1, 0], "client": ["a", "b"]})
+    place = tmp_path / f"t.{kind}"
+    frame.to_csv(place, index=False) if kind == "csv" else frame.to_parquet(place)
+    with pytest.raises(ValueError) as told:
+        open_any_data(place)
+    said = str(told.value)
+    if column == "scan":                                                # which may well be the input
+        assert "t.parquet has no array called x. Say which of its arrays to take as x. It holds: age (2,) int64; scan " in said
+        assert said.endswith(f"{text} --x age --x dose. On the command line write --x NAME.")
+    else:
+        assert said.startswith(text)
+        assert said.endswith("or leave it out: on the command line --x age --x dose.")
+    with pytest.raises(ValueError, match=re.escape(text)):
+        starter_text(tmp_path / "e.toml", place)
+
+
+def test_columns_without_numbers_are_all_named(tmp_path):
+    pandas.DataFrame({"age": [50, 40], "sex": ["f", "m"], "town": ["x", "y"], "when": [DAY, DAY], "y": [1, 0], "client": ["a", "b"]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"^columns 'sex', 'town' hold text, column 'when' holds dates or times, and x takes.*or leave them out: .* --x age\.$"):
+        open_any_data(tmp_path / "t.parquet")
 
 
 def test_paths_that_hold_no_data_are_refused(tmp_path):

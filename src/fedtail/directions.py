@@ -55,8 +55,8 @@ def few_clients_text(statistic: str, clients: int, better: str, who: str = "held
         return ""
     who = who[:-1] if clients == 1 else who
     write = '"mean", or "p100" for the worst of them' if better == "lower" else '"mean"'
-    return (f"{statistic} of {clients} {who} says little: fewer than {FEW_CLIENTS} have no percentiles and no tails. Look at each "
-            f"by name, and choose by {write}.")
+    return (f"{statistic} of {clients} {who} says little: fewer than {FEW_CLIENTS} have no percentiles and no tails. Look at "
+            f"each by name, and choose by {write}.")
 
 
 def is_better(value: float, other: float, better: str) -> bool:

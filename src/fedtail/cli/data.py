@@ -47,7 +47,8 @@ def describe(
 def render_description(description: dict[str, Any]) -> Any:
     """A `rich` Group to print for a description of data, the dict that `fedtail.data.describe` returns.
 
-    It holds the name, facts, a histogram of examples per client or, for fewer than 20, each client by name, and warnings in yellow.
+    It holds the name, facts, a histogram of examples per client or, for fewer than 20, each client by name, and warnings in
+    yellow.
     """
     from rich.console import Group
     from rich.table import Table
@@ -200,8 +201,9 @@ def _features_text(found: dict[str, Any]) -> str:
     of_all = f" of {found['features']:,}" if found["compared"] < found["features"] else ""
     over = f", mean over {found['compared']:,}{of_all} features" if several else ""
     beyond = [f"{one['feature']} ({one['total_variation'] - one['if_shuffled']:.3f})" for one in found["most"] if several]
+    most = f"; beyond that most in feature {', '.join(beyond)}" if beyond else ""
     return (f"features are {found['total_variation']:.3f} from everybody's in total variation over ten bins{over} "
-            f"({found['if_shuffled']:.3f} if they were shuffled)" + (f"; beyond that most in feature {', '.join(beyond)}" if beyond else ""))
+            f"({found['if_shuffled']:.3f} if they were shuffled){most}")
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:

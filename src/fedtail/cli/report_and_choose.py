@@ -115,8 +115,12 @@ def _show_validation_clients(found: dict[str, Any]) -> None:
     if not found["by_client"]:
         return
     names = [row["model"] for row in found["models"]]
-    cells = [[row["client"], str(row["size"]), *("-" if row["values"][name] is None else number_text(row["values"][name], found["unit"])
-                                                 for name in names)] for row in found["by_client"]]
+
+    def cell(value: float | None) -> str:
+        """A client's value; a dash where the metric is not defined for it."""
+        return "-" if value is None else number_text(value, found["unit"])
+
+    cells = [[row["client"], str(row["size"]), *(cell(row["values"][name]) for name in names)] for row in found["by_client"]]
     unit = " (%)" if found["unit"] else ""
     show_table(f"{found['metric']} of each validation client{unit}, worst first", ["client", "examples", *names], cells)
 

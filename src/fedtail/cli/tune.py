@@ -28,9 +28,10 @@ def tune(
     """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
 
     The papers choose by the 90th percentile of the error, which is the default; of a metric where higher is better it is the
-    10th. Fewer than 20 held-out clients have no percentiles: the default is their mean, and each is shown by name. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
-    mean; a simpler one (a larger tail fraction) within one standard error of the best is preferred. Test clients are never
-    evaluated. The chosen experiment is written to best.toml, ready for `fedtail run`.
+    10th. Fewer than 20 held-out clients have no percentiles: the default is their mean, and each is shown by name. Spreads
+    (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the mean; a
+    simpler one (a larger tail fraction) within one standard error of the best is preferred. Test clients are never evaluated.
+    The chosen experiment is written to best.toml, ready for `fedtail run`.
     """
     from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
@@ -110,7 +111,7 @@ def judged_words(result: dict[str, Any]) -> str:
 
 
 def show_held_out(result: dict[str, Any]) -> None:
-    """Print each of few held-out clients by name with its metric under the chosen trial, and under the best where that is another.
+    """Print each of few held-out clients by name with its metric under the chosen trial, and under the best if another.
 
     Nothing is printed of 20 clients or more, and of a private search.
     """

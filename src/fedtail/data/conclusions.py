@@ -78,7 +78,8 @@ def _client_sentences(clients: int, found: dict[str, Any], rates: bool) -> list[
     test = found["test_clients"]
     gain = "A gain of 5 points" if rates else "A gain of half of what gains differ by between clients"
     where = " (where gains differ by 10 points between clients)" if rates else ""
-    takes = f"{gain} takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} in the worst tenth{where}"
+    takes = (f"{gain} takes about {found['for_mean']} test clients to show in the mean and {found['for_worst']} in the worst "
+             f"tenth{where}")
     promise = f"A bound on the 90th percentile of new clients takes {found['for_promise']}."
     if clients < FEW_CLIENTS:
         few = "1 client is" if clients == 1 else f"{clients} clients are"
@@ -92,7 +93,8 @@ def _client_sentences(clients: int, found: dict[str, Any], rates: bool) -> list[
 
 def _example_sentences(clients: int, median: int, found: dict[str, Any]) -> list[str]:
     """Sentences on the number of examples: how precisely errors of single clients are known, and the noise of their tail."""
-    plural, worst = "" if median == 1 else "s", "the worst tenth of clients" if clients >= FEW_CLIENTS else f"the worst of {clients}"
+    plural = "" if median == 1 else "s"
+    worst = "the worst tenth of clients" if clients >= FEW_CLIENTS else f"the worst of {clients}"
     return [f"One client's error rate is known to 10 points from {found['examples']} examples on, which "
             f"{found['clients_with_examples']:,} of {clients:,} clients have. If all clients were alike, with an error of "
             f"{ERROR:.0%}, {worst} with {median:,} example{plural} would show {found['floor']:.0%}."]

@@ -37,15 +37,15 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
     Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
-    (the client with the most), `by_client` (each of fewer than 20 clients, see `list_few_clients`, else None), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference` (in
-    targets), `features` (differences in each input, see `feature_difference`), `needs` (how many clients and examples
-    conclusions need, see `data_needs`), `groups` (the number of clients in each group, or None), `warnings` (sentences) and
-    `suggested` (a model to start from, or None). Under `difference`, for classes: `total_variation`, the mean over clients of
-    the distance between a client's label proportions and those of all clients, in [0, 1), `if_shuffled`, this distance with
-    labels dealt out at random (small clients differ by chance), `single_label`, the share of clients with one label only, and
-    `labels_of_one`, how many labels one client alone has. For numbers: `variance_between`, the share of the variance that lies
-    between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
-    Raises ValueError without clients.
+    (the client with the most), `by_client` (each of fewer than 20 clients, see `list_few_clients`, else None), `inputs` (shape,
+    dtype and range of each), `targets` (kind and range), `difference` (in targets), `features` (differences in each input, see
+    `feature_difference`), `needs` (how many clients and examples conclusions need, see `data_needs`), `groups` (the number of
+    clients in each group, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under
+    `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and
+    those of all clients, in [0, 1), `if_shuffled`, this distance with labels dealt out at random (small clients differ by
+    chance), `single_label`, the share of clients with one label only, and `labels_of_one`, how many labels one client alone
+    has. For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
+    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]

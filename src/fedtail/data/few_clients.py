@@ -12,7 +12,8 @@ from fedtail.directions import FEW_CLIENTS
 MOST_COUNTED = 100           # classes, beyond which only the number of those a client has is listed
 
 
-def list_few_clients(population: Population, owner: np.ndarray, targets: np.ndarray, real: np.ndarray) -> list[dict[str, Any]] | None:
+def list_few_clients(population: Population, owner: np.ndarray, targets: np.ndarray,
+                     real: np.ndarray) -> list[dict[str, Any]] | None:
     """A dict for each of fewer than 20 clients, in the population's order; None for more of them.
 
     Each has its `name`, the number of its `examples`, and of its targets the `counts` by class (of up to 100 classes) and how

@@ -13,6 +13,7 @@ from fedtail.data.tables import checked_suffix, list_arrays, other_columns, read
 from fedtail.deprecated import old_names
 from fedtail.errors import nearest_hint
 
+LISTS = "lists"
 _NUMBER = re.compile(r"(^|\) )(u?int\d+|halffloat|float|double|bool)$")        # how a column of single numbers is described
 _TEXT = re.compile(r"(^|\) )(large_)?string(_view)?$")
 
@@ -46,7 +47,7 @@ def names_by_role(place: str | Path, x: str | Sequence[str] | None = None, y: st
 
     Those that are not given are the ones called so; in a table without a column "x" it is the list of all that have no other
     role, if they hold single numbers. Raises ValueError, which lists what there is, where one is missing, with the nearest name
-    for one that is not there, and for columns of text.
+    for one that is not there, and for columns of text, dates or lists beside those of numbers.
     """
     there, given = list_arrays(place), {"x": x, "y": y, "client": client, "group": group, "mass": mass}
     for name in (y, client):
@@ -54,23 +55,46 @@ def names_by_role(place: str | Path, x: str | Sequence[str] | None = None, y: st
             raise ValueError(f"{place} holds no {name!r}. {nearest_hint(name, there)}")
     if x is None and "x" not in there and checked_suffix(place) != ".npz" and {y or "y", client or "client"} <= there.keys():
         others = other_columns(there, y or "y", client or "client", group, mass)
-        _check_no_text(place, others, there)
+        _refuse_columns_without_numbers(place, others, there)
         given["x"] = others if all(_NUMBER.search(there[name]) for name in others) else None
     return _array_names_by_role(Path(place), given, there)
 
 
-def _check_no_text(place: str | Path, names: Sequence[str], there: dict[str, str]) -> None:
-    """Raise ValueError, which says what to do, where some columns in `names` of a table hold text and all others numbers.
+def _refuse_columns_without_numbers(place: str | Path, names: Sequence[str], there: dict[str, str]) -> None:
+    """Raise ValueError, which says what to do, where some columns in `names` of a table hold numbers and some hold other things.
 
-    `there` describes the columns by name.
+    `there` describes the columns of `place` by name; all are listed where a column of lists may be the input. Nothing is raised
+    where none holds numbers.
     """
     numbers = [name for name in names if _NUMBER.search(there[name])]
-    words = [name for name in names if _TEXT.search(there[name])]
-    if words and numbers and len(words) + len(numbers) == len(names):
-        which = f"column {words[0]!r} holds" if len(words) == 1 else f"columns {', '.join(map(repr, words))} hold"
-        options = " ".join(f"--x {shlex.quote(name)}" for name in numbers)
-        raise ValueError(f"{which} text, and x takes numbers. Encode text first (pandas.get_dummies makes a column of each "
-                         f"value), or leave it out: on the command line {options}.")
+    others: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        if name not in numbers:
+            others.setdefault(_kind_and_advice(name, there[name]), []).append(name)
+    if not numbers or not others:
+        return
+    holds = ", ".join(f"column {found[0]!r} holds {kind}" if len(found) == 1 else
+                      f"columns {', '.join(map(repr, found))} hold {kind}" for (kind, _), found in others.items())
+    advice = "; ".join(advice for _, advice in others)
+    them = "it" if sum(map(len, others.values())) == 1 else "them"
+    options = " ".join(f"--x {shlex.quote(name)}" for name in numbers)
+    text = f"{holds}, and x takes numbers. {advice[0].upper()}{advice[1:]}, or leave {them} out: on the command line {options}."
+    if any(kind == LISTS for kind, _ in others):
+        text = (f"{_nothing_called_text(place, ['x'], there)} {text[0].upper()}{text[1:].replace(' on the command line', '')} "
+                "On the command line write --x NAME.")
+    raise ValueError(text)
+
+
+def _kind_and_advice(name: str, described: str) -> tuple[str, str]:
+    """What a column that holds no single numbers holds, in words, and what to make of it; `described` is its type as listed."""
+    kind = described.rpartition(") ")[2] if described.startswith("(") else described
+    if _TEXT.search(described) or kind.startswith("dictionary<values=string"):
+        return "text", "encode text first (pandas.get_dummies makes a column of each value)"
+    if kind.startswith(("date", "time", "duration")):
+        return "dates or times", "make numbers of times first, such as days since a day that is the same for everybody"
+    if "list<" in kind:
+        return LISTS, f"make columns of single numbers of lists first, or take one as the only input (--x {shlex.quote(name)})"
+    return kind, f"make numbers of {kind} first"
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
@@ -108,11 +132,16 @@ def _array_names_by_role(place: Path, given: dict[str, Any], there: dict[str, st
     if place.suffix.lower() in (".csv", ".parquet") and len(missing) > 1:       # of a table, x is what has no other role
         missing = [role for role in missing if role != "x"]
     if missing:
-        held = "; ".join(f"{name} {kind}" for name, kind in there.items()) or "nothing"
         options = " ".join(f"--{role} NAME" for role in missing)
-        raise ValueError(f"{place} has no array called {' or '.join(missing)}. Say which of its arrays to take as "
-                         f"{', '.join(missing)}. It holds: {held}. On the command line write {options}.")
+        raise ValueError(f"{_nothing_called_text(place, missing, there)} On the command line write {options}.")
     return names
+
+
+def _nothing_called_text(place: str | Path, missing: Sequence[str], there: dict[str, str]) -> str:
+    """That a file has no arrays called as the `missing` roles are, and which it has, by `there`."""
+    held = "; ".join(f"{name} {kind}" for name, kind in there.items()) or "nothing"
+    return (f"{place} has no array called {' or '.join(missing)}. Say which of its arrays to take as {', '.join(missing)}. It "
+            f"holds: {held}.")
 
 
 def _column_type_name(feature: Any) -> str:

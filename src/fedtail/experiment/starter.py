@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10            # below this, examples are split in place of clients
 ENOUGH_FOR_SHARES = 20      # training clients, of whom a half is ten
 ENOUGH_FOR_TAIL = 10        # clients that should contribute to a round
-ENOUGH_RARE = 10            # examples of all but the commonest class that a client should have, for its loss to be more than chance
+ENOUGH_RARE = 10            # examples of all but the commonest class that a client should have, or its loss is chance
 LIST_WIDTH = 112            # characters of a line of a list
 
 HEAD = '''\
@@ -115,7 +115,7 @@ MILD_METHOD = {
     "risk": '''\
 [risk]
 part = "Superquantile"
-tail_fraction = 1.0         # theta: all clients, as FedAvg; {why}
+tail_fraction = 1.0         # theta: all, as FedAvg; {why}
 ''',
     "others": TAIL_METHOD["others"].replace('"Delta-FL 0.5"', '"Delta-FL 0.5"\n# risk = { tail_fraction = 0.5 }'),
     "search": TAIL_METHOD["search"],
@@ -246,7 +246,7 @@ def _why_mild(about: dict[str, Any]) -> str:
     if targets["kind"] != "classes" or targets["commonest"]["share"] <= MOSTLY:
         return ""
     rare = (1 - targets["commonest"]["share"]) * about["sizes"]["median"]
-    return f"with about {rare:.2g} rare labels at each client, whose loss is large is mostly chance" if rare < ENOUGH_RARE else ""
+    return f"with about {rare:.2g} rare labels a client, whose loss is large is mostly chance" if rare < ENOUGH_RARE else ""
 
 
 def _judged(clients: int, about: dict[str, Any]) -> dict[str, str]:

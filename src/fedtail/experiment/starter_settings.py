@@ -78,11 +78,12 @@ def plan_steps(population: Population, suggested: dict[str, Any] | None, scale: 
     tenth of the longest input's squared length, for mini-batches that hold it. It is that of the worst client: one whose inputs
     lie far from everybody's takes steps on these alone, and a tail is made of such clients. `suggested` is the model; for
     others than linear ones the step size is 0.1, or 0.05 for a convolutional one. Numbers to predict may be far from zero,
-    where models start: rounds are such that, from a model without features, a hundredth of that distance is left, or a tenth
-    of their deviation where that is less (years around 2000 would otherwise be off by 20). Labels of which some are rare take
-    longer, too: rounds are such that a model without features has learned how frequent each is, or the loss would be above
-    that of a constant prediction. The scale of the numbers does not change the step size. A client takes one pass over its data, or 30 steps where the median client's pass has more: models that
-    went each their own way for hundreds of steps are, on average, worse than none where clients contradict each other.
+    where models start: rounds are such that, from a model without features, a hundredth of that distance is left, or a tenth of
+    their deviation where that is less (years around 2000 would otherwise be off by 20). Labels of which some are rare take
+    longer, too: rounds are such that a model without features has learned how frequent each is, or the loss would be above that
+    of a constant prediction. The scale of the numbers does not change the step size. A client takes one pass over its data, or
+    30 steps where the median client's pass has more: models that went each their own way for hundreds of steps are, on average,
+    worse than none where clients contradict each other.
     """
     part = suggested["part"] if suggested else ""
     steps = math.ceil(float(population.size.double().median()) / BATCH)
@@ -115,7 +116,7 @@ def steps_to_frequencies(counts: np.ndarray, one_output: bool, rate: float) -> f
     """
     shares = counts / counts.sum()
     left, done = OF_ENTROPY * float(-shares @ np.log(shares)), 0.0
-    scores, step = np.zeros(len(shares)), (0.5 if one_output else 1.0) * rate      # two scores go apart twice as fast as one output
+    scores, step = np.zeros(len(shares)), (0.5 if one_output else 1.0) * rate      # two scores part twice as fast as one
     while done < MOST_ROUNDS * MOST_STEPS:
         odds = np.exp(scores - scores.max())
         odds /= odds.sum()

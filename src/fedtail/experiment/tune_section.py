@@ -72,8 +72,8 @@ class TuneSettings:
     """The [tune] section: how many trials to make, and by which statistic of which metric over held-out clients to choose.
 
     By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: in both cases that of
-    clients who do badly. Of fewer than 20 held-out clients, who have no percentiles, it is the mean. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
-    training clients. Test clients are never evaluated.
+    clients who do badly. Of fewer than 20 held-out clients, who have no percentiles, it is the mean. Held-out clients are the
+    validation split of the data; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
 
     With `models` "personal", trials are judged by the clients' personal models, which held-out clients do not have: on a fraction
     `holdout` of the examples of every training client, which is then not trained on.

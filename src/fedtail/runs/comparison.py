@@ -148,7 +148,8 @@ def client_rows(methods: Mapping[str, Sequence[Compared]], metric: str, split: s
     sizes: dict[str, int] = {}
     for method, found in methods.items():
         for run, model in found:
-            scale, columns = 100.0 if metric_unit(run, metric) else 1.0, run.client_columns(split or run.tested_split, model.member)
+            columns = run.client_columns(split or run.tested_split, model.member)
+            scale = 100.0 if metric_unit(run, metric) else 1.0
             values_here = columns.get(model.column(metric), np.full(len(columns["name"]), math.nan))      # or of other metrics
             for name, size, value in zip(columns["name"], columns["size"], values_here, strict=True):
                 sizes[str(name)] = int(size)

@@ -127,7 +127,8 @@ def divergence_sentences(runs: Sequence[RunFolder]) -> list[str]:
     """What is wrong with the models of finished runs, a sentence for each model and reason, with its seeds; empty for nothing.
 
     That is parameters or losses that are not finite, answers that were left out, and a mean loss that is above that of the
-    constant prediction beyond chance (`LossGap`); the numbers are those of the worst seed. Runs that are not finished are left out.
+    constant prediction beyond chance (`LossGap`); the numbers are those of the worst seed. Runs that are not finished are left
+    out.
     """
     found: dict[tuple[str, int], list[tuple[float, int, str]]] = {}
     for run in runs:

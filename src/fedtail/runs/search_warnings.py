@@ -41,8 +41,8 @@ def _edge_warning(name: str, field: Range | Choices, value: float) -> str:
     margin = NEAR if isinstance(field, Range) else 0.0
     end = "smallest" if place <= margin else "largest" if place >= 1 - margin else ""
     limit = low if end == "smallest" else high
-    return f"{name} = {_shown(value)} is at the edge of the search, whose {end} value is {_shown(limit)}: a better one may lie beyond." \
-        if end else ""
+    return "" if not end else (f"{name} = {_shown(value)} is at the edge of the search, whose {end} value is {_shown(limit)}: a "
+                               "better one may lie beyond.")
 
 
 def _divergence_warning(name: str, space: Mapping[str, Range | Choices], chosen: Settings, tried: Sequence[Settings],
@@ -77,7 +77,7 @@ def _diverged_neighbour(name: str, space: Mapping[str, Range | Choices], chosen:
     found = min(beyond, key=distance, default=None)
     if found is None or (listed and distance(found) > _next_listed(field.values_to_test(), chosen[name], side)):
         return None
-    good = [one for one in tried if _is_number(one[name]) and 0 < distance(one)
+    good = [one for one in tried if _is_number(one[name]) and distance(one) > 0
             and (not listed or _is_comparable(name, space, one, chosen))]
     between = [one for one in good if distance(one) <= distance(found)]
     own = [one for one in good if distance(one) >= distance(found) and _choices(space, one) == _choices(space, chosen)]

@@ -159,8 +159,8 @@ class SimulationRecords:
         Returns, for each model, the evaluations of the splits that were evaluated during the run; entries for `result.json`;
         and the paths of `clients.parquet` and, where inputs were scaled, of their scaling. The entries are `finetuned`, the
         statistics before and after fine-tuning or None, `participation`, how often (benign) training clients took part, where
-        that is recorded, `constant`, the statistics of the constant prediction by split and metric, and `above_constant`, for each
-        model and split how far its mean loss is above the constant's.
+        that is recorded, `constant`, the statistics of the constant prediction by split and metric, and `above_constant`, for
+        each model and split how far its mean loss is above the constant's.
         """
         evaluations = self._evaluate_splits(trained, self.splits)
         more, shown = self._write_client_table(trained, evaluations), self._shown_splits()
