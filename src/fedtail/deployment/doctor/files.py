@@ -23,8 +23,8 @@ NO_GATE = ("There is no gate.toml: a SuperLink of Flower is on the network itsel
            "`fedtail deploy init`.")
 ACCOUNTS = ("Whoever has an account on the server's machine reaches Flower's Control API on 127.0.0.1, and runs code as the "
             "server. Nodes run their own app only, by their own policy.")
-NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account reads neither; "
-                 "it can use up the machine, and so stop the node.")
+NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account can use up the "
+                 "machine, and so stop the node; it reads what is found open here, and nothing else of the node.")
 IN_THE_CLEAR = "masked_only is off: this node answers in the clear to whoever speaks for the server. Remove it from node.toml."
 
 
