@@ -18,7 +18,8 @@ from fedtail.inference.tied_tails import extreme_draws, is_one_value
 REPLICATES = 999
 FEW_CLIENTS = 30            # below, clients unlike all that were seen could change the statistic much
 FEW_IN_TAIL = 5             # below, the clients that determine a tail say too little about others
-TIED = 1.15                 # factor on the clients' part of a difference of tails in which most values are equal to others
+TIED = 0.15                 # part by which a difference of tails in which most values are tied is wider
+TIED_CLIENTS = 100          # with so many clients a seed or fewer
 GRID = 199                  # points of Student's distribution for the part of the seeds, with 2.5% beyond each end
 BEYOND = 25                 # replicates beyond each end of an interval
 MOST_REPLICATES = 9999
@@ -79,11 +80,11 @@ def new_client_interval(values: Sequence[Any], statistic: str = "mean", *, basel
     Clients are resampled jointly over seeds and methods. Means and worst shares are studentised in each replicate (bootstrap-t)
     by their influence function and widened by Student's quantile for the degrees of freedom [Satterthwaite46] of the variance of
     the influences, few where few clients make most of it. Differences of tails have no more of these than clients in the tail,
-    and are 15% wider where most values are tied; percentiles take the replicates' quantiles, those of differences one step of the
-    values further out at either end (`percentile_step`). The variance between seeds enters with Student's distribution, and what
-    it has of the clients already is not added again. With fewer than 30 clients in a seed the ends allow for unseen clients at
-    the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no interval for a difference, other than
-    the bounds.
+    and are 15% wider where most values are tied (less with more than 100 clients); percentiles take the replicates' quantiles,
+    those of differences one step of the values further out at either end (`percentile_step`). The variance between seeds enters
+    with Student's distribution, and what it has of the clients already is not added again. With fewer than 30 clients in a seed
+    the ends allow for unseen clients at the `bounds`; with fewer than 5 in the tail there is no upper end for one method, and no
+    interval for a difference, other than the bounds.
 
     Where the whole worst share of a method is one value, as where more than 10% of the clients have all of their few examples
     wrong, or where the clients show no difference in a tail, resampling finds too little variance. The ends then also allow for
@@ -162,7 +163,7 @@ def _resampled_interval(tables: Sequence[SignedTable], statistic: ClientStatisti
     """The interval from resampled clients and the differences between seeds."""
     tested = tables[0].table.tested
     is_difference = len(tables) > 1
-    widened = TIED if is_difference and are_tied(tables, statistic) else 1.0
+    widened = _factor_for_ties(int(tested.sum(1).min())) if is_difference and are_tied(tables, statistic) else 1.0
     low, high, seed_error = _ends(found, statistic, tested.shape[1], (1 - confidence) / 2, is_difference, widened)
     if is_difference and statistic.kind == "percentile":
         step = percentile_step(tables, statistic.share)
@@ -261,6 +262,14 @@ def quantile_of_sums(ranked: np.ndarray, shifts: np.ndarray, level: float) -> fl
     while high - low > enough and low < (middle := low / 2 + high / 2) < high:      # the ends may be larger by many orders
         low, high = (low, middle) if count(middle) >= wanted else (middle, high)
     return high
+
+
+def _factor_for_ties(clients: int) -> float:
+    """The factor on the clients' part of a difference of tails in which most values are tied, 1.15 up to 100 clients a seed.
+
+    What it is for, the part of a difference that is not of first order, is smaller by the square root of their number.
+    """
+    return 1 + TIED * min(1.0, math.sqrt(TIED_CLIENTS / clients))
 
 
 def percentile_step(tables: Sequence[SignedTable], share: float) -> float:

@@ -23,8 +23,8 @@ NO_GATE = ("There is no gate.toml: a SuperLink of Flower is on the network itsel
            "`fedtail deploy init`.")
 ACCOUNTS = ("Whoever has an account on the server's machine reaches Flower's Control API on 127.0.0.1, and runs code as the "
             "server. Nodes run their own app only, by their own policy.")
-NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account reads neither; "
-                 "it can use up the machine, and so stop the node.")
+NODE_ACCOUNTS = ("Whoever is root on this machine, or its operator, reads the data and the keys. Another account can use up the "
+                 "machine, and so stop the node; it reads what is found open here, and nothing else of the node.")
 POLICY = ("policy.toml can be read, and says: rounds of {policy.smallest_cohort} clients or more, {policy.smallest_tail} of this "
           "node's or more in a sum without noise, {policy.questions} questions in a round, {policy.repeats} held again; "
           "{policy.budget_text}. What it allows is tried below.")
