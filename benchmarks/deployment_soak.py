@@ -40,11 +40,12 @@ TITLE = """\
 # Deployments over many rounds, and many nodes
 
 What grows is fitted by a line over the samples after the first fifth, and its slope must be below the bound: {pss:g} KiB a round
-of memory that no file backs over NVFlare, {flower:g} over Flower; and {count:g} descriptors or threads a round over NVFlare (fewer
-than five in 500), {few:g} in the few rounds over Flower, where one more at the end is no leak. Pages of libraries are left out: each process has a share of them, which changes when another program begins or ends.
+of memory that no file backs over NVFlare, {flower:g} over Flower; and {count:g} descriptors or threads a round over NVFlare,
+fewer than five in 500, {few:g} in the few rounds over Flower, where one more at the end is no leak. Pages of libraries are left
+out: each process has a share of them, which changes when another program begins or ends.
 """
 BOUNDS = {"nvflare": 20.0, "flower": 250.0}          # KiB a round of one process
-COUNTED = {"nvflare": 0.01, "flower": 0.2}           # descriptors and threads a round; of 20 rounds, one more at the end is no leak
+COUNTED = {"nvflare": 0.01, "flower": 0.2}           # descriptors and threads a round of one process
 HEAD = "| process | own MiB, first to last | KiB a round | descriptors | a round | threads | a round |"
 SHORT_LIVED = (b"flwr-clientapp", b"flwr-serverapp", b"flower-superexec")
 
