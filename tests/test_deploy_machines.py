@@ -44,23 +44,25 @@ def of_first_run():
     return found[:last + 1]
 
 
-def doctors(block):
-    """The commands of the page's block of the doctor: on the server, on a node, elsewhere."""
-    found = re.findall(r"^\$ (fedtail deploy doctor .*?) +# on (the server|each node|a machine that has nothing to do with them)\b", block.text, re.M)
-    assert [where for _, where in found] == ["the server", "each node", "a machine that has nothing to do with them"]
-    return [command for command, _ in found]
+def commands(block):
+    """Of the block whose commands say behind them where they are typed: of each machine, a list of them."""
+    found = re.findall(r"^\$ (fedtail .*?) +# on (the server|each node|a machine that has nothing to do with them)\b.*$", block.text, re.M)
+    assert len(found) == len(block.text.splitlines()) == 4
+    places = {"the server": ["server"], "each node": NODES, "a machine that has nothing to do with them": [ELSEWHERE]}
+    return {name: [command for command, where in found if name in places[where]] for name in ["server", *NODES, ELSEWHERE]}
 
 
 def ask_doctors(machines, block):
     """What the doctor finds on each machine, while the server waits: for each its code and {check: (result, text)}."""
-    at_server, at_node, outside = doctors(block)
     machines.folder(ELSEWHERE).mkdir()
     shutil.copy(machines.server / "hospitals" / "server" / "ca.crt", machines.folder(ELSEWHERE))
-    asked = {"server": at_server, ELSEWHERE: outside, **dict.fromkeys(NODES, at_node)}
-    started = {name: machines.begin(name, f"{command} --json") for name, command in asked.items()}
-    found = {}
+    found, asked = {}, commands(block)
+    for name in NODES:
+        machines.end(name, machines.begin(name, asked[name].pop(0)), "fedtail node check")
+    assert [len(left) for left in asked.values()] == [1] * 5
+    started = {name: machines.begin(name, f"{doctor} --json") for name, (doctor,) in asked.items()}
     for name, process in started.items():
-        code = machines.end(name, process, asked[name], codes=(0, 1))
+        code = machines.end(name, process, *asked[name], codes=(0, 1))
         told = json.loads(machines.printed(process))
         found[name] = code, {one["check"]: (one["result"], one["text"]) for one in told["findings"]}
     return found

@@ -74,6 +74,8 @@ def run_blocks(page, names, machines):
             Path(name).write_text(block.text)
         elif block.place:
             machines.type(block)
+            if block.waits:
+                machines.end_all()                # nodes that look for their server in vain for the rest of the page only take time
         elif block.language == "python" and (package := loop_package(block)):
             if importlib.util.find_spec(package):
                 with warnings.catch_warnings(action="ignore"):      # their advice on loggers and processes

@@ -2,7 +2,7 @@
 
     # on the server                                  and where else, in words: a block that is run in the machine's folder
     # on each node, in its folder                    at all nodes at once, in NAME/NAME, where the server's `scp` put it
-    # on ..., in a terminal of its own               it stays until the page ends
+    # on ..., in a terminal of its own               it stays until `end_all`, or until the end
     # on the server, when serve has returned         what stays there is waited for first, and must have succeeded
 """
 
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +86,10 @@ class Machines:
         return self
 
     def __exit__(self, *reason):
+        self.end_all()
+
+    def end_all(self):
+        """End what stays, as a service manager would, and whatever is left of it."""
         for process in self.staying.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -96,6 +100,7 @@ class Machines:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        self.staying.clear()
 
     def folder(self, name):
         """Where commands are typed at a machine."""
@@ -133,6 +138,11 @@ class Machines:
         names = NODES if block.place == "each node" else ("server",)
         if block.waits:
             self.wait_for_server()
+        if block.language == "python" and not any(map(self.enter, names)):
+            for name in names:                    # in this process, which has torch already
+                with chdir(self.folder(name)):
+                    exec(compile(block.text, name, "exec", dont_inherit=True), {"__name__": "example"})
+            return
         started = {name: self.begin(name, block.text, block.language) for name in names}
         if block.stays:
             self.staying.update(started)
