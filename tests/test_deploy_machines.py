@@ -94,6 +94,16 @@ def wait_for(found, what, seconds=120.0):
         time.sleep(0.2)
 
 
+def test_every_command_of_the_page_says_where_it_is_typed():
+    """What the test below needs of the page, which is tried seldom."""
+    found = of_first_run()
+    assert [block.place for block in found if block.language in ("bash", "python")] == ["the server"] * 2 + ["each node"] * 2 + [
+        "the server", "each node", "the server"]
+    assert [block.stays for block in found if block.place] == [False] * 4 + [True, True, False]
+    doctor, = (block for block in found if "fedtail deploy doctor" in block.text)
+    assert {name: len(typed) for name, typed in commands(doctor).items()} == {"server": 1, **dict.fromkeys(NODES, 2), ELSEWHERE: 1}
+
+
 @pytest.mark.deploy_matrix
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"three machines were NOT tried: {WHY_NOT}")
 def test_the_page_of_the_server_leads_to_a_run_on_three_machines(place):
