@@ -57,8 +57,9 @@ def ask_doctors(machines, block):
     machines.folder(ELSEWHERE).mkdir()
     shutil.copy(machines.server / "hospitals" / "server" / "ca.crt", machines.folder(ELSEWHERE))
     found, asked = {}, commands(block)
-    for name in NODES:
-        machines.end(name, machines.begin(name, asked[name].pop(0)), "fedtail node check")
+    checks = {name: machines.begin(name, asked[name].pop(0)) for name in NODES}
+    for name, process in checks.items():
+        machines.end(name, process, "fedtail node check")
     assert [len(left) for left in asked.values()] == [1] * 5
     started = {name: machines.begin(name, f"{doctor} --json") for name, (doctor,) in asked.items()}
     for name, process in started.items():
