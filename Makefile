@@ -28,8 +28,9 @@ test-deploy: $(VENV)/.installed-test $(VENV)/.deploy-tools
 	$(BIN)/python -m pytest -m deploy
 
 # Every fault over every transport, networks that are cut among them (root, iproute2) and clocks that are wrong (faketime): an hour.
+# Also the commands of docs/howto/deploy-server.md on a server and three nodes in namespaces (-k machines). What could not be tried is listed.
 test-deploy-matrix: $(VENV)/.installed-test $(VENV)/.deploy-tools
-	$(BIN)/python -m pytest -m deploy_matrix
+	$(BIN)/python -m pytest -rs -m deploy_matrix
 
 # Memory, descriptors and threads over 500 rounds of NVFlare and 20 of Flower, and 50 nodes on this machine: a quarter of an hour.
 soak: $(VENV)/.installed-test

@@ -1,12 +1,16 @@
-"""A network of one cable: a namespace for a node, whose only way to the server is a pair of virtual devices that can be cut, slowed
-and made to lose packets. Needs root, `ip` and `tc` (Debian's iproute2), and a kernel with network namespaces."""
+"""Networks of namespaces. Needs root, `ip` and `tc` (Debian's iproute2), and a kernel with network namespaces.
+
+`a_cable`: a namespace for a node, whose only way to the server is a pair of virtual devices that can be cut, slowed and made to lose
+packets. `several_machines`: a namespace for each machine, all on one switch, and none of them this machine.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 def why_no_network():
@@ -79,6 +83,64 @@ class Cable:
 @contextmanager
 def a_cable(number=0):
     one = Cable(number)
+    try:
+        one.lay()
+        yield one
+    finally:
+        one.remove()
+
+
+class Switch:
+    """Machines on one switch, which is in a namespace too: each has an address, and all know the first one as `host`."""
+
+    def __init__(self, names, host):
+        self.host, self.names = host, list(names)
+        self.namespaces = {name: f"fedtail-{os.getpid()}-{name}" for name in ["switch", *names]}
+        self.addresses = {name: f"10.215.0.{k}" for k, name in enumerate(names, 1)}
+
+    def enter(self, name):
+        """The words before a command on that machine."""
+        return ["ip", "netns", "exec", self.namespaces[name]]
+
+    def lay(self):
+        switch = self.namespaces["switch"]
+        for namespace in self.namespaces.values():
+            run("ip", "netns", "add", namespace)
+        run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+        run("ip", "-n", switch, "link", "set", "switch", "up")
+        for k, name in enumerate(self.names):
+            here = self.namespaces[name]
+            run("ip", "-n", switch, "link", "add", f"port{k}", "type", "veth", "peer", "name", "cable", "netns", here)
+            run("ip", "-n", switch, "link", "set", f"port{k}", "master", "switch", "up")
+            run("ip", "-n", here, "address", "add", f"{self.addresses[name]}/24", "dev", "cable")
+            for device in ("cable", "lo"):
+                run("ip", "-n", here, "link", "set", device, "up")
+            hosts = hosts_file(here)
+            hosts.parent.mkdir(parents=True)      # `ip netns exec` shows it as /etc/hosts
+            hosts.write_text(f"127.0.0.1 localhost\n{self.addresses[self.names[0]]} {self.host}\n")
+
+    def remove(self):
+        for namespace in self.namespaces.values():
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+            shutil.rmtree(hosts_file(namespace).parent, ignore_errors=True)
+        with suppress(OSError):                   # namespaces of others have theirs there
+            Path("/etc/netns").rmdir()
+
+    def sockets(self, name):
+        """Of TCP on that machine, the set of pairs (its own port, address at the other end); "" at the other end where it listens."""
+        told = subprocess.run([*self.enter(name), "ss", "-Htan"], check=True, capture_output=True, text=True).stdout
+        found = [(state, *(each.rpartition(":") for each in (ours, theirs)))
+                 for state, _, _, ours, theirs, *_ in map(str.split, told.splitlines())]
+        return {(int(ours[2]), "" if state == "LISTEN" else theirs[0].strip("[]").removeprefix("::ffff:")) for state, ours, theirs in found}
+
+
+def hosts_file(namespace):
+    return Path("/etc/netns", namespace, "hosts")
+
+
+@contextmanager
+def several_machines(names, host):
+    one = Switch(names, host)
     try:
         one.lay()
         yield one

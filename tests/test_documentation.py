@@ -1,22 +1,23 @@
 """The documentation works: every example of README and docs runs, as a reader would run it, links lead somewhere, the site builds.
 
 A page's blocks run from top to bottom in one empty folder of its own: `python` here, one namespace for a page; `bash` in a shell that
-stops at the first failure; `toml` whose first line is `# name.toml` is written to that file. `text`, `console` and other `toml` are
-to read. A `python` block that begins with the import of a package of the extra `loops` is left out where that is not installed.
+stops at the first failure; `toml` whose first line is `# name.toml` is written to that file. Blocks that begin with `# on the server` or
+`# on each node` are run in the folder of that machine (typed_pages.py). `text`, `console` and other `toml` are to read. A `python` block
+that begins with the import of a package of the extra `loops` is left out where that is not installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
+import socket
 import subprocess
 import sys
 import warnings
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -28,27 +29,14 @@ from fedtail_studies.questions.private_cost import PRIVATE_COST
 from fedtail_studies.questions.where_not import WHERE_NOT
 from fedtail_studies.tables import spread_text
 
+from typed_pages import Block, Machines, blocks, file_name, shell_environment
+
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
 DOCS = ROOT / "docs"
 SLOW = DOCS / "tutorial.md"                # first, then the shortest pages, so that others run beside it
 PAGES = [SLOW, *sorted({ROOT / "README.md", *DOCS.rglob("*.md")} - {SLOW}, key=lambda page: (page.stat().st_size, page))]
 RUN, READ = {"python", "bash"}, {"text", "console", "toml", "json"}
-
-
-class Block(NamedTuple):
-    language: str
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), flags=re.S | re.M)]
-
-
-def file_name(block: Block) -> str | None:
-    """The file that a block is, by its first line."""
-    found = re.match(r"# (\S+\.toml)\n", block.text)
-    return found[1] if found and block.language == "toml" else None
 
 
 def loop_package(block: Block) -> str | None:
@@ -66,9 +54,28 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capfd):
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
+    with several_machines(page, tmp_path) as machines:
+        run_blocks(page, names, machines)
+    if page.name == "README.md":
+        printed = capfd.readouterr().out
+        assert "18 clients" in printed
+        assert "each client's own pick" in printed
+
+
+def several_machines(page, path):
+    """The machines of a page of several, all of them here."""
+    here = any(block.place for block in blocks(page))
+    return Machines(path / "machines", path, host="127.0.0.1", port=free_port()) if here else nullcontext()
+
+
+def run_blocks(page, names, machines):
     for block in blocks(page):
         if name := file_name(block):
             Path(name).write_text(block.text)
+        elif block.place:
+            machines.type(block)
+            if block.waits:
+                machines.end_all()                # nodes that look for their server in vain for the rest of the page only take time
         elif block.language == "python" and (package := loop_package(block)):
             if importlib.util.find_spec(package):
                 with warnings.catch_warnings(action="ignore"):      # their advice on loggers and processes
@@ -77,16 +84,16 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capfd):
             exec(compile(block.text, called(page), "exec", dont_inherit=True), names)
         elif block.language == "bash":
             run_in_shell(block.text)
-    if page.name == "README.md":
-        printed = capfd.readouterr().out
-        assert "18 clients" in printed
-        assert "each client's own pick" in printed
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def run_in_shell(text: str) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    here = {**os.environ, "PATH": path, "HOME": os.getcwd(), "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", f"set -euo pipefail\n{text}"], env=here, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(["bash", "-c", f"set -euo pipefail\n{text}"], env=shell_environment(Path.cwd()), capture_output=True, text=True,
+                          check=False, timeout=300)
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 

@@ -28,6 +28,7 @@ from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.flower.folder import startup_commands, write_deployment_folder
 from fedtail.deployment.node_process import only_process, run_node
 from fedtail.deployment.node_status import compare_logs, node_log, run_log
+from fedtail.deployment.nvflare.folder import cell_commands
 from fedtail.deployment.policy import NodePolicy
 from fedtail.deployment.registry import signed_node_info
 from fedtail.deployment.settings import NodeSettings
@@ -506,7 +507,9 @@ def test_what_a_private_experiment_costs_is_told(tmp_path):
 def test_a_node_is_run_by_the_command_that_deploy_init_prints(tmp_path, hospitals, monkeypatch):
     (tmp_path / "e.toml").write_text(BARE)
     made = write_deployment_folder(tmp_path / "d", tmp_path / "e.toml", ["a", "b"], "fl.example.org", 8000)
-    assert "fedtail node run node.toml" in startup_commands(made, ["a", "b"], "fl.example.org", 8000)
+    for commands in (startup_commands(made, ["a", "b"], "fl.example.org", 8000), cell_commands(made, "fl.example.org", 8000)):
+        assert commands.startswith("Copy each nodes/NAME to its node over a way you trust, and delete it here.\n")
+        assert "fedtail node run node.toml" in commands
     folder = hospitals.settings[0].folder
     shutil.copy(made.node_folder("a") / "gate.toml", folder)
     started = []

@@ -178,6 +178,7 @@ def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, 
     quiet = f"export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder.home_folder}"
     registered = "\n".join(f"  flwr supernode register {folder.node_keys / name}.pub {LINK}" for name in nodes)
     return f"""\
+Copy each nodes/NAME to its node over a way you trust, and delete it here.
 On the server: a gate on port {port}, and Flower's SuperLink behind it, on 127.0.0.1 only; it stays.
   fedtail deploy serve {folder.server_folder}
 On the server, in another terminal, once:

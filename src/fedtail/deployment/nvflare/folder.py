@@ -59,6 +59,7 @@ def cell_commands(folder: DeploymentFolder, host: str, port: int) -> str:
     """A text with the shell commands that start the nodes and run the experiment on the server, at `host` and `port`."""
     server = folder.server_folder
     return f"""\
+Copy each nodes/NAME to its node over a way you trust, and delete it here.
 On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
 Read the policy that the first command writes:
   fedtail node init node.toml
