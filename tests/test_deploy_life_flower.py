@@ -114,7 +114,7 @@ class FlowerLife:
         self.loopback._start_process(name, ["bash", "-c", f"cd {place} && exec {command}"], QUIET)
 
     def resume(self):
-        self.loopback.start_superlink()
+        self.loopback.start_superlink(300.0)                     # of a busy machine
         self.deployment.run("run", **RUN, nodes=3, resume=True)
 
     def lines(self, name):
@@ -130,7 +130,7 @@ def test_a_node_leaves_a_key_is_replaced_and_the_server_is_restored_by_the_comma
 
         said = life.command("remove", life.folder.path, "node-1")
         assert "3 nodes are left" in said
-        assert life.opens(stolen["node-1"]) == (False, True)      # the gate needs no command; Flower does
+        life.wait(lambda: life.opens(stolen["node-1"]) == (False, True), 300.0)      # the gate refuses it, and Flower does not
         shell(printed_commands(said)["server"], tmp_path)
         assert life.opens(stolen["node-1"]) == (False, False)
         deployment.kill("node-1")
