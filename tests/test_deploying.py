@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 import fedtail
@@ -389,3 +390,45 @@ def test_a_node_answers_under_masks_only_unless_its_own_settings_say_otherwise(t
     assert NodeSettings.read(tmp_path / "node.toml").make_site().masked_only
     (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\nmasked_only = false\n')
     assert not NodeSettings.read(tmp_path / "node.toml").make_site().masked_only
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")      # of the packages of Flower's database
+def test_what_is_to_be_done_at_flower_is_printed_with_the_nodes_number(tmp_path, file):
+    """By Flower's own database; that the commands do what they say, test_deploy_life_flower.py tries with real processes."""
+    pytest.importorskip("flwr")
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    from fedtail.deployment.flower.folder import write_deployment_folder
+    from fedtail.deployment.flower.link_database import supernode_number
+
+    def said(*words):
+        done = CliRunner().invoke(app, ["deploy", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    folder = write_deployment_folder(tmp_path / "a deployment", file, ["north", "south", "east", "west"], "127.0.0.1", 8000)
+    server, home = folder.server_folder, f"FLWR_HOME='{folder.home_folder}'"
+    assert "Flower does not know its key" in said("remove", folder.path, "west")        # no SuperLink ever ran
+    state = LinkStateFactory(str(server / "link.db"), NoOpFederationManager(), ObjectStoreFactory(str(server / "link.db"))).state()
+    numbers = {}
+    for name in ("north", "south"):
+        key = serialization.load_ssh_public_key((folder.node_keys / f"{name}.pub").read_bytes())
+        numbers[name] = state.create_node("owner", "owner", key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo), 30.0)
+        assert supernode_number(server, folder.node_keys / f"{name}.pub") == numbers[name]
+    text = said("remove", folder.path, "north")
+    assert f"  flwr supernode unregister {numbers['north']} fedtail\n" in text
+    assert home in text
+    text = said("rotate", folder.path, "--node", "south")
+    assert text.index(f"  flwr supernode unregister {numbers['south']} fedtail\n") < text.index(f"  flwr supernode register '{folder.node_keys}/south'.pub fedtail\n")
+    assert text.endswith("  fedtail node run node.toml\n")
+    assert "unregister" not in said("rotate", folder.path, "--node", "south")           # the new key is not registered yet
+    text = said("add", folder.path, "north")
+    assert "unregister" not in text
+    assert text.index(f"  flwr supernode register '{folder.node_keys}/north'.pub fedtail\n") < text.index("  fedtail node run node.toml\n")
+    (server / "link.db").write_bytes(b"no database at all")
+    (server / "link.db-wal").unlink(missing_ok=True)
+    text = said("remove", folder.path, "south")
+    assert "cannot be read: " in text
+    assert "  flwr supernode unregister NUMBER fedtail\n" in text

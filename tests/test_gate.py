@@ -94,6 +94,16 @@ def through_gate(place, link, *calls):
         gate = await Gate(place / "server", link.server_port, log.append).start("127.0.0.1", 0)
         port, found = gate.sockets[0].getsockname()[1], []
         for node, path, body in calls:
+            if node == "same":                                # one forwarder for these calls, and what happens between them
+                forwarder = await Forwarder(place / path, "127.0.0.1", port, own.append).start(place / "here")
+                here = ssl.create_default_context(cafile=str(place / "here" / "ca.crt"))
+                for one in body:
+                    if callable(one):
+                        one()
+                    else:
+                        found.append(await post(forwarder.sockets[0].getsockname()[1], *one, here))
+                forwarder.close()
+                continue
             if callable(node):
                 node()
                 continue
@@ -144,6 +154,38 @@ def test_a_certificate_that_is_taken_back_is_refused_at_once(place, link):
                               ("south", PULL, b"x"), ("north", PULL, b"x"))
     assert [status for status, _ in found] == [200, 403, 200]
     assert "not pinned" in log[0]
+
+
+def test_nodes_are_added_and_keys_and_certificates_replaced_while_the_gate_is_open(place, link):
+    server, north = place / "server", place / "north"
+    old = shutil.copytree(north, place / "old")
+    make_certificates(place / "next", ["127.0.0.1"])
+
+    def admit(name):
+        shutil.copyfile(place / name / "node.crt", server / "nodes" / f"{name}.crt")
+
+    def replace_the_key_of_north():
+        for name in ("key", "key.pub", "key.pem", "node.crt"):
+            (north / name).unlink()
+        make_node_key(north)
+        make_node_certificate(north)
+        admit("north")
+
+    def trust_both():
+        (north / "ca.crt").write_bytes((server / "ca.crt").read_bytes() + (place / "next" / "ca.crt").read_bytes())
+
+    def replace_the_servers_certificate():
+        for name in ("ca.crt", "server.pem", "server.key"):
+            shutil.copyfile(place / "next" / name, server / name)
+
+    found, log, own = through_gate(
+        place, link, ("stranger", PULL, b"x"), (lambda: admit("stranger"), None, None), ("stranger", PULL, b"x"), ("same", "north", (
+            (PULL, b"x"), replace_the_key_of_north, (PULL, b"x"), trust_both, (PULL, b"x"), replace_the_servers_certificate, (PULL, b"x"))),
+        ("the key of old", PULL, b"x"), ("stranger", PULL, b"x"), (lambda: shutil.copyfile(server / "ca.crt", old / "ca.crt"), None, None),
+        ("the key of old", PULL, b"x"))
+    assert [status for status, _ in found] == [503, 200, *[200] * 4, 0, 503, 403]
+    assert "not pinned" in log[0]
+    assert len(own) == 2
 
 
 def test_a_node_does_not_talk_to_another_server(place, link):

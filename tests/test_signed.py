@@ -179,8 +179,8 @@ def test_sessions_of_the_simulator_are_signed_and_their_clients_check_the_thresh
 class SignedSites(Sites):
     """Nodes with identities that have pinned each other; the server knows none of it."""
 
-    def __init__(self, nodes=5, colluding=0, **settings):
-        self.known = own_identities(nodes, colluding, numbered=False)
+    def __init__(self, nodes=5, colluding=0, known=None, **settings):
+        self.known = known or own_identities(nodes, colluding, numbered=False)
         super().__init__(nodes, **settings)
 
     def fresh(self, node):
@@ -245,3 +245,42 @@ def test_a_node_reads_its_identity_from_its_own_settings(tmp_path):
         (tmp_path / "north" / "node.toml").write_text(text + wrong)
         with pytest.raises(ValueError, match=message):
             NodeSettings.read(tmp_path / "north" / "node.toml").make_site()
+
+
+@pytest.mark.filterwarnings("ignore::fedtail.algorithm.RoundLostWarning")
+def test_an_identity_is_replaced_while_the_others_pin_both_and_the_old_one_is_refused_afterwards(tmp_path):
+    """By the steps of docs/howto/deploy-node.md: new key, pinned beside the old one, used, and the old one no longer pinned."""
+    names, signed = "abcde", replace(CHANNEL, graph=SignedGraph(colluding=1))
+    publics = {name: make_identity(tmp_path / name) for name in names}
+    files = dict.fromkeys(names, "identity")
+
+    def holds(pinned):
+        """Whether a round is held by nodes with these `pinned`, a list or one for each node, and why each refused that did."""
+        known = {}
+        for number, name in enumerate(names):
+            mine = pinned[name] if isinstance(pinned, dict) else pinned
+            (tmp_path / name / "node.toml").write_text(f'name = "{name}"\nexperiment = "e.toml"\ndata = "d.npz"\nidentity = "{files[name]}"\n'
+                                                       f"pinned = {list(mine)}\ncolluding = 1\n".replace("'", '"'))
+            known[number] = NodeSettings.read(tmp_path / name / "node.toml").own_identity()
+        fleet = SignedSites(known=known).fleet(schedule="simple")
+        return not trained(fleet, signed, rounds=1).equal(TASK.params()), set(fleet.reports[0].problems.values())
+
+    old = list(publics.values())
+    assert holds(old) == (True, set())
+    refused = CliRunner().invoke(app, ["deploy", "identity", str(tmp_path / "b")])
+    assert refused.exit_code != 0
+    assert f"fedtail deploy identity {tmp_path / 'b' / 'identity-2'}" in refused.output.replace("\n", " ")
+    made = CliRunner().invoke(app, ["deploy", "identity", str(tmp_path / "b" / "identity-2")])
+    both = [*old, made.output.strip()]
+    new = [one for one in both if one != publics["b"]]
+    assert holds({**dict.fromkeys(names, old), "a": both}) == (True, set())      # one node after the other
+    assert holds(both) == (True, set())
+    files["b"] = "identity-2/identity"
+    assert holds(both) == (True, set())
+    assert holds({**dict.fromkeys(names, both), "a": new}) == (True, set())
+    assert holds(new) == (True, set())
+    assert not holds(old)[0]                                                     # the others must have pinned it first
+    files["b"] = "identity"
+    held, why = holds(new)
+    assert not held
+    assert any("are not signed by the identity pinned for it" in one for one in why)

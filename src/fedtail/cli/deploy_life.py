@@ -35,14 +35,10 @@ def add(folder: Path = FOLDER, name: str = NAME) -> None:
     held_out = any(map(evaluates_test_examples, deployed_experiments(place.path / "experiment.toml", trust=AS_WRITTEN)))
     made = add_node(place, name, 0.2 if held_out else 0.0)
     typer.echo(f"{name} is admitted. Copy {made} to the node, delete the secrets key and key.pem here, and there name its "
-               "data in node.toml. Then on the node:")
-    typer.echo("  fedtail node init node.toml\n  fedtail node accept node.toml")
+               "data in node.toml.")
     if is_over_flower(place):
-        typer.echo(f"  (the commands of the other nodes)\nOn the server, start fedtail deploy serve again, whose "
-                   f"gate reads certificates when it starts; then:\n"
-                   f"  flwr supernode register {made / 'key.pub'} fedtail")
-    else:
-        typer.echo("  fedtail node run node.toml")
+        typer.echo(_flower_text(place, name, None, register=True))
+    typer.echo("Then on the node:\n  fedtail node init node.toml\n  fedtail node accept node.toml\n  fedtail node run node.toml")
 
 
 @print_errors_as_sentences
@@ -54,11 +50,11 @@ def remove(folder: Path = FOLDER, name: str = NAME) -> None:
     from fedtail.deployment.membership import is_over_flower, open_deployment, remove_node
 
     place = open_deployment(folder)
+    number = _number_at_flower(place, name)
     left = remove_node(place, name)
     typer.echo(f"{name} is removed; {left} nodes are left.")
     if is_over_flower(place):
-        typer.echo("On the server, so that Flower refuses it too (its number is in the list):\n"
-                   "  flwr supernode list fedtail\n  flwr supernode unregister NUMBER fedtail")
+        typer.echo(_flower_text(place, name, number))
 
 
 @print_errors_as_sentences
@@ -81,9 +77,14 @@ def rotate(
         raise ValueError("say what to replace: --node NAME, or --server with --finish, --at-once or neither.")
     place = open_deployment(folder)
     if name:
+        number = _number_at_flower(place, name)
         made = rotate_node(place, name)
         typer.echo(f"The old keys of {name} are dead. Copy key, key.pub, key.pem and node.crt of {made} to the node, and delete "
-                   f"the secrets key and key.pem here.{_flower_hint(place, made)}")
+                   "the secrets key and key.pem here.")
+        if is_over_flower(place):
+            typer.echo(_flower_text(place, name, number, register=True))
+            typer.echo("Then on the node, end fedtail node run, which has the old key in memory, and start it again:\n"
+                       "  fedtail node run node.toml")
         return
     if not finish:
         prepare_authority(place)
@@ -91,21 +92,39 @@ def rotate(
         finish_authority(place)
         typer.echo("The server has its new certificate. Copy ca.crt of each nodes/NAME, or of server, to its node: nodes without "
                    "it do not connect any more.")
-        typer.echo("Restart the SuperLink, which reads certificates when it starts." if is_over_flower(place) else
-                   "A server that is running shows it from the next connection on.")
+        typer.echo("A server that is running shows it from the next connection on.")
+        if is_over_flower(place):
+            typer.echo("Its SuperLink, which listens on 127.0.0.1 only, has the old one until fedtail deploy serve is started "
+                       "again, and `flwr` does not reach it until then.")
     else:
         typer.echo("Copy ca.crt of each nodes/NAME (or server/next/ca-both.crt) to its node: it trusts the old and the new "
                    f"certificate. Then:\n  fedtail deploy rotate {folder} --server --finish")
 
 
-def _flower_hint(place: DeploymentFolder, made: Path) -> str:
-    """What else Flower needs after a node's key was replaced; "" over NVFlare."""
-    from fedtail.deployment.membership import is_over_flower
+def _number_at_flower(place: DeploymentFolder, name: str) -> int | str | None:
+    """Flower's number of the node `name`, before its key is replaced or deleted; None where Flower does not know it.
 
-    if not is_over_flower(place):
-        return ""
-    return (f"\nOn the server:\n  flwr supernode list fedtail\n  flwr supernode unregister NUMBER fedtail\n"
-            f"  flwr supernode register {made / 'key.pub'} fedtail")
+    "NUMBER" where its database cannot be read.
+    """
+    from fedtail.deployment.flower.link_database import supernode_number
+
+    key = place.node_keys / f"{name}.pub"
+    try:
+        return supernode_number(place.server_folder, key) if key.is_file() else None
+    except ValueError as why:
+        typer.echo(f"{why} Look for the node's number in the list of: flwr supernode list fedtail", err=True)
+        return "NUMBER"
+
+
+def _flower_text(place: DeploymentFolder, name: str, number: int | str | None, register: bool = False) -> str:
+    """What is to be done at Flower, in commands: its `number` of the node is refused, the key that is here now is registered."""
+    from fedtail.deployment.flower.folder import LINK, environment_command, register_command
+
+    commands = [f"flwr supernode unregister {number} {LINK}"] if number is not None else []
+    commands += [register_command(place, name)] if register else []
+    if not commands:
+        return "Flower does not know its key: nothing is to be done there."
+    return "\n  ".join(["On the server, where fedtail deploy serve runs, for Flower:", environment_command(place), *commands])
 
 
 @print_errors_as_sentences

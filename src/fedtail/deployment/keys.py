@@ -86,6 +86,9 @@ def make_identity(folder: Path) -> str:
 
     Both are texts of 64 hexadecimal digits; all nodes pin the public one. Raises FileExistsError where `identity` exists.
     """
+    if (folder / "identity").exists():
+        raise FileExistsError(f"{folder} has an identity, which other nodes may have pinned. To replace it, make the new one in "
+                              f"a folder of its own: fedtail deploy identity {folder / 'identity-2'}")
     folder.mkdir(parents=True, exist_ok=True)
     secret = secrets.token_bytes(KEY)
     public = identity_public_key(secret).hex()

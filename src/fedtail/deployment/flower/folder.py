@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedtail.deployment.keys import make_certificates, make_node_certificate, make_node_key
@@ -170,19 +171,28 @@ def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, dat
                                      encoding="utf-8")
 
 
+def environment_command(folder: DeploymentFolder) -> str:
+    """The shell command after which `flwr` on the server finds the deployment's SuperLink, and sends no telemetry."""
+    return f"export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={quote(str(folder.home_folder))}"
+
+
+def register_command(folder: DeploymentFolder, name: str) -> str:
+    """The shell command by which Flower knows the key of the node `name`, as the server has it now."""
+    return f"flwr supernode register {quote(str(folder.node_keys / name))}.pub {LINK}"
+
+
 def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
     """A text with the shell commands that start the server, register and start the nodes, and submit or resume a run.
 
     `folder` is the deployment's, `nodes` are the names of its nodes; `host` and `port` are how nodes reach the server.
     """
-    quiet = f"export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder.home_folder}"
-    registered = "\n".join(f"  flwr supernode register {folder.node_keys / name}.pub {LINK}" for name in nodes)
+    registered = "\n".join(f"  {register_command(folder, name)}" for name in nodes)
     return f"""\
 Copy each nodes/NAME to its node over a way you trust, and delete it here.
 On the server: a gate on port {port}, and Flower's SuperLink behind it, on 127.0.0.1 only; it stays.
   fedtail deploy serve {folder.server_folder}
 On the server, in another terminal, once:
-  {quiet}
+  {environment_command(folder)}
 {registered}
 On each node, in its copy of nodes/NAME, with data named in node.toml (it connects to {host}:{port}, and listens nowhere).
 Read the policy that the first command writes:

@@ -30,13 +30,22 @@ class Forwarder:
     """
 
     def __init__(self, folder: Path, host: str, port: int, log: Callable[[str], None] = lambda text: None):
-        """Read the node's keys and certificates; nothing is opened."""
-        self.host, self.port = host, port
+        """Check that the node's keys and certificates can be read; nothing is opened."""
+        self.folder, self.host, self.port = folder, host, port
         self.log: Callable[[str], None] = lambda text: log(one_line(text))
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.load_verify_locations(folder / "ca.crt")
-        self.context.load_cert_chain(folder / "node.crt", folder / "key.pem")
+        _ = self.context
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The TLS of the node, of the files as they are now: a new ca.crt or key holds from the next connection on.
+
+        Raises OSError where they cannot be read or do not belong together, as while they are being copied.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(self.folder / "ca.crt")
+        context.load_cert_chain(self.folder / "node.crt", self.folder / "key.pem")
+        return context
 
     async def start(self, tls: Path) -> asyncio.Server:
         """Listen on a free port of 127.0.0.1 and return the server, which the caller closes.

@@ -18,6 +18,7 @@ from typing import Any
 import h11
 
 from fedtail.deployment.door import Door
+from fedtail.deployment.live_tls import live_context
 from fedtail.escaping import one_line
 
 CHUNK = 1 << 16
@@ -37,12 +38,23 @@ class Gate:
         """
         self.server, self.upstream = server, upstream
         self.log: Callable[[str], None] = lambda text: log(one_line(text))
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.load_cert_chain(server / "server.pem", server / "server.key")
-        self.context.verify_mode = ssl.CERT_REQUIRED
+        self._seen: dict[str, None] = {}           # every certificate that was a node's since the gate was opened
+        self.context = live_context(self._context, server)
         self.behind = ssl.create_default_context(cafile=str(server / "ca.crt"))
-        self.context.load_verify_locations(cadata="".join(path.read_text() for path in self._certificates()))
+
+    def _context(self) -> ssl.SSLContext:
+        """The TLS of the folder as it is now: its certificate, and those of nodes.
+
+        A node that was removed since still gets through the handshake, and is then told that it is refused: from a handshake that
+        fails its SuperNode would learn nothing, and try again for ever.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.server / "server.pem", self.server / "server.key")
+        context.verify_mode = ssl.CERT_REQUIRED
+        self._seen |= dict.fromkeys(path.read_text() for path in self._certificates())
+        context.load_verify_locations(cadata="".join(self._seen))
+        return context
 
     def _certificates(self) -> list[Path]:
         """The certificates of the nodes, NAME.crt; raises ValueError where there are none."""

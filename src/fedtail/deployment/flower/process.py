@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedtail.deployment.flower.folder import DeploymentFolder
 from fedtail.deployment.flower.forwarder import Forwarder
 from fedtail.deployment.flower.gate import Gate
+from fedtail.deployment.flower.link_database import DATABASE
 from fedtail.deployment.flower.loopback import die_with_parent, free_port, process_environment
 from fedtail.deployment.flower.sealed_state import HOME, make_state_key
 from fedtail.deployment.flower.tasks import PORTS, NodeTasks
@@ -65,7 +66,7 @@ async def _serve(folder: Path, host: str, port: int) -> None:
     behind, made = free_port(), DeploymentFolder(folder.parent)
     gate = await Gate(folder, behind, log.warning).start(host, port)
     made.write_superlink_config(f"127.0.0.1:{behind}")
-    command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(behind), "--database", str(folder / "link.db"),
+    command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(behind), "--database", str(folder / DATABASE),
                "--enable-supernode-auth", "--disable-runtime-dependency-installation",
                "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem"),
                "--ssl-keyfile", str(folder / "server.key")]
