@@ -174,7 +174,8 @@ def _gap_to_constant(run: RunFolder, model: EvaluatedModel, gap: float) -> LossG
     known = run.result.get("above_constant") or []
     entry = known[model.member] if model.member < len(known) else {}
     entry = entry.get("personal", {}) if model.personal else entry
-    return LossGap(*entry[run.tested_split]) if run.tested_split in entry else LossGap(gap, None, 1)
+    told = entry.get(run.tested_split) or [None]
+    return LossGap(gap, None, 1) if told[0] is None else LossGap(*told)
 
 
 def _about_targets(run: RunFolder) -> str:

@@ -91,6 +91,18 @@ def is_range(value: Any) -> bool:
     return len(ends) == 2 and all(is_number_or_null(end) for end in ends) and (None in ends or ends[0] < ends[1])
 
 
+def is_gap(value: Any) -> bool:
+    """Whether it is a list of a difference, its standard error and a number of clients; None for what is not known or finite."""
+    whole = whole_number_check(0, MOST_CLIENTS)
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number_or_null, value[:2])) and whole(value[2])
+
+
+def is_gap_by_split(value: Any) -> bool:
+    """Whether it is a dict of gaps by split, with those of personal models below "personal"."""
+    return isinstance(value, dict) and all((table_check(is_gap) if name == "personal" else is_gap)(one)
+                                           for name, one in value.items())
+
+
 CLIENTS_BY_SPLIT = table_check(whole_number_check(0, MOST_CLIENTS))
 PERSONAL = (NONE, EVALUATED, NOT_EVALUATED)
 STATISTICS = table_check(is_number_or_null)
@@ -129,7 +141,7 @@ RESULT_MORE = {**LINE_MORE, "noise": NOISE, "personal_noise": NOISE, "promises":
                "histograms": any_check(is_null, list_check(table_check(HISTOGRAM))),
                "personal_histograms": list_check(table_check(HISTOGRAM)), "files": table_check(is_text),
                "channel": list_check(is_text), "constant": table_check(table_check(STATISTICS)),
-               "not_finite": list_check(STATISTICS)}
+               "not_finite": list_check(STATISTICS), "above_constant": list_check(is_gap_by_split)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
 LINE = {"round": whole_number_check(), "members": MEMBERS}
 
