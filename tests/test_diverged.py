@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.divergence import student_quantile
 from fedtail.runs.diverged import divergence_reason, divergence_sentences, is_diverged, unchanged_reason
 from fedtail.runs.evaluated_models import EvaluatedModel
 from fedtail.runs.matrix import CellRun
@@ -203,3 +204,10 @@ def test_a_model_that_has_diverged_promises_nothing_to_new_clients(tmp_path, rat
     kept = trained(tmp_path / "kept", text)
     assert kept.exit_code == 0
     assert "with confidence 95%" in kept.output
+
+
+def test_students_percentile_without_scipy_is_scipys():
+    from scipy.special import stdtrit
+
+    for freedom in (*range(1, 61), 100, 1000, 10**6):
+        assert student_quantile(freedom) == pytest.approx(stdtrit(freedom, 0.975), abs=1e-7)
