@@ -59,7 +59,7 @@ class LossGap:
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5th percentile of Student's distribution with so many degrees of freedom, without scipy, which evaluations do not need.
+    """The 97.5th percentile of Student's distribution, without scipy, which evaluations do not need.
 
     Below 30 by bisection of the distribution function, a finite sum for whole numbers; from there by its expansion about the
     normal percentile, to 1e-7.
