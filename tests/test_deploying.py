@@ -102,8 +102,7 @@ def test_a_run_that_lost_every_round_says_that_its_model_is_of_no_use(file, tmp_
         warnings.simplefilter("always")                      # the log has them
         lost.run(Sites(vanish={node: range(1000) for node in range(5)}).fleet())
     assert lost.models_of_no_use() == ["nothing was learned: no round changed the model"]
-    assert "warning: deployed, seed 0: nothing was learned: no round changed the model. log.txt has the reason of each lost round" in (
-        tmp_path / "lost" / "log.txt").read_text()
+    assert "warning: nothing was learned: no round changed the model" in (tmp_path / "lost" / "log.txt").read_text()
     sound = DeployedRun(deployed_experiment(file), 0, tmp_path / "sound")
     sound.run(Sites().fleet())
     assert sound.models_of_no_use() == []

@@ -34,7 +34,7 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.reading import read_json
 from fedtail.risk.base import tail_fraction_used
 from fedtail.runs.checkpoint import Checkpoints
-from fedtail.runs.diverged import divergence_sentences, useless_models
+from fedtail.runs.diverged import useless_models
 from fedtail.runs.evaluated_models import EVALUATED, NONE, NOT_EVALUATED
 from fedtail.runs.execution import checkpoint_to_resume
 from fedtail.runs.files import JsonLinesFile, RunError, hold_folder_lock, refuse_foreign_folder, write_atomically
@@ -89,12 +89,12 @@ class DeployedRun:
     def models_of_no_use(self) -> list[str]:
         """Why models of this run, which is finished, are of no use, as where every round was lost; [] for none.
 
-        The log is told what is wrong with them and what to do.
+        The log is told too; it has the reason of each lost round.
         """
-        found = RunFolder.open(self.folder, also_deployed=True)
-        for text in divergence_sentences([found]):
+        found = useless_models(RunFolder.open(self.folder, also_deployed=True))
+        for text in found:
             self.log(f"warning: {text}")
-        return useless_models(found)
+        return found
 
     def channel(self, population: Any) -> Channel:
         """The channel of the experiment file or the default, whose threshold a run keeps when it is resumed with other nodes."""
